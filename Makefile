@@ -1,0 +1,40 @@
+# `make demo` or `make test` on a fresh machine sets everything up first; see CONTRIBUTING.md.
+PYTHON ?= python3
+BIN := .venv/bin
+# Where setup puts its own uv and pip when the machine has none; what is installed comes first.
+export PATH := $(PATH):$(CURDIR)/.tools/bin
+
+.PHONY: setup rebuild demo test test-all check lock clean
+
+setup: .venv/.ready
+
+# Made by the last line of scripts/setup.py, when all of it went well.
+.venv/.ready: pyproject.toml requirements.lock scripts/setup.py scripts/first_decode.py
+	@$(PYTHON) scripts/setup.py
+
+# Compile llama.cpp anew, for instance with CMAKE_ARGS=-DGGML_CUDA=on in the environment.
+rebuild:
+	@$(PYTHON) scripts/setup.py --rebuild
+
+demo: setup
+	@$(BIN)/outrider run --compare --show-source -n 128 --temp 0 "Count from one to thirty in words, then count again."
+
+test: setup
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: setup
+	@$(BIN)/python -m pytest -q
+
+check: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+# Resolve the dependencies of pyproject.toml anew, for every supported platform.
+lock:
+	@uv pip compile -q --upgrade --universal --python-version 3.11 --extra dev --generate-hashes \
+		--no-emit-index-url --no-header --output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

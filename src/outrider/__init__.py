@@ -1,0 +1,48 @@
+"""Speculative decoding that measures, decides and proves: the same text in fewer target calls.
+
+from outrider import SamplingParams, Session, read_out
+
+with Session.load("target.gguf", draft="draft.gguf") as session:
+    completion = session.generate("Once upon a time", max_tokens=64)
+    print(completion.text, read_out(completion).tokens_per_target_call)
+"""
+
+from outrider.backends.llama_cpp import LoadOptions
+from outrider.compare import Comparison, compare
+from outrider.core.contracts import Drafter, Model, Policy, Vocabulary
+from outrider.core.data import Completion, Draft, Request, SamplingParams, Span, StepRecord, Update
+from outrider.core.errors import BackendError, InputError, OutriderError
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.readout import Readout, read_out
+from outrider.session import Generation, Pair, Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendError",
+    "Comparison",
+    "Completion",
+    "Draft",
+    "Drafter",
+    "Engine",
+    "FixedPolicy",
+    "Generation",
+    "InputError",
+    "LoadOptions",
+    "Model",
+    "OutriderError",
+    "Pair",
+    "Policy",
+    "Readout",
+    "Request",
+    "SamplingParams",
+    "Session",
+    "Span",
+    "StepRecord",
+    "Update",
+    "Vocabulary",
+    "__version__",
+    "compare",
+    "read_out",
+]

@@ -1,0 +1,1 @@
+"""Implementations of the model contract. Each module stands alone."""

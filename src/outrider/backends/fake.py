@@ -1,0 +1,167 @@
+"""Tiny models whose distributions are known exactly, for tests, examples and the documentation.
+
+A `FakeModel` computes its logits from the tokens it has stored, so a span at the wrong place, a
+missed rewind or a mixed-up sequence changes what it says. It holds its caller to the contract:
+a broken promise raises ContractBroken, and rows of an earlier call turn into NaN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import RewindKind
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError, RewindUnsupported
+
+_Row = npt.NDArray[np.float32]
+
+NextLogits = Callable[[Sequence[int]], _Row]
+"""The logits of the next token, given all tokens so far."""
+
+
+class ContractBroken(AssertionError):
+    """The caller broke a promise of the model contract. A bug, never a user's error."""
+
+
+class FakeVocabulary:
+    """One token per character, and an end token with the highest id.
+
+    >>> vocabulary = FakeVocabulary("ab ")
+    >>> vocabulary.tokenize("a b")
+    [0, 2, 1]
+    >>> vocabulary.piece(1), vocabulary.piece(3), vocabulary.ends_generation(3)
+    (b'b', b'', True)
+    """
+
+    kind = "characters"
+
+    def __init__(self, characters: str) -> None:
+        self._characters = characters
+        self.size = len(characters) + 1
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        del add_special, parse_special
+        return [self._characters.index(character) for character in text]
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token == self.size - 1 else self._characters[token].encode()
+
+    def spelling(self, token: int) -> bytes:
+        return self.piece(token) or b"<end>"
+
+    def is_control(self, token: int) -> bool:
+        return token == self.size - 1
+
+    def ends_generation(self, token: int) -> bool:
+        return token == self.size - 1
+
+
+def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.0) -> NextLogits:
+    """A fixed random language: normal logits that depend on the last `order` tokens alone."""
+
+    def next_logits(tokens: Sequence[int]) -> _Row:
+        key = repr((seed, tuple(tokens[-order:]))).encode()
+        rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()))
+        return (rng.standard_normal(size) * scale).astype(np.float32)
+
+    return next_logits
+
+
+def scripted_logits(vocabulary: FakeVocabulary, text: str) -> NextLogits:
+    """A language that says `text` over and over, whatever stands before it."""
+    script = vocabulary.tokenize(text)
+
+    def next_logits(tokens: Sequence[int]) -> _Row:
+        row = np.zeros(vocabulary.size, dtype=np.float32)
+        row[script[len(tokens) % len(script)]] = 10.0
+        return row
+
+    return next_logits
+
+
+class FakeModel:
+    """A model over `next_logits`, with the KV bookkeeping of a real one.
+
+    `rewind` "none" refuses to forget tokens, as a recurrent model does. `calls` holds the
+    spans of every call made.
+    """
+
+    def __init__(
+        self,
+        vocabulary: FakeVocabulary,
+        next_logits: NextLogits,
+        *,
+        name: str = "fake",
+        context_length: int = 256,
+        max_sequences: int = 4,
+        max_batch_tokens: int = 64,
+        rewind: RewindKind = "free",
+    ) -> None:
+        self.name = name
+        self.vocabulary = vocabulary
+        self.context_length = context_length
+        self.max_sequences = max_sequences
+        self.max_batch_tokens = max_batch_tokens
+        self.rewind: RewindKind = rewind
+        self.calls: list[tuple[Span, ...]] = []
+        self.fail_at_call: int | None = None
+        self._next_logits = next_logits
+        self._stored: dict[int, list[int]] = {}
+        self._handed_out: list[Logits] = []
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        self._check(spans)
+        for rows in self._handed_out:
+            rows.fill(np.nan)
+        self.calls.append(tuple(spans))
+        if self.fail_at_call == len(self.calls):
+            raise BackendError("fake model", "it was told to fail at this call")
+        self._handed_out = [self._evaluate(span) for span in spans]
+        return self._handed_out
+
+    def _evaluate(self, span: Span) -> Logits:
+        stored = self._stored.setdefault(span.sequence, [])
+        rows = np.empty((span.rows, self.vocabulary.size), dtype=np.float32)
+        for i, token in enumerate(span.tokens):
+            stored.append(token)
+            if (row := i - len(span.tokens) + span.rows) >= 0:
+                rows[row] = self._next_logits(stored)
+        return rows
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        sequences = sorted(span.sequence for span in spans)
+        _insist(bool(spans), "a call without spans")
+        _insist(all(a != b for a, b in pairwise(sequences)), "two spans of one sequence")
+        _insist(sum(len(span.tokens) for span in spans) <= self.max_batch_tokens, "more than a batch")
+        for span in spans:
+            _insist(0 <= span.sequence < self.max_sequences, f"no sequence {span.sequence}")
+            _insist(0 <= span.rows <= len(span.tokens) > 0, f"rows of {span}")
+            _insist(span.start == self.length(span.sequence), f"{span} does not follow what is stored")
+            _insist(span.start + len(span.tokens) <= self.context_length, f"{span} leaves the context")
+            _insist(all(0 <= t < self.vocabulary.size for t in span.tokens), f"unknown token in {span}")
+
+    def length(self, sequence: int) -> int:
+        return len(self._stored.get(sequence, ()))
+
+    def stored(self, sequence: int) -> tuple[int, ...]:
+        """The tokens whose KV is stored."""
+        return tuple(self._stored.get(sequence, ()))
+
+    def truncate(self, sequence: int, length: int) -> None:
+        _insist(0 <= length <= self.length(sequence), f"cannot truncate to {length} tokens")
+        if self.rewind == "none" and 0 < length < self.length(sequence):
+            raise RewindUnsupported(self.name, "the model cannot forget single tokens")
+        self._stored[sequence] = self._stored.get(sequence, [])[:length]
+
+    def close(self) -> None:
+        self._stored.clear()
+
+
+def _insist(holds: bool, message: str) -> None:
+    if not holds:
+        raise ContractBroken(message)

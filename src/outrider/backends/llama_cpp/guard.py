@@ -1,0 +1,129 @@
+"""Survive a build of llama.cpp that dies at its first call.
+
+Some compilers miscompile the AMX kernels (GCC 12 among them): the first call then ends the whole
+process with a segmentation fault. Other builds use instructions that this CPU lacks. So the first
+call of every build and kind of model is made in a child process; what became of it is remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from outrider.backends.llama_cpp.options import LoadOptions
+from outrider.core.errors import BackendCrash
+
+_Outcome = Literal["works", "works without extra buffer types"]
+
+_FLAGS = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
+
+RunChild = Callable[[Sequence[str]], int]
+"""Runs a command to its end and returns its exit status, negative for a signal."""
+
+
+def check_build(
+    path: Path,
+    options: LoadOptions,
+    *,
+    build: str,
+    model_kind: str,
+    memory: Path,
+    run: RunChild | None = None,
+) -> tuple[LoadOptions, str | None]:
+    """The options that this build survives with this kind of model, and what to tell the user.
+
+    `build` names the library's build, `model_kind` architecture and quantization; the outcome for
+    the two on this CPU is kept in the JSON file `memory`. `run` starts the child process.
+
+    Raises BackendCrash when the child dies with either set of kernels.
+    """
+    if not options.extra_buffer_types:
+        return options, None
+    key = f"{build} | {model_kind} | gpu layers {options.gpu_layers} | cpu {_cpu_id()}"
+    outcomes = _read(memory)
+    outcome = outcomes.get(key)
+    if outcome is None:
+        outcome = _try_out(path, options, run or _run_child)
+        if outcome is not None:
+            _write(memory, outcomes | {key: outcome})
+    if outcome != "works without extra buffer types":
+        return options, None
+    notice = (
+        f"this build of llama.cpp crashes in its repacked kernels with {model_kind}: using its plain ones, "
+        f'which can be slower. To fix it, rebuild llama-cpp-python with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
+    )
+    return replace(options, extra_buffer_types=False), notice
+
+
+def _try_out(path: Path, options: LoadOptions, run: RunChild) -> _Outcome | None:
+    """What becomes of a child's first calls; None when it could not even load the model, which
+    the real load will explain better."""
+    status = run(_command(path, options))
+    if status == 0:
+        return "works"
+    if status > 0:
+        return None
+    if run(_command(path, replace(options, extra_buffer_types=False))) == 0:
+        return "works without extra buffer types"
+    raise BackendCrash(
+        str(path),
+        f"llama.cpp dies at its first call ({_signal_name(-status)}), with its repacked kernels and without",
+        "Reinstall llama-cpp-python for this machine: pip install --no-binary :all: --force-reinstall.",
+    )
+
+
+def _command(path: Path, options: LoadOptions) -> list[str]:
+    module = "outrider.backends.llama_cpp.first_call"
+    return [sys.executable, "-m", module, str(path), json.dumps(asdict(options))]
+
+
+def _run_child(command: Sequence[str]) -> int:
+    # A child that crashes on purpose should leave no core file and no words behind.
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    ).returncode
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _cpu_id() -> str:
+    """Names the CPU's instruction set: a cache folder may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return blake2b(flags.encode(), digest_size=6).hexdigest()
+
+
+def _read(memory: Path) -> dict[str, str]:
+    try:
+        outcomes = json.loads(memory.read_text())
+    except (OSError, ValueError):
+        return {}
+    return outcomes if isinstance(outcomes, dict) else {}
+
+
+def _write(memory: Path, outcomes: dict[str, str]) -> None:
+    """Keep the outcomes; where that is impossible, the child is simply run again next time."""
+    partial = memory.with_name(f"{memory.name}.{os.getpid()}")
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(outcomes, indent=1) + "\n")
+        partial.replace(memory)
+    except OSError:
+        partial.unlink(missing_ok=True)

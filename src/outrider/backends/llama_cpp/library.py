@@ -1,0 +1,72 @@
+"""The native library: its identity, and its log, which stays silent unless asked for.
+
+Everything else in this package takes the bindings from here, so that the log is caught before
+the first line of it is written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+from collections import deque
+from functools import cache
+from pathlib import Path
+
+# Where an assertion of the library fails, it would start a debugger and print its stack.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+import llama_cpp
+import llama_cpp.llama_cpp as lib
+
+__all__ = ["build_id", "clear_log", "last_error", "lib", "show_log"]
+
+_ERROR_LEVELS = (2, 3)
+"""ggml's levels of warnings and errors"""
+
+_recent_errors: deque[str] = deque(maxlen=20)
+_shown = False
+
+
+def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", errors="replace")
+    if level in _ERROR_LEVELS and line.strip():
+        _recent_errors.append(line.strip())
+    if _shown:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+
+# The library keeps the pointer: the callback must live as long as the module.
+_log_callback = lib.llama_log_callback(_on_log)
+lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
+lib.llama_backend_init()
+
+
+def show_log(shown: bool) -> None:
+    """Let llama.cpp's own log through to standard error, or hold it back (the default)."""
+    global _shown
+    _shown = shown
+
+
+def clear_log() -> None:
+    """Forget the errors logged so far, so that `last_error` speaks of what comes next."""
+    _recent_errors.clear()
+
+
+def last_error(default: str) -> str:
+    """The most telling error that llama.cpp logged since `clear_log`: the first of them, since
+    what follows only passes it on."""
+    return _recent_errors[0].rstrip(".") if _recent_errors else default
+
+
+@cache
+def build_id() -> str:
+    """Names this build of the library: version and a hash of its binaries' sizes and dates."""
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(folder.iterdir()):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return f"llama-cpp-python {llama_cpp.__version__} {digest.hexdigest()}"

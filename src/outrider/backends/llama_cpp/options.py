@@ -1,0 +1,100 @@
+"""How a model is loaded, under llama.cpp's own names, and the machine's defaults."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from outrider.core.errors import SettingError
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+CONTEXT_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q5_1": 7,
+    "q5_0": 6,
+    "q4_1": 3,
+    "q4_0": 2,
+    "iq4_nl": 20,
+}
+"""Types that the KV cache can be stored in, and their numbers in ggml."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How weights are loaded and a context is opened.
+
+    `threads` serves single-token calls and `threads_batch` those over more tokens; 0 means the
+    machine's physical cores. `gpu_layers` -1 offloads all layers where there is a GPU.
+    `extra_buffer_types` are the repacked weight layouts (and AMX): faster, but see `guard`.
+    `max_rows` caps the logits rows of one call; the library reserves memory for them.
+    `full_window` keeps the whole KV of sliding-window layers, so that tokens can be forgotten.
+
+    Raises SettingError for a value out of range.
+    """
+
+    gpu_layers: int = -1
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    threads: int = 0
+    threads_batch: int = 0
+    batch_tokens: int = 2048
+    micro_batch_tokens: int = 512
+    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    mmap: bool = True
+    mlock: bool = False
+    full_window: bool = True
+    max_rows: int = 128
+    extra_buffer_types: bool = True
+
+    def __post_init__(self) -> None:
+        _choice("split mode", self.split_mode, SPLIT_MODES)
+        _choice("flash attention", self.flash_attention, FLASH_ATTENTION)
+        _choice("cache type k", self.cache_type_k, CONTEXT_TYPES)
+        _choice("cache type v", self.cache_type_v, CONTEXT_TYPES)
+        _at_least("gpu layers", self.gpu_layers, -1)
+        _at_least("threads", self.threads, 0)
+        _at_least("threads (batch)", self.threads_batch, 0)
+        _at_least("batch size", self.batch_tokens, 1)
+        _at_least("micro-batch size", self.micro_batch_tokens, 1)
+
+
+def _choice(name: str, value: str, choices: dict[str, int]) -> None:
+    if value not in choices:
+        raise SettingError(name, f"{value!r} is not known", f"Choose one of {', '.join(choices)}.")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise SettingError(name, f"{value} cannot be used", f"Give {least} or more.")
+
+
+@cache
+def physical_cores() -> int:
+    """Physical cores that this process may run on: hyper-threads only slow matrix products."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    topology = Path("/sys/devices/system/cpu")
+    cores = set()
+    for cpu in cpus:
+        try:
+            siblings = (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        cores.add(siblings.strip())
+    return max(1, min(len(cores), _cpu_quota()))
+
+
+def _cpu_quota() -> int:
+    """Whole CPUs that a container's quota grants; a large number where there is none."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return 1 << 16

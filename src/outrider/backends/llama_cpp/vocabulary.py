@@ -1,0 +1,65 @@
+"""A GGUF's tokenizer behind the Vocabulary contract."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from outrider.backends.llama_cpp.library import lib
+
+_FAMILIES = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
+_PIECE_BYTES = 64
+
+
+class LlamaCppVocabulary:
+    """Tokens of a loaded model. Valid as long as the model's weights are."""
+
+    def __init__(self, vocab: Any, pre_tokenizer: str) -> None:
+        self._vocab = vocab
+        self.size: int = lib.llama_vocab_n_tokens(vocab)
+        family = _FAMILIES.get(lib.llama_vocab_type(vocab), "unknown")
+        self.kind = f"{family} ({pre_tokenizer})" if pre_tokenizer else family
+        self.bos: int | None = _token(lib.llama_vocab_bos(vocab))
+        self.eos: int | None = _token(lib.llama_vocab_eos(vocab))
+        self.adds_bos: bool = lib.llama_vocab_get_add_bos(vocab)
+        self._pieces: dict[int, bytes] = {}
+        self._control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNUSED
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        data = text.encode("utf-8")
+        size = len(data) + 8
+        while True:
+            buffer = (ctypes.c_int32 * size)()
+            count = lib.llama_tokenize(self._vocab, data, len(data), buffer, size, add_special, parse_special)
+            if count >= 0:
+                return buffer[:count]
+            size = -count
+
+    def piece(self, token: int) -> bytes:
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = b"" if self.is_control(token) else self._read_piece(token)
+            self._pieces[token] = piece
+        return piece
+
+    def _read_piece(self, token: int) -> bytes:
+        size = _PIECE_BYTES
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            if count >= 0:
+                return ctypes.string_at(buffer, count)
+            size = -count
+
+    def spelling(self, token: int) -> bytes:
+        return lib.llama_vocab_get_text(self._vocab, token) or b""
+
+    def is_control(self, token: int) -> bool:
+        return bool(lib.llama_vocab_get_attr(self._vocab, token) & self._control)
+
+    def ends_generation(self, token: int) -> bool:
+        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+
+
+def _token(token: int) -> int | None:
+    return token if token >= 0 else None

@@ -1,0 +1,278 @@
+"""A conversation to the text that the model was trained on, by the model's own template.
+
+Templates come with the model file, so they run in jinja2's sandbox with a cap on what they
+may do: enough for any real conversation, while one that loops for ever or builds a giant
+string ends in an error. The cap is on loop rounds and on the length of strings, not on
+every filter: it is a guard against broken templates, no wall against hostile ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from threading import Lock
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import InputError, PromptError
+
+__all__ = ["ChatTemplate"]
+
+Messages = Sequence[Mapping[str, Any]]
+
+_MAX_ROUNDS = 200_000
+"""Loop rounds and macro calls of one rendering: a second or two."""
+
+_MAX_LENGTH = 16 * 2**20
+"""Characters of the rendered text, and characters or items of any value on the way: several
+times what the longest context holds."""
+
+_MAX_BITS = 4096
+"""Size of a whole number."""
+
+
+class ChatTemplate:
+    """A chat template (jinja2, as in the GGUF key `tokenizer.chat_template`).
+
+    `bos` and `eos` are the texts of the model's start and end tokens. Rendering is safe
+    to call from several threads. Raises InputError for a template that does not compile.
+    """
+
+    def __init__(self, source: str, *, bos: str, eos: str) -> None:
+        self.source = source
+        self.bos = bos
+        self.eos = eos
+        self._lock = Lock()
+        self._environment = _Environment()
+        try:
+            tree = _Meter().visit(self._environment.parse(source))
+            tree.set_environment(self._environment)
+            self._template = self._environment.from_string(tree)
+        except Exception as error:
+            raise InputError(
+                "chat template", f"it does not compile: {_sentence(error)}", "Use another template, or none."
+            ) from error
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **extra: Any,
+    ) -> str:
+        """The text of a conversation, ready for the model's answer.
+
+        `extra` are further variables that some templates read (`enable_thinking`). Where the
+        template knows no system role (it refuses one, or leaves it out), a leading system
+        message is put before the text of the first user message.
+
+        Raises PromptError for no messages or one without a role, and InputError with the
+        template's own complaint when it refuses the conversation.
+        """
+        _check(messages)
+        if messages[0]["role"] == "system" and not self._takes_system:
+            messages = _fold_system(messages)
+        return self._render(
+            {**extra, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        )
+
+    def strip_bos(self, rendered: str) -> str:
+        """The text without the start token that the template spelled out: for a tokenizer that
+        adds its own. `tokenize` finds out whether it does."""
+        return rendered.removeprefix(self.bos)
+
+    def tokenize(self, rendered: str, vocabulary: Vocabulary) -> list[int]:
+        """Tokens of a rendered conversation, with one start token where the template writes
+        one or the tokenizer adds one, and no end token after the text."""
+        own = vocabulary.tokenize("", add_special=True)
+        adds_bos = bool(own) and vocabulary.spelling(own[0]) == self.bos.encode()
+        text = self.strip_bos(rendered) if adds_bos else rendered
+        return own[:adds_bos] + vocabulary.tokenize(text, add_special=False, parse_special=True)
+
+    @cached_property
+    def keeps_prefix(self) -> bool:
+        """Whether a conversation's text stays the beginning of its continuation.
+
+        If not (a template that moves the system message to the last turn, or rewrites earlier
+        answers), the KV of earlier turns is of no use from the first changed token on.
+        """
+        turns = [{"role": role, "content": f"{role} turn"} for role in ("user", "assistant", "user")]
+        try:
+            first, second = self.render(turns[:1]), self.render(turns)
+        except InputError:
+            return False
+        return second.startswith(first + "assistant turn")
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether a system message reaches the text. A template that fails without one, too,
+        is given the benefit of the doubt: its own complaint is then what the user should see."""
+        system = {"role": "system", "content": "system probe"}
+        user = {"role": "user", "content": "user probe"}
+        try:
+            return "system probe" in self._render({"messages": [system, user], "add_generation_prompt": True})
+        except InputError:
+            try:
+                self._render({"messages": [user], "add_generation_prompt": True})
+            except InputError:
+                return True
+            return False
+
+    def _render(self, variables: Mapping[str, Any]) -> str:
+        # A list that is empty is not "no tools" to templates that test `tools is not none`.
+        tools = variables.get("tools") or None
+        names = {**variables, "tools": tools, "bos_token": self.bos, "eos_token": self.eos}
+        parts: list[str] = []
+        length = 0
+        with self._lock:
+            self._environment.rounds_left = _MAX_ROUNDS
+            try:
+                for part in self._template.generate(names):
+                    length += len(part)
+                    _limit(length)
+                    parts.append(part)
+            except Exception as error:  # a template can raise whatever its expressions raise
+                raise InputError(
+                    "chat template",
+                    f"it refuses the conversation: {_sentence(error)}",
+                    "Change the messages, use another template, or give the prompt as it is, without one.",
+                ) from error
+        return "".join(parts)
+
+
+def _check(messages: Messages) -> None:
+    if not messages:
+        raise PromptError("conversation", "it has no messages", "Give at least one.")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise PromptError(
+                f"message {i} of the conversation", "it has no role", 'Give it a "role": user, assistant, …'
+            )
+
+
+def _fold_system(messages: Messages) -> Messages:
+    system, *rest = messages
+    for i, message in enumerate(rest):
+        if message["role"] == "user":
+            content = f"{_text(system)}\n\n{_text(message)}"
+            return [*rest[:i], {**message, "content": content}, *rest[i + 1 :]]
+    return [{**system, "role": "user"}, *rest]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _sentence(error: Exception) -> str:
+    """An error's message as the middle of a sentence; its type where it says nothing itself."""
+    message = str(error).strip().rstrip(".")
+    if isinstance(error, TemplateError):
+        return message or "no reason given"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox with what chat templates expect to find, and with limits."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+        )
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+        self.rounds_left = 0
+
+    def count_round(self) -> None:
+        """One more loop round or macro call."""
+        self.rounds_left -= 1
+        if self.rounds_left < 0:
+            raise SecurityError(f"it takes more than {_MAX_ROUNDS:,} loop rounds")
+
+    def join(self, *values: object) -> str:
+        """What the operator `~` does."""
+        texts = [str(value) for value in values]
+        _limit(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """An arithmetic operation, unless its result would be out of all proportion."""
+        if operator == "+":
+            _limit(_size(left) + _size(right))
+        elif isinstance(left, int) and isinstance(right, int):
+            _limit(left.bit_length() * (right if operator == "**" else 1) + right.bit_length(), _MAX_BITS)
+        elif operator == "*":
+            _limit(_size(left) * (right if isinstance(right, int) else 1))
+            _limit(_size(right) * (left if isinstance(left, int) else 1))
+        return super().call_binop(context, operator, left, right)
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 1
+
+
+def _limit(length: int, most: int = _MAX_LENGTH) -> None:
+    if length > most:
+        raise SecurityError(f"it builds a value of a length beyond {most:,}")
+
+
+class _Meter(NodeTransformer):
+    """Makes a template count its loop rounds and macro calls, and `~` watch its length."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        return self._count(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._count(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        return self._count(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        join = nodes.EnvironmentAttribute("join")
+        return nodes.Call(join, node.nodes, [], None, None).set_lineno(node.lineno)
+
+    def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        call = nodes.Call(nodes.EnvironmentAttribute("count_round"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        return node
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's own text for training; here it has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as a set)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """JSON as it is, where jinja2's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

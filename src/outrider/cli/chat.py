@@ -1,0 +1,141 @@
+"""`outrider chat`: a conversation that keeps its KV between turns."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.cli.options import RunSettings
+from outrider.cli.prompt import unescape
+from outrider.cli.report import print_readout
+from outrider.cli.run import TokenPrinter, load_pair, open_session, print_notices, show
+from outrider.core.data import Completion, Request
+from outrider.core.errors import PromptError, SettingError
+from outrider.readout import read_out
+from outrider.session import Generation, Message, Pair, Session
+from outrider.trace import check_writable, write_trace
+
+_HELP = "Type a message. /readout: counts of the last answer. /reset: start over. /exit or Ctrl-D: leave."
+
+
+def chat(settings: RunSettings) -> int:
+    """Hold a conversation until its end; returns the exit status."""
+    errors = Console(stderr=True, highlight=False)
+    _check(settings)
+    pair = load_pair(settings, errors)
+    if pair.template is None:
+        raise PromptError(
+            f"a conversation with {pair.target.name}",
+            "it has no chat template (a base model)",
+            "Use outrider run.",
+        )
+    with open_session(settings, pair, 0) as session:
+        print_notices(session, errors)
+        conversation = _Conversation(settings, pair, session, errors)
+        errors.print(Text(_HELP, style="dim"))
+        if settings.prompt_argument or settings.prompt:
+            conversation.say(settings.prompt_argument or _first_prompt(settings))
+        conversation.hold()
+    return 0
+
+
+def _check(settings: RunSettings) -> None:
+    settings.sampling()
+    settings.max_tokens()
+    settings.policy()
+    settings.sampled_drafts()
+    for name, given in (("--compare", settings.compare), ("--json", settings.json), ("--raw", settings.raw)):
+        if given:
+            raise SettingError(name, "a conversation has no use for it", "Leave it out, or use outrider run.")
+    if settings.file is not None:
+        raise SettingError("-f", "a conversation reads what you type", "Use -p for a first message.")
+    if settings.trace:
+        check_writable(settings.trace)
+
+
+def _first_prompt(settings: RunSettings) -> str:
+    text = settings.prompt or ""
+    return unescape(text) if settings.escape else text
+
+
+class _Conversation:
+    """The turns so far, and what became of the last one."""
+
+    def __init__(self, settings: RunSettings, pair: Pair, session: Session, errors: Console) -> None:
+        self._settings = settings
+        self._pair = pair
+        self._session = session
+        self._errors = errors
+        self._system: list[Message] = []
+        if settings.system:
+            self._system = [{"role": "system", "content": settings.system}]
+        self._messages: list[Message] = list(self._system)
+        self._last: Completion | None = None
+        self._printer = TokenPrinter(settings, errors)
+
+    def hold(self) -> None:
+        """Read messages until the end of input or /exit."""
+        while (line := self._read()) is not None:
+            message = line.strip()
+            if message == "/exit":
+                return
+            if message == "/reset":
+                self._messages = list(self._system)
+                self._errors.print(Text("a new conversation", style="dim"))
+            elif message == "/readout":
+                self._print_readout()
+            elif message.startswith("/") and message.split()[0] in ("/help", "/?"):
+                self._errors.print(Text(_HELP, style="dim"))
+            elif message:
+                self.say(line)
+
+    def _read(self) -> str | None:
+        try:
+            return input("\n> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except UnicodeDecodeError as error:
+            raise PromptError("standard input", "it is not UTF-8", "Convert it to UTF-8 first.") from error
+
+    def say(self, message: str) -> None:
+        """Answer one message. A message that does not fit is said to be one, and taken back."""
+        self._messages.append({"role": "user", "content": message})
+        try:
+            request = Request(
+                prompt=self._session.encode(self._messages),
+                sampling=self._settings.sampling(),
+                max_tokens=self._settings.max_tokens(),
+                stop=tuple(self._settings.stop or ()),
+                ignore_end=self._settings.ignore_eos,
+            )
+            generation = Generation(self._session.engine, request)
+            self._last = show(generation, self._printer)
+        except PromptError as error:
+            self._messages.pop()
+            self._errors.print(Text(f"{error} /reset starts a new conversation.", style="yellow"))
+            return
+        self._messages.append({"role": "assistant", "content": self._last.text})
+        if self._settings.trace:
+            write_trace(self._settings.trace, self._last.records)
+        if not self._settings.quiet:
+            self._print_summary(self._last)
+
+    def _print_summary(self, completion: Completion) -> None:
+        readout = read_out(completion)
+        self._errors.print(
+            Text(
+                f"[{readout.generated_tokens} tokens, {readout.tokens_per_s:.1f} tokens/s, "
+                f"{readout.tokens_per_target_call:.2f} per target call; "
+                f"{readout.reused_tokens} of {readout.prompt_tokens} prompt tokens kept]",
+                style="dim",
+            )
+        )
+
+    def _print_readout(self) -> None:
+        if self._last is None:
+            self._errors.print(Text("nothing was answered yet", style="dim"))
+            return
+        draft = self._pair.draft.name if self._pair.draft else None
+        print_readout(self._errors, read_out(self._last), self._pair.target.name, draft)

@@ -1,0 +1,368 @@
+"""The options of `run` and `chat`: llama.cpp's names, and long ones that explain themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.backends.llama_cpp import LoadOptions
+from outrider.core.data import SamplingParams
+from outrider.core.errors import SettingError
+from outrider.policy import FixedPolicy
+
+_MODELS = "Models"
+_TEXT = "Prompt and text"
+_SAMPLING = "Sampling"
+_SPECULATION = "Speculation"
+_OUTPUT = "Output"
+_MACHINE = "Machine"
+
+
+def _option(panel: str, *names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
+    return option
+
+
+PromptArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[PROMPT]", help="The prompt; else -p, -f, standard input or a question."),
+]
+
+# Models
+Model = Annotated[
+    str | None,
+    _option(
+        _MODELS,
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Target: a GGUF file, hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE. None: the embedded default.",
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    _option(_MODELS, "-md", "--model-draft", metavar="MODEL", help="Draft model with the same tokenizer."),
+]
+HubModel = Annotated[
+    str | None,
+    _option(_MODELS, "-hf", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="Target from the hub."),
+]
+HubDraft = Annotated[
+    str | None,
+    _option(_MODELS, "-hfd", "--hf-repo-draft", metavar="OWNER/REPO[:QUANT]", help="Draft from the hub."),
+]
+HubToken = Annotated[
+    str | None, _option(_MODELS, "-hft", "--hf-token", metavar="TOKEN", help="Hub token. Default: $HF_TOKEN.")
+]
+Offline = Annotated[bool, _option(_MODELS, "--offline", help="Use only what is in the hub's cache.")]
+
+# Prompt and text
+Prompt = Annotated[str | None, _option(_TEXT, "-p", "--prompt", metavar="TEXT", help="The prompt.")]
+PromptFile = Annotated[
+    Path | None,
+    _option(_TEXT, "-f", "--file", metavar="FILE", help="Read the prompt from a file (- for stdin)."),
+]
+System = Annotated[
+    str | None,
+    _option(_TEXT, "-sys", "--system", metavar="TEXT", help="System message of the chat template."),
+]
+Raw = Annotated[
+    bool, _option(_TEXT, "--raw", help="Continue the prompt as it stands, without chat template.")
+]
+Escape = Annotated[
+    bool,
+    _option(_TEXT, "--escape/--no-escape", "-e", help=r"Read \n, \t and the like in -p as llama.cpp does."),
+]
+MaxTokens = Annotated[
+    int,
+    _option(
+        _TEXT, "-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate; -1: until it ends."
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    _option(
+        _TEXT, "-r", "--stop", "--reverse-prompt", metavar="TEXT", help="End before this text (repeatable)."
+    ),
+]
+IgnoreEnd = Annotated[bool, _option(_TEXT, "--ignore-eos", help="Go on behind end-of-generation tokens.")]
+Interactive = Annotated[
+    bool, _option(_TEXT, "-i", "--interactive", help="Hold a conversation (what `outrider chat` does).")
+]
+
+# Sampling
+Seed = Annotated[int, _option(_SAMPLING, "-s", "--seed", metavar="N", help="Random seed; -1: a fresh one.")]
+Temperature = Annotated[
+    float, _option(_SAMPLING, "--temp", "--temperature", metavar="T", help="Temperature; 0 is greedy.")
+]
+TopK = Annotated[int, _option(_SAMPLING, "--top-k", metavar="K", help="Keep the K likeliest tokens; 0: all.")]
+TopP = Annotated[
+    float, _option(_SAMPLING, "--top-p", metavar="P", help="Keep the nucleus of mass P; 1: all.")
+]
+MinP = Annotated[
+    float,
+    _option(_SAMPLING, "--min-p", metavar="P", help="Keep tokens of at least P times the top's probability."),
+]
+
+# Speculation
+DraftMax = Annotated[
+    int,
+    _option(
+        _SPECULATION,
+        "--draft-max",
+        "--draft",
+        "--draft-n",
+        "--spec-draft-n-max",
+        metavar="N",
+        help="Most tokens to draft a step; 0 decodes plainly.",
+    ),
+]
+DraftMin = Annotated[
+    int,
+    _option(
+        _SPECULATION,
+        "--draft-min",
+        "--draft-n-min",
+        "--spec-draft-n-min",
+        metavar="N",
+        help="Drop shorter drafts (sampled ones are kept: dropping them would bias the text).",
+    ),
+]
+DraftPMin = Annotated[
+    float,
+    _option(
+        _SPECULATION,
+        "--draft-p-min",
+        "--spec-draft-p-min",
+        metavar="P",
+        help="End a draft before a token that is less likely than P to be right.",
+    ),
+]
+DraftSampling = Annotated[
+    str,
+    _option(
+        _SPECULATION,
+        "--draft-sampling",
+        metavar="greedy|sampled",
+        help="The draft model's tokens: its likeliest, or drawn from its distribution.",
+    ),
+]
+Lookup = Annotated[
+    bool, _option(_SPECULATION, "--lookup/--no-lookup", help="Draft from the text so far where it repeats.")
+]
+
+# Output
+ShowSource = Annotated[bool, _option(_OUTPUT, "--show-source", help="Colour each token by who produced it.")]
+Compare = Annotated[
+    bool, _option(_OUTPUT, "--compare", help="Decode plainly too: how much faster, and is the text the same?")
+]
+Repetitions = Annotated[
+    int, _option(_OUTPUT, "--repetitions", metavar="N", help="Runs of each kind that --compare makes.")
+]
+Json = Annotated[
+    bool, _option(_OUTPUT, "--json", help="One JSON object on standard output, and nothing else.")
+]
+Trace = Annotated[
+    Path | None, _option(_OUTPUT, "--trace", metavar="FILE", help="Write every step's record as JSON lines.")
+]
+Quiet = Annotated[bool, _option(_OUTPUT, "-q", "--quiet", help="The text alone, without a readout.")]
+Verbose = Annotated[bool, _option(_OUTPUT, "-v", "--verbose", help="Let llama.cpp's own log through.")]
+
+# Machine
+Context = Annotated[
+    int | None,
+    _option(
+        _MACHINE,
+        "-c",
+        "--ctx-size",
+        metavar="N",
+        help="Context in tokens; 0: as trained. Default: what fits.",
+    ),
+]
+DraftContext = Annotated[
+    int,
+    _option(_MACHINE, "-cd", "--ctx-size-draft", metavar="N", help="Context of the draft; 0: the target's."),
+]
+GpuLayers = Annotated[
+    str,
+    _option(_MACHINE, "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N|all", help="Layers on the GPU."),
+]
+DraftGpuLayers = Annotated[
+    str | None,
+    _option(
+        _MACHINE, "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", metavar="N|all", help="The draft's."
+    ),
+]
+SplitMode = Annotated[
+    str, _option(_MACHINE, "-sm", "--split-mode", metavar="none|layer|row", help="How GPUs share the model.")
+]
+MainGpu = Annotated[int, _option(_MACHINE, "-mg", "--main-gpu", metavar="N", help="The GPU for -sm none.")]
+Threads = Annotated[
+    int, _option(_MACHINE, "-t", "--threads", metavar="N", help="Threads; default: the physical cores.")
+]
+ThreadsBatch = Annotated[
+    int,
+    _option(_MACHINE, "-tb", "--threads-batch", metavar="N", help="Threads of calls over several tokens."),
+]
+BatchTokens = Annotated[
+    int, _option(_MACHINE, "-b", "--batch-size", metavar="N", help="Most tokens of a call.")
+]
+MicroBatchTokens = Annotated[
+    int, _option(_MACHINE, "-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
+]
+FlashAttention = Annotated[
+    str, _option(_MACHINE, "-fa", "--flash-attn", metavar="on|off|auto", help="Flash attention.")
+]
+CacheTypeK = Annotated[
+    str,
+    _option(_MACHINE, "-ctk", "--cache-type-k", metavar="TYPE", help="Type of the cached keys: f16, q8_0, …"),
+]
+CacheTypeV = Annotated[
+    str, _option(_MACHINE, "-ctv", "--cache-type-v", metavar="TYPE", help="Type of the cached values.")
+]
+Mmap = Annotated[bool, _option(_MACHINE, "--mmap/--no-mmap", help="Map the file instead of reading it.")]
+Mlock = Annotated[bool, _option(_MACHINE, "--mlock", help="Keep the weights in memory.")]
+FullWindow = Annotated[
+    bool,
+    _option(
+        _MACHINE,
+        "--swa-full/--no-swa-full",
+        help="Keep all KV of sliding-window layers, to be able to rewind.",
+    ),
+]
+Repack = Annotated[
+    bool, _option(_MACHINE, "--repack/--no-repack", help="Repacked weights: often faster, sometimes not.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What the command line asked for, as it came: the fields are the options above."""
+
+    prompt_argument: str | None
+    model: str | None
+    model_draft: str | None
+    hf_repo: str | None
+    hf_repo_draft: str | None
+    hf_token: str | None
+    offline: bool
+    prompt: str | None
+    file: Path | None
+    system: str | None
+    raw: bool
+    escape: bool
+    predict: int
+    stop: list[str] | None
+    ignore_eos: bool
+    interactive: bool
+    seed: int
+    temp: float
+    top_k: int
+    top_p: float
+    min_p: float
+    draft_max: int
+    draft_min: int
+    draft_p_min: float
+    draft_sampling: str
+    lookup: bool
+    show_source: bool
+    compare: bool
+    repetitions: int
+    json: bool
+    trace: Path | None
+    quiet: bool
+    verbose: bool
+    ctx_size: int | None
+    ctx_size_draft: int
+    gpu_layers: str
+    gpu_layers_draft: str | None
+    split_mode: str
+    main_gpu: int
+    threads: int
+    threads_batch: int
+    batch_size: int
+    ubatch_size: int
+    flash_attn: str
+    cache_type_k: str
+    cache_type_v: str
+    mmap: bool
+    mlock: bool
+    swa_full: bool
+    repack: bool
+
+    def sampling(self) -> SamplingParams:
+        """The sampling settings. Raises SettingError."""
+        return SamplingParams(
+            temperature=self.temp,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=None if self.seed == -1 else self.seed,
+        )
+
+    def max_tokens(self) -> int | None:
+        """Tokens to generate; None for no limit. Raises SettingError."""
+        if self.predict < -2 or self.predict == 0:
+            raise SettingError(
+                "-n", f"{self.predict} asks for nothing", "Give 1 or more, or -1 for no limit."
+            )
+        return self.predict if self.predict > 0 else None
+
+    def policy(self) -> FixedPolicy:
+        """The draft lengths. Raises SettingError."""
+        return FixedPolicy(self.draft_max, min(self.draft_min, self.draft_max), self.draft_p_min)
+
+    def sampled_drafts(self) -> bool:
+        """Whether the draft model's tokens are drawn. Raises SettingError."""
+        if self.draft_sampling not in ("greedy", "sampled"):
+            raise SettingError(
+                "--draft-sampling", f"{self.draft_sampling!r} is not known", "Choose greedy or sampled."
+            )
+        return self.draft_sampling == "sampled"
+
+    def target_reference(self) -> str | None:
+        """The target as one reference; None for the embedded default. Raises SettingError."""
+        return _reference(self.model, self.hf_repo, "-m", "-hf")
+
+    def draft_reference(self) -> str | None:
+        """The draft as one reference; None for none. Raises SettingError."""
+        return _reference(self.model_draft, self.hf_repo_draft, "-md", "-hfd")
+
+    def load_options(self, *, draft: bool = False) -> LoadOptions:
+        """How the target's, or the draft's, weights are loaded. Raises SettingError."""
+        layers = self.gpu_layers if not draft or self.gpu_layers_draft is None else self.gpu_layers_draft
+        return LoadOptions(
+            gpu_layers=_layers(layers),
+            split_mode=self.split_mode,
+            main_gpu=self.main_gpu,
+            threads=max(self.threads, 0),
+            threads_batch=max(self.threads_batch, 0),
+            batch_tokens=self.batch_size,
+            micro_batch_tokens=self.ubatch_size,
+            flash_attention=self.flash_attn,
+            cache_type_k=self.cache_type_k,
+            cache_type_v=self.cache_type_v,
+            mmap=self.mmap,
+            mlock=self.mlock,
+            full_window=self.swa_full,
+            max_rows=max(128, self.draft_max + 1),
+            extra_buffer_types=self.repack,
+        )
+
+
+def _reference(path: str | None, repo: str | None, path_flag: str, repo_flag: str) -> str | None:
+    if path is not None and repo is not None:
+        raise SettingError(f"{path_flag} and {repo_flag}", "both name the model", "Give one of them.")
+    return f"hf:{repo}" if repo is not None else path
+
+
+def _layers(text: str) -> int:
+    if text in ("all", "auto"):
+        return -1
+    try:
+        return max(int(text), -1)
+    except ValueError:
+        raise SettingError("-ngl", f"{text!r} is no number", "Give a number of layers, or all.") from None

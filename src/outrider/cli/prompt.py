@@ -1,0 +1,88 @@
+"""Where the prompt comes from: an argument, a file, standard input or a question."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from outrider.core.errors import PromptError, SettingError
+
+_ESCAPES = re.compile(r"\\([ntr'\"\\]|x[0-9A-Fa-f]{2})")
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
+
+
+def read_prompt(argument: str | None, option: str | None, file: Path | None, *, escape: bool) -> str:
+    """The prompt from the one source that was given; standard input when none was.
+
+    Raises SettingError when several were given, PromptError when it is empty, cannot be read or
+    is not UTF-8.
+    """
+    given = [
+        name for name, value in (("PROMPT", argument), ("-p", option), ("-f", file)) if value is not None
+    ]
+    if len(given) > 1:
+        raise SettingError(" and ".join(given), "each gives a prompt", "Give one of them.")
+    if option is not None:
+        text = unescape(option) if escape else option
+    elif argument is not None:
+        text = argument
+    elif file is not None and str(file) != "-":
+        text = _read_file(file)
+    elif file is None and sys.stdin.isatty():
+        text = _ask()
+    else:
+        text = _decode(sys.stdin.buffer, "standard input")
+    if not text.strip():
+        raise PromptError("prompt", "it is empty", "Give some text (-p, -f, or standard input).")
+    return _encodable(text)
+
+
+def unescape(text: str) -> str:
+    r"""Read the escapes that llama.cpp reads in -p: \n \t \r \' \" \\ \xHH.
+
+    >>> unescape(r"a\nb\\n")
+    'a\nb\\n'
+    """
+    return _ESCAPES.sub(lambda match: _SIMPLE.get(match[1]) or chr(int(match[1][1:], 16)), text)
+
+
+def _ask() -> str:
+    try:
+        return input("prompt> ")
+    except EOFError:
+        return ""
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return _decode(file, str(path))
+    except OSError as error:
+        reason = (error.strerror or "it cannot be read").lower()
+        raise PromptError(f"prompt file {path}", reason, "Check the path and its permissions.") from error
+
+
+def _decode(file: BinaryIO, name: str) -> str:
+    data = file.read().removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            name,
+            f"it is not UTF-8 (byte {error.start} is {data[error.start]:#04x})",
+            "Convert it to UTF-8 first.",
+        ) from error
+
+
+def _encodable(text: str) -> str:
+    """Refuse text that cannot be UTF-8: arguments in another encoding arrive as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            "prompt", f"character {error.start} is not UTF-8", "Convert it to UTF-8 first."
+        ) from error
+    return text

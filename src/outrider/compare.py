@@ -1,0 +1,158 @@
+"""Speculation against plain decoding: how much faster, and is the output the same?
+
+Both ways run in turn, each from a cold KV cache, so that a machine that slows down or warms up
+does so for both. Where two greedy outputs part, the target is asked once more, plainly, how
+close its two candidates were at that token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import Model
+from outrider.core.data import Completion, Request, SamplingParams, Span
+from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
+from outrider.readout import Readout, read_out
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Wall-clock ratios of plain to speculative decoding, one for each repetition.
+
+    `median`, `low` and `high` are of the time from prompt to last token, per token; the
+    `decode_` figures leave the prompt out.
+    """
+
+    median: float
+    low: float
+    high: float
+    decode_median: float
+    decode_low: float
+    decode_high: float
+    repetitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where two outputs part: the index of the generated token, the token that each has there,
+    and by how much logit the plain one leads in plain decoding."""
+
+    position: int
+    plain_token: int
+    speculative_token: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome of `compare`. `plain` and `speculative` are the runs of median decode time."""
+
+    plain: Readout
+    speculative: Readout
+    speculative_completion: Completion
+    speedup: Speedup
+    equal: bool
+    divergence: Divergence | None
+
+
+def compare(
+    engine: Engine,
+    request: Request,
+    first: Completion | None = None,
+    *,
+    repetitions: int = 3,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Comparison:
+    """Run `request` with and without speculation, `repetitions` times each, in turn.
+
+    `first` may be a speculative run that was already made from a cold cache. All runs share one
+    seed. `progress` is told how many of the runs are done.
+    """
+    speculative = [first] if first else []
+    plain: list[Completion] = []
+    seed = first.seed if first else request.sampling.seed
+    request = replace(request, sampling=replace(request.sampling, seed=seed))
+    for _ in range(repetitions):
+        if len(speculative) == len(plain):
+            speculative.append(_cold(engine, replace(request, speculate=True)))
+            progress(len(speculative) + len(plain), 2 * repetitions)
+        plain.append(_cold(engine, replace(request, speculate=False)))
+        progress(len(speculative) + len(plain), 2 * repetitions)
+    engine.reset()
+    chosen = _median_run(speculative)
+    divergence = find_divergence(engine.target, request, plain[0], chosen)
+    return Comparison(
+        plain=read_out(_median_run(plain)),
+        speculative=read_out(chosen),
+        speculative_completion=chosen,
+        speedup=_speedup([read_out(run) for run in plain], [read_out(run) for run in speculative]),
+        equal=all(run.tokens == plain[0].tokens for run in (*plain, *speculative)),
+        divergence=divergence,
+    )
+
+
+def _cold(engine: Engine, request: Request) -> Completion:
+    engine.reset()
+    return engine.generate(request)
+
+
+def _median_run(runs: Sequence[Completion]) -> Completion:
+    by_time = sorted(runs, key=lambda run: read_out(run).tokens_per_s)
+    return by_time[len(by_time) // 2]
+
+
+def _speedup(plain: Sequence[Readout], speculative: Sequence[Readout]) -> Speedup:
+    """Ratios of the repetitions' times per token: the texts may differ in length when sampled."""
+    total = [_per_token(p) / _per_token(s) for p, s in zip(plain, speculative, strict=True)]
+    decode = [
+        (p.decode_s / p.generated_tokens) / (s.decode_s / s.generated_tokens)
+        for p, s in zip(plain, speculative, strict=True)
+    ]
+    return Speedup(
+        median(total), min(total), max(total), median(decode), min(decode), max(decode), len(total)
+    )
+
+
+def _per_token(readout: Readout) -> float:
+    return (readout.prefill_s + readout.decode_s) / readout.generated_tokens
+
+
+def find_divergence(
+    target: Model, request: Request, plain: Completion, speculative: Completion
+) -> Divergence | None:
+    """The first difference between two outputs of a request; None where they are equal.
+
+    Uses sequence 0 of the target, whose KV it forgets.
+    """
+    pairs = zip(plain.tokens, speculative.tokens, strict=False)
+    position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if position is None:
+        return None
+    row = _plain_logits(target, request.prompt, plain.tokens[:position])
+    ours, theirs = plain.tokens[position], speculative.tokens[position]
+    return Divergence(position, ours, theirs, float(row[ours] - row[theirs]))
+
+
+def _plain_logits(target: Model, prompt: Sequence[int], generated: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The logits behind prompt and generated tokens, evaluated in the shapes of plain decoding:
+    the prompt in chunks, its last token and everything generated one by one."""
+    target.truncate(0, 0)
+    chunk = min(PREFILL_CHUNK_TOKENS, target.max_batch_tokens)
+    for start in range(0, len(prompt) - 1, chunk):
+        part = tuple(prompt[start : min(start + chunk, len(prompt) - 1)])
+        target.decode([Span(0, part, start, 0)])
+    for token in (prompt[-1], *generated):
+        logits = target.decode([Span(0, (token,), target.length(0), 1)])[0]
+    row: npt.NDArray[np.float32] = logits[0].copy()
+    target.truncate(0, 0)
+    return row
+
+
+def is_greedy(sampling: SamplingParams) -> bool:
+    """Whether equal outputs can be demanded at all."""
+    return sampling.temperature == 0 or sampling.top_k == 1

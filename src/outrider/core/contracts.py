@@ -1,0 +1,167 @@
+"""The seams between the parts: what a model, a vocabulary, a drafter and a policy promise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from outrider.core.data import Draft, DraftWork, Logits, SamplingParams, Span
+
+RewindKind = Literal["free", "window", "none"]
+"""Whether a model can forget its last tokens. "free": any number of them, at no cost.
+"window": as far as its sliding window still holds. "none": not at all (recurrent or hybrid)."""
+
+
+class Vocabulary(Protocol):
+    """A tokenizer and its tokens."""
+
+    @property
+    def size(self) -> int:
+        """Number of token ids, padding included."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """The tokenizer's family and pre-tokenizer, for people: "bpe (qwen2)"."""
+        ...
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Tokens of `text`. `add_special` puts the model's own start (and end) tokens around
+        it; `parse_special` reads control tokens that are spelled out in it."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text; empty for control tokens."""
+        ...
+
+    def spelling(self, token: int) -> bytes:
+        """How the vocabulary spells the token, control tokens included: what is compared
+        between two vocabularies."""
+        ...
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token stands for structure rather than text (or is unused)."""
+        ...
+
+    def ends_generation(self, token: int) -> bool:
+        """Whether the model says with this token that it has finished."""
+        ...
+
+
+class Model(Protocol):
+    """A model with KV state for several sequences, numbered from 0."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that one sequence can hold."""
+        ...
+
+    @property
+    def max_sequences(self) -> int: ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Tokens that one call can take, over all sequences."""
+        ...
+
+    @property
+    def rewind(self) -> RewindKind: ...
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        """Evaluate one span per sequence in a single call and store their KV.
+
+        Returns the wanted rows of each span, in the order of the spans. They are views that
+        the next call overwrites. Raises BackendError; then no span is stored.
+        """
+        ...
+
+    def length(self, sequence: int) -> int:
+        """Tokens stored for a sequence; 0 for one that was never used."""
+        ...
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a sequence.
+
+        Forgetting everything (0) and nothing always works. Raises RewindUnsupported where
+        the model cannot; its state is unchanged then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the native memory. Closing twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a sequence would like from the drafters in this step.
+
+    `max_tokens` is the most that can be of use (at least 1). The generator is the request's
+    own: sampled drafts draw from it.
+    """
+
+    sequence: int
+    max_tokens: int
+    sampling: SamplingParams
+    rng: np.random.Generator
+
+
+class Extend(Protocol):
+    """Whether a draft that has `num_drafted` tokens should grow by one more, of which the
+    drafter thinks that it is right with probability `acceptance`.
+
+    For a sampled draft `acceptance` must not depend on which token was drawn, only on the
+    distribution it was drawn from: else the tokens offered would no longer follow it.
+    """
+
+    def __call__(self, num_drafted: int, acceptance: float) -> bool: ...
+
+
+class Drafter(Protocol):
+    """A source of drafts for many sequences at once.
+
+    A drafter is told what became final and offers what may come next. It never sees a
+    token that could still be taken back.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
+        """A request starts on `sequence` with this prompt. What the drafter still knows of
+        the sequence's earlier tokens it may keep."""
+        ...
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        """These tokens became final."""
+        ...
+
+    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
+        """One draft per wish, of at most `max_tokens` tokens and possibly empty, and what
+        they cost together. A draft ends before the first token that `extend` declines."""
+        ...
+
+    def end(self, sequence: int) -> None:
+        """The request on `sequence` is over; nothing more will be observed for it."""
+        ...
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        ...
+
+
+class Policy(Protocol):
+    """The one place that decides from whom to draft, and how far."""
+
+    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
+        """One draft per wish, possibly empty, and what they cost together."""
+        ...

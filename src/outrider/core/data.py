@@ -1,0 +1,235 @@
+"""The data that every part shares. Seconds, tokens and bytes; nothing here computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.errors import SettingError
+
+Logits = npt.NDArray[np.float32]
+"""Rows of logits, shape (rows, vocabulary size). Backends hand out views of their own
+buffer: a row is valid only until the next `decode` of the same model."""
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+"""Why a generation ended: an end token or stop string; `max_tokens`; the context is full;
+the caller gave up."""
+
+TARGET = "target"
+"""The source of a token that no drafter offered: the target's own recovered or bonus token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's share of a model call.
+
+    `tokens` are evaluated at positions `start`, `start + 1`, …, where `start` must be the
+    sequence's stored length. Logits are returned for the last `rows` tokens (0: none).
+    """
+
+    sequence: int
+    tokens: tuple[int, ...]
+    start: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A probability distribution over token ids, stored by its support.
+
+    `tokens` is strictly ascending (int64), `probs` (float64) is positive and sums to 1.
+    A point mass has one entry: greedy decoding needs no other representation.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    probs: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens offered for the positions that follow the committed text.
+
+    `probs[i]` is the distribution that `tokens[i]` was drawn from; `probs` is None when
+    every token is certain (a point mass). `acceptance[i]` is the drafter's estimate that
+    token i is accepted given that all before it were. `sources[i]` names the drafter.
+    """
+
+    tokens: tuple[int, ...] = ()
+    probs: tuple[Distribution, ...] | None = None
+    acceptance: tuple[float, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWork:
+    """What a round of proposals cost, over all sequences of the round.
+
+    `calls` and `model_s` count the draft model's calls while decoding; those that only
+    caught up with a prompt are counted apart (`prefill_calls`, `prefill_s`).
+    """
+
+    calls: int = 0
+    model_s: float = 0.0
+    prefill_calls: int = 0
+    prefill_s: float = 0.0
+
+    def __add__(self, other: DraftWork) -> DraftWork:
+        return DraftWork(
+            self.calls + other.calls,
+            self.model_s + other.model_s,
+            self.prefill_calls + other.prefill_calls,
+            self.prefill_s + other.prefill_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target makes of a draft: the first `num_accepted` tokens stand, then `token`.
+
+    `kind` is "recovered" when `token` replaces a rejected one and "bonus" when it follows
+    a draft that was accepted whole (an empty draft included).
+    """
+
+    num_accepted: int
+    token: int
+    kind: Literal["recovered", "bonus"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults are llama.cpp's.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
+    `seed` None draws a fresh one.
+
+    Raises SettingError for a value out of range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature < float("inf"), "temperature", self.temperature, "be 0 or more")
+        _require(self.top_k >= 0, "top-k", self.top_k, "be 0 (off) or more")
+        _require(0 < self.top_p <= 1, "top-p", self.top_p, "lie in (0, 1]; 1 is off")
+        _require(0 <= self.min_p <= 1, "min-p", self.min_p, "lie in [0, 1]; 0 is off")
+        _require(self.seed is None or self.seed >= 0, "seed", self.seed, "be 0 or more, or absent")
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise SettingError(name, f"{value} cannot be used", f"It must {rule}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation to be made.
+
+    `max_tokens` None runs until an end token, a stop string or the end of the context.
+    `speculate` False decodes plainly: every drafter stays out of it.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_end: bool = False
+    speculate: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise SettingError("prompt", "it has no tokens", "Give at least one.")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise SettingError("max tokens", f"{self.max_tokens} asks for nothing", "Give 1 or more.")
+        if any(not stop for stop in self.stop):
+            raise SettingError("stop", "an empty stop string ends every text at once", "Leave it out.")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of one sequence, as it happened: the only source of every count and time.
+
+    A "prefill" step evaluates prompt tokens and emits nothing; a "decode" step is one target
+    call over the last committed token and the draft. Times are seconds of wall clock. Model
+    calls are shared by all `num_sequences` of the step; for several sequences the times and
+    calls of one step must not be added up.
+    """
+
+    request: int
+    step: int
+    kind: Literal["prefill", "decode"]
+    position: int
+    """committed tokens before the step (prompt included)"""
+    num_evaluated: int
+    """tokens of this sequence in the target call"""
+    draft: Draft
+    """what was offered to the target"""
+    num_accepted: int
+    """drafted tokens that were emitted"""
+    tokens: tuple[int, ...]
+    """tokens committed by this step, the accepted ones first"""
+    work: DraftWork
+    draft_s: float
+    """proposing, the draft model's calls included, its prefill not"""
+    verify_s: float
+    """the target call"""
+    sampling_s: float
+    """logits to distributions, and the verification rule"""
+    other_s: float
+    """everything else in the step"""
+    end_s: float
+    """when the step ended, since the request was submitted"""
+    num_sequences: int = 1
+    batch_tokens: int = 0
+    """tokens of all sequences in the target call"""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Wall time of the step."""
+        return self.work.prefill_s + self.draft_s + self.verify_s + self.sampling_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A bit of emitted text and who produced it: `TARGET` or a drafter's name."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step adds to one request: its record, and the text that may now be shown."""
+
+    record: StepRecord
+    pieces: tuple[Piece, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation. `tokens` include the end token, `text` does not."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    reused_tokens: int
+    """prompt tokens whose KV was kept from an earlier request"""
+    seed: int
+    """the seed that was in force"""
+    records: tuple[StepRecord, ...]

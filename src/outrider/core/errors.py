@@ -1,0 +1,75 @@
+"""Errors that Outrider raises on purpose.
+
+    OutriderError
+    ├── InputError               what the user gave cannot be used (exit code 2)
+    │   ├── SettingError         a number or an option is out of range
+    │   ├── PromptError          no prompt, an unreadable one, or one too long
+    │   ├── ModelFileError       missing, not a GGUF, truncated, unsupported
+    │   ├── HubError             a hub reference that could not be resolved or fetched
+    │   └── VocabularyMismatch   two tokenizers that do not line up
+    └── BackendError             a model call failed
+        ├── OutOfMemory          the machine has no room for the weights or the KV cache
+        ├── BackendCrash         the native library dies on this machine
+        └── RewindUnsupported    the model cannot forget its last tokens
+
+Every error names the input, the reason and the way out, in that order.
+"""
+
+from __future__ import annotations
+
+
+class OutriderError(Exception):
+    """Base of all deliberate errors.
+
+    `what` is the input at fault, `why` the reason, `way_out` what to do next.
+    """
+
+    def __init__(self, what: str, why: str, way_out: str = "") -> None:
+        self.what = what
+        self.why = why
+        self.way_out = way_out
+        super().__init__(what, why, way_out)
+
+    def __str__(self) -> str:
+        sentence = f"{self.what}: {self.why}."
+        return f"{sentence} {self.way_out}" if self.way_out else sentence
+
+
+class InputError(OutriderError):
+    """What the user gave cannot be used."""
+
+
+class SettingError(InputError):
+    """A number or an option is out of range, or two of them exclude each other."""
+
+
+class PromptError(InputError):
+    """There is no prompt, it cannot be read, or it does not fit."""
+
+
+class ModelFileError(InputError):
+    """A model file is missing, damaged or of a kind that cannot be run."""
+
+
+class HubError(InputError):
+    """A hub reference cannot be resolved or fetched."""
+
+
+class VocabularyMismatch(InputError):
+    """The tokenizers of target and draft do not line up."""
+
+
+class BackendError(OutriderError):
+    """A model call failed."""
+
+
+class OutOfMemory(BackendError):
+    """The machine has no room for the weights or the KV cache."""
+
+
+class BackendCrash(BackendError):
+    """The native library dies on this machine, whatever is asked of it."""
+
+
+class RewindUnsupported(BackendError):
+    """The model cannot forget its last tokens (recurrent, hybrid, sliding window)."""

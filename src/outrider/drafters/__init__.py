@@ -1,0 +1,1 @@
+"""Sources of drafts, one module each (and what only that one needs)."""

@@ -1,0 +1,171 @@
+"""A suffix automaton that counts: what followed the end of a growing text, earlier in it.
+
+The online construction is that of Blumer et al., "The smallest automaton recognizing the
+subwords of a text" (Theoretical Computer Science 40, 1985).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MAX_CHAIN", "Continuation", "SuffixAutomaton"]
+
+NONE = -1
+"""no state, or no token"""
+
+MAX_CHAIN = 16
+"""How many nested matches, the longest first, one token may be counted for. Text seldom nests
+deeper; one token repeated nests as deep as it is long, and must not cost more for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The likeliest next token after a state, and the state that it leads to.
+
+    `count` is how often `token` followed the state's strings, `total` how often any token did.
+    """
+
+    token: int
+    successor: int
+    count: int
+    total: int
+
+
+class SuffixAutomaton:
+    """All substrings of a growing text, with how often each token followed each of them.
+
+    A state stands for the substrings that end at the same places. Its suffix link leads to the
+    longest shorter suffix that ends at further places too, so the link of the whole text's state
+    is the longest suffix that occurred before: the match needs no search of its own.
+
+    A transition was taken as often as the state it leads to has occurred. One count per state
+    therefore serves every transition into it, and a clone takes over one number.
+
+    A text of n tokens needs at most 2n states. Most have a single way on: each state holds its
+    likeliest transition in place, and only a state that branches has a dict for the others.
+    """
+
+    __slots__ = ("_followed", "_last", "_length", "_link", "_occurrences", "_others", "_target", "_token")
+
+    def __init__(self) -> None:
+        self._length = [0]
+        self._link = [NONE]
+        self._occurrences = [0]
+        self._followed = [0]
+        self._token = [NONE]
+        self._target = [NONE]
+        self._others: dict[int, dict[int, int]] = {}
+        self._last = 0
+
+    @property
+    def num_states(self) -> int:
+        """States in use, the root included."""
+        return len(self._length)
+
+    @property
+    def match(self) -> tuple[int, int]:
+        """The state of the longest suffix that also ended at an earlier place, and its length in
+        tokens: the root and 0 when the last token is new."""
+        return self.shorter(self._last)
+
+    def shorter(self, state: int) -> tuple[int, int]:
+        """The longest suffix of a state's strings that occurs at further places, and its length
+        in tokens. The root leads to itself."""
+        link = self._link[state]
+        return (link, self._length[link]) if link != NONE else (0, 0)
+
+    def most_likely(self, state: int) -> Continuation | None:
+        """The token that followed a state most often, the latest on a tie; None when nothing
+        has followed it yet.
+
+        Counts are exact unless more than `MAX_CHAIN` matches nest; then the shorter ones miss
+        some occurrences.
+        """
+        target = self._target[state]
+        if target == NONE:
+            return None
+        count = self._occurrences[target]
+        # Past MAX_CHAIN a transition can be counted for a longer match that shares its target.
+        return Continuation(self._token[state], target, count, max(self._followed[state], count))
+
+    def extend(self, token: int) -> None:
+        """Append a token, a vocabulary id of 0 or more. The time is O(1) amortised."""
+        new = self._add_state(self._length[self._last] + 1)
+        state = self._add_where_missing(self._last, token, new)
+        self._last = new
+        if state == NONE:
+            return
+        following = self._successor(state, token)
+        if self._length[following] > self._length[state] + 1:
+            following = self._split(state, token, following)
+        self._link[new] = following
+        self._count(state, token)
+
+    def _add_state(self, length: int) -> int:
+        self._length.append(length)
+        self._link.append(0)
+        self._occurrences.append(1)
+        self._followed.append(0)
+        self._token.append(NONE)
+        self._target.append(NONE)
+        return len(self._length) - 1
+
+    def _successor(self, state: int, token: int) -> int:
+        if self._token[state] == token:
+            return self._target[state]
+        others = self._others.get(state)
+        return NONE if others is None else others.get(token, NONE)
+
+    def _add_where_missing(self, state: int, token: int, new: int) -> int:
+        """Lead `state` and its shorter suffixes to `new`, up to the first that has seen the
+        token before; return that one, or NONE."""
+        while state != NONE and self._successor(state, token) == NONE:
+            self._followed[state] += 1
+            best = self._target[state]
+            if best == NONE:
+                self._token[state], self._target[state] = token, new
+            else:
+                self._others.setdefault(state, {})[token] = new
+                if self._occurrences[best] == 1:
+                    self._prefer(state, token)
+            state = self._link[state]
+        return state
+
+    def _split(self, state: int, token: int, original: int) -> int:
+        """Give those strings of `original` that now end here too a state of their own."""
+        clone = self._add_state(self._length[state] + 1)
+        for column in (self._link, self._occurrences, self._followed, self._token, self._target):
+            column[clone] = column[original]
+        if original in self._others:
+            self._others[clone] = self._others[original].copy()
+        self._link[original] = clone
+        while state != NONE and self._successor(state, token) == original:
+            if self._token[state] == token:
+                self._target[state] = clone
+            else:
+                self._others[state][token] = clone
+            state = self._link[state]
+        return clone
+
+    def _count(self, state: int, token: int) -> None:
+        """Note that the token followed `state` and its shorter suffixes once more."""
+        counted = NONE
+        for _ in range(MAX_CHAIN):
+            self._followed[state] += 1
+            target = self._successor(state, token)
+            if target != counted:
+                self._occurrences[target] += 1
+                counted = target
+            if self._occurrences[target] >= self._occurrences[self._target[state]]:
+                self._prefer(state, token)
+            state = self._link[state]
+            if state == NONE:
+                return
+
+    def _prefer(self, state: int, token: int) -> None:
+        """Hold the transition on `token` in place of the one held so far."""
+        held = self._token[state]
+        if token != held:
+            others = self._others[state]
+            others[held] = self._target[state]
+            self._token[state], self._target[state] = token, others.pop(token)

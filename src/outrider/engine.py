@@ -1,0 +1,390 @@
+"""Sequences in, one target call a step for all of them, tokens out.
+
+The life of a step: the policy collects drafts, the target evaluates every sequence's last token
+and draft (or a chunk of its prompt) in one call, the rule keeps what stands, the tokens are
+committed, the KV is rewound to them, and the step is recorded.
+
+After each step, for every sequence that decodes: the target's stored length is the number of
+committed tokens minus one, and drafters have been told exactly the committed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+
+from outrider.core.contracts import Drafter, Model, Policy, Wish
+from outrider.core.data import (
+    TARGET,
+    Completion,
+    Draft,
+    DraftWork,
+    FinishReason,
+    Logits,
+    Piece,
+    Request,
+    Span,
+    StepRecord,
+    Update,
+    Verdict,
+)
+from outrider.core.errors import InputError, PromptError, RewindUnsupported
+from outrider.policy import FixedPolicy
+from outrider.sampling import LazyDistributions
+from outrider.text import TextStream
+from outrider.verify import verify
+
+PREFILL_CHUNK_TOKENS = 256
+"""Prompt tokens per call: enough rows to run at full speed, few enough to stay interruptible."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """The state of one running request."""
+
+    request: Request
+    id: int
+    slot: int
+    tokens: list[int]
+    """committed: the prompt and everything emitted"""
+    reused_tokens: int
+    rng: np.random.Generator
+    seed: int
+    text: TextStream
+    started_s: float
+    records: list[StepRecord] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_remaining(self) -> int | None:
+        limit = self.request.max_tokens
+        return None if limit is None else limit - self.num_generated
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one sequence puts into the step's target call."""
+
+    sequence: _Sequence
+    span: Span
+    draft: Draft | None
+    """None for a chunk of the prompt"""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Wall times shared by all sequences of a step, in seconds."""
+
+    start_s: float
+    propose_s: float = 0.0
+    verify_s: float = 0.0
+    sampling_s: float = 0.0
+    work: DraftWork = field(default_factory=DraftWork)
+
+
+class Engine:
+    """Runs requests on a target model with any number of drafters.
+
+    `drafters` are asked by `policy`; without a policy the drafts are of fixed length. A target
+    that cannot rewind decodes plainly, and `notices` says so.
+    """
+
+    def __init__(self, target: Model, drafters: Sequence[Drafter] = (), policy: Policy | None = None) -> None:
+        self.target = target
+        self.drafters = tuple(drafters)
+        self.policy: Policy = policy or FixedPolicy()
+        self.notices: list[str] = []
+        if self.drafters and target.rewind == "none":
+            self.drafters = ()
+            self.notices.append(
+                f"{target.name} cannot forget tokens (recurrent or hybrid state), so a rejected draft "
+                "could not be undone: decoding plainly"
+            )
+        self._running: list[_Sequence] = []
+        self._kept: dict[int, list[int]] = {}
+        self._num_submitted = 0
+        self._num_steps = 0
+
+    # Requests
+
+    def submit(self, request: Request) -> int:
+        """Start a request; returns its id. KV that an earlier one left is reused where it fits.
+
+        Raises PromptError when the prompt does not fit the context, InputError when as many
+        requests are running as the model has sequences.
+        """
+        if len(request.prompt) >= self.target.context_length:
+            raise PromptError(
+                "prompt",
+                f"its {len(request.prompt)} tokens do not fit a context of {self.target.context_length}",
+                f"Give a context of at least {len(request.prompt) + 1} (-c), or a shorter prompt.",
+            )
+        slot, reused = self._take_slot(request.prompt)
+        seed = request.sampling.seed
+        if seed is None:
+            seed = int(np.random.SeedSequence().generate_state(1)[0])
+        sequence = _Sequence(
+            request=request,
+            id=self._num_submitted,
+            slot=slot,
+            tokens=list(request.prompt),
+            reused_tokens=reused,
+            rng=np.random.default_rng(seed),
+            seed=seed,
+            text=TextStream(self.target.vocabulary, request.stop),
+            started_s=perf_counter(),
+        )
+        self._num_submitted += 1
+        self._running.append(sequence)
+        for drafter in self._drafters_of(sequence):
+            drafter.begin(slot, request.prompt)
+        return sequence.id
+
+    def _take_slot(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """The free slot that shares the longest prefix with the prompt, rewound to it."""
+        busy = {sequence.slot for sequence in self._running}
+        free = [slot for slot in range(self.target.max_sequences) if slot not in busy]
+        if not free:
+            raise InputError(
+                "request", f"all {self.target.max_sequences} sequences are in use", "Wait for one to end."
+            )
+        slot = max(free, key=lambda s: _common_prefix(self._kept.get(s, ()), prompt))
+        # The last prompt token is always evaluated: its logits are where generation starts.
+        reused = min(_common_prefix(self._kept.pop(slot, ()), prompt), len(prompt) - 1)
+        try:
+            self.target.truncate(slot, reused)
+        except RewindUnsupported:
+            reused = 0
+            self.target.truncate(slot, 0)
+        return slot, reused
+
+    def cancel(self, request_id: int) -> None:
+        """Stop a running request after its last step; its KV stays for reuse."""
+        for sequence in self._running:
+            if sequence.id == request_id:
+                sequence.finish_reason = "cancelled"
+                sequence.shown.append(sequence.text.flush())
+                self._release(sequence)
+                return
+
+    def reset(self) -> None:
+        """Forget the KV that finished requests left, so that the next one starts cold."""
+        for slot in self._kept:
+            self.target.truncate(slot, 0)
+        self._kept.clear()
+        for drafter in self.drafters:
+            drafter.reset()
+
+    def _release(self, sequence: _Sequence) -> None:
+        self._running.remove(sequence)
+        self._kept[sequence.slot] = sequence.tokens[: self.target.length(sequence.slot)]
+        for drafter in self._drafters_of(sequence):
+            drafter.end(sequence.slot)
+
+    def _drafters_of(self, sequence: _Sequence) -> tuple[Drafter, ...]:
+        return self.drafters if sequence.request.speculate else ()
+
+    # Generating
+
+    def generate(self, request: Request) -> Completion:
+        """Run one request to its end."""
+        stream = self.stream(request)
+        while True:
+            try:
+                next(stream)
+            except StopIteration as end:
+                return cast(Completion, end.value)
+
+    def stream(self, request: Request) -> Generator[Update, None, Completion]:
+        """Run one request and yield each step's update; the generator returns the Completion.
+
+        Closing the generator cancels the request.
+        """
+        request_id = self.submit(request)
+        sequence = next(s for s in self._running if s.id == request_id)
+        try:
+            while sequence.finish_reason is None:
+                yield from (update for update in self.step() if update.record.request == request_id)
+        finally:
+            self.cancel(request_id)
+        return _complete(sequence)
+
+    # One step
+
+    def step(self) -> list[Update]:
+        """Advance every running request by one target call; one update for each that took part.
+
+        Raises BackendError when a model call fails; the requests stay as they were before.
+        """
+        if not self._running:
+            return []
+        clock = _Clock(perf_counter())
+        try:
+            plans = self._plan(clock)
+            before = perf_counter()
+            rows = self.target.decode([plan.span for plan in plans])
+            clock.verify_s = perf_counter() - before
+            self._num_steps += 1
+            return [self._settle(plan, row, plans, clock) for plan, row in zip(plans, rows, strict=True)]
+        except BaseException:
+            self._restore()
+            raise
+
+    def _restore(self) -> None:
+        """After a failed or interrupted call: no sequence stores more than was committed."""
+        for sequence in self._running:
+            length = self.target.length(sequence.slot)
+            if length >= len(sequence.tokens):
+                self.target.truncate(sequence.slot, len(sequence.tokens) - 1)
+
+    def _plan(self, clock: _Clock) -> list[_Plan]:
+        """Decoding sequences first, each with its draft; prompts share what room is left."""
+        decoding = [s for s in self._running if self.target.length(s.slot) == len(s.tokens) - 1]
+        drafts = self._propose(decoding, clock)
+        plans = [
+            _Plan(s, self._span(s, (s.tokens[-1], *draft.tokens), 1 + len(draft)), draft)
+            for s, draft in zip(decoding, drafts, strict=True)
+        ]
+        room = self.target.max_batch_tokens - sum(len(plan.span.tokens) for plan in plans)
+        room = min(room, PREFILL_CHUNK_TOKENS)
+        for sequence in self._running:
+            stored = self.target.length(sequence.slot)
+            chunk = sequence.tokens[stored:-1][: max(room, 0)]
+            if chunk:
+                plans.append(_Plan(sequence, self._span(sequence, tuple(chunk), 0), None))
+                room -= len(chunk)
+        return plans
+
+    def _span(self, sequence: _Sequence, tokens: tuple[int, ...], rows: int) -> Span:
+        return Span(sequence.slot, tokens, self.target.length(sequence.slot), rows)
+
+    def _propose(self, decoding: Sequence[_Sequence], clock: _Clock) -> list[Draft]:
+        """One draft for each sequence, no longer than its context, its `max_tokens` and the
+        batch leave room for: the target adds a token of its own to every draft."""
+        before = perf_counter()
+        share = self.target.max_batch_tokens // max(len(decoding), 1)
+        wishes: dict[int, Wish] = {}
+        for sequence in decoding:
+            room = min(self.target.context_length - len(sequence.tokens), share) - 1
+            if sequence.num_remaining is not None:
+                room = min(room, sequence.num_remaining - 1)
+            if room > 0 and self._drafters_of(sequence):
+                wishes[sequence.slot] = Wish(sequence.slot, room, sequence.request.sampling, sequence.rng)
+        drafts: dict[int, Draft] = {}
+        if wishes:
+            offers, clock.work = self.policy.propose(self.drafters, list(wishes.values()))
+            drafts = dict(zip(wishes, offers, strict=True))
+        clock.propose_s = perf_counter() - before
+        return [drafts.get(sequence.slot, Draft()) for sequence in decoding]
+
+    # What a step leaves behind
+
+    def _settle(self, plan: _Plan, logits: Logits, plans: Sequence[_Plan], clock: _Clock) -> Update:
+        """Verify, commit, rewind and record one sequence's share of the step."""
+        sequence, draft = plan.sequence, plan.draft
+        position = len(sequence.tokens)
+        verdict, sampling_s, pieces = None, 0.0, []
+        if draft is not None:
+            before = perf_counter()
+            verdict = verify(LazyDistributions(logits, sequence.request.sampling), draft, sequence.rng)
+            sampling_s = perf_counter() - before
+            pieces = self._commit(sequence, draft, verdict)
+            if self.target.length(sequence.slot) >= len(sequence.tokens):
+                self.target.truncate(sequence.slot, len(sequence.tokens) - 1)
+            for drafter in self._drafters_of(sequence):
+                drafter.observe(sequence.slot, sequence.tokens[position:])
+            if sequence.finish_reason is not None:
+                self._release(sequence)
+        record = self._record(plan, position, verdict, sampling_s, plans, clock)
+        sequence.records.append(record)
+        return Update(record, tuple(pieces))
+
+    def _commit(self, sequence: _Sequence, draft: Draft, verdict: Verdict) -> list[Piece]:
+        """Append the tokens that stand, up to where the text ends; returns what may be shown."""
+        sources = (*draft.sources[: verdict.num_accepted], TARGET)
+        pieces = []
+        for token, source in zip(
+            (*draft.tokens[: verdict.num_accepted], verdict.token), sources, strict=True
+        ):
+            sequence.tokens.append(token)
+            pieces.append(Piece(sequence.text.push(token), source))
+            sequence.finish_reason = self._finish_reason(sequence, token)
+            if sequence.finish_reason is not None:
+                pieces.append(Piece(sequence.text.flush(), source))
+                if sequence.text.stopped is not None:  # only now is it certain
+                    sequence.finish_reason = "stop"
+                break
+        pieces = [piece for piece in pieces if piece.text]
+        sequence.shown.extend(piece.text for piece in pieces)
+        return pieces
+
+    def _finish_reason(self, sequence: _Sequence, token: int) -> FinishReason | None:
+        if sequence.text.stopped is not None:
+            return "stop"
+        if not sequence.request.ignore_end and self.target.vocabulary.ends_generation(token):
+            return "stop"
+        if sequence.num_remaining == 0:
+            return "length"
+        if len(sequence.tokens) >= self.target.context_length:
+            return "context"
+        return None
+
+    def _record(
+        self,
+        plan: _Plan,
+        position: int,
+        verdict: Verdict | None,
+        sampling_s: float,
+        plans: Sequence[_Plan],
+        clock: _Clock,
+    ) -> StepRecord:
+        sequence = plan.sequence
+        tokens = tuple(sequence.tokens[position:])
+        now = perf_counter()
+        known_s = clock.propose_s + clock.verify_s + sampling_s
+        return StepRecord(
+            request=sequence.id,
+            step=self._num_steps,
+            kind="prefill" if plan.draft is None else "decode",
+            position=position,
+            num_evaluated=len(plan.span.tokens),
+            draft=plan.draft or Draft(),
+            num_accepted=min(verdict.num_accepted, len(tokens)) if verdict else 0,
+            tokens=tokens,
+            work=clock.work,
+            draft_s=clock.propose_s - clock.work.prefill_s,
+            verify_s=clock.verify_s,
+            sampling_s=sampling_s,
+            other_s=now - clock.start_s - known_s,
+            end_s=now - sequence.started_s,
+            num_sequences=len(plans),
+            batch_tokens=sum(len(p.span.tokens) for p in plans),
+            finish_reason=sequence.finish_reason,
+        )
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _complete(sequence: _Sequence) -> Completion:
+    prompt_tokens = len(sequence.request.prompt)
+    return Completion(
+        text="".join(sequence.shown),
+        tokens=tuple(sequence.tokens[prompt_tokens:]),
+        finish_reason=cast(FinishReason, sequence.finish_reason),
+        prompt_tokens=prompt_tokens,
+        reused_tokens=sequence.reused_tokens,
+        seed=sequence.seed,
+        records=tuple(sequence.records),
+    )

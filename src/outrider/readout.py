@@ -1,0 +1,169 @@
+"""Counts and times of a generation, all of them derived from its step records.
+
+Definitions (tokens and seconds throughout):
+
+- `generated_tokens`: tokens that the generation emitted, its end token included.
+- `target_calls`, `draft_calls`: model calls while decoding. Calls that only evaluate prompt
+  tokens are `prefill_calls` and `draft_prefill_calls`.
+- `tokens_per_target_call` = generated / target calls; plain decoding has 1.
+- `target_calls_saved` = 1 - target calls / generated.
+- `acceptance_rate` = accepted / drafted; None where nothing was drafted. A drafted token counts
+  as accepted only when it was emitted: not behind a stop, an end token or the token limit.
+- `acceptance_by_position[i]`: the share of accepted tokens among those drafted at position i;
+  None where none was.
+- `prefill_s`: evaluating the prompt, by the target and by the draft. `decode_s`: all the rest.
+- `time_s`: where `decode_s` went. `draft` is proposing (`draft_model` of it in the draft model's
+  calls), `verify` the target's calls, `sampling` logits to tokens, `other` everything else.
+- `overhead`: the share of `decode_s` that is not spent in a model call.
+- `burst_latency_s`: seconds between successive steps that emitted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.core.data import Completion, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCounts:
+    """What one drafter, or all of them, offered and how much of it stood."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+    acceptance_rate: float | None
+    acceptance_by_position: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTime:
+    """Where the decoding time went, in seconds."""
+
+    draft: float
+    draft_model: float
+    verify: float
+    sampling: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Quantiles of the time between emitted bursts, in seconds."""
+
+    p50: float
+    p95: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """The counts and times of one generation; the module's docstring defines each."""
+
+    finish_reason: str
+    prompt_tokens: int
+    reused_tokens: int
+    generated_tokens: int
+    prefill_calls: int
+    draft_prefill_calls: int
+    target_calls: int
+    draft_calls: int
+    tokens_per_target_call: float
+    target_calls_saved: float
+    drafted_tokens: int
+    accepted_tokens: int
+    acceptance_rate: float | None
+    acceptance_by_position: tuple[float | None, ...]
+    drafters: dict[str, DrafterCounts]
+    prefill_s: float
+    decode_s: float
+    tokens_per_s: float
+    time_s: DecodeTime
+    overhead: float
+    burst_latency_s: Latency | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def read_out(completion: Completion) -> Readout:
+    """Derive the readout of a finished generation."""
+    decode = [record for record in completion.records if record.kind == "decode"]
+    prefill = [record for record in completion.records if record.kind == "prefill"]
+    generated = len(completion.tokens)
+    overall = _count(decode, None)
+    time = _decode_time(decode)
+    decode_s = time.draft + time.verify + time.sampling + time.other
+    return Readout(
+        finish_reason=completion.finish_reason,
+        prompt_tokens=completion.prompt_tokens,
+        reused_tokens=completion.reused_tokens,
+        generated_tokens=generated,
+        prefill_calls=len(prefill),
+        draft_prefill_calls=sum(record.work.prefill_calls for record in completion.records),
+        target_calls=len(decode),
+        draft_calls=sum(record.work.calls for record in decode),
+        tokens_per_target_call=_ratio(generated, len(decode)),
+        target_calls_saved=1 - _ratio(len(decode), generated) if generated else 0.0,
+        drafted_tokens=overall.drafted_tokens,
+        accepted_tokens=overall.accepted_tokens,
+        acceptance_rate=overall.acceptance_rate,
+        acceptance_by_position=overall.acceptance_by_position,
+        drafters={name: _count(decode, name) for name in _names(decode)},
+        prefill_s=sum(r.total_s for r in prefill) + sum(r.work.prefill_s for r in decode),
+        decode_s=decode_s,
+        tokens_per_s=_ratio(generated, decode_s),
+        time_s=time,
+        overhead=_ratio(decode_s - time.verify - time.draft_model, decode_s),
+        burst_latency_s=_latency(decode),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _names(records: Iterable[StepRecord]) -> list[str]:
+    return sorted({source for record in records for source in record.draft.sources})
+
+
+def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
+    """Counts over the tokens of one drafter, or of all (None)."""
+    drafted: list[int] = []
+    accepted: list[int] = []
+    for record in records:
+        for position, source in enumerate(record.draft.sources):
+            if position == len(drafted):
+                drafted.append(0)
+                accepted.append(0)
+            if drafter in (None, source):
+                drafted[position] += 1
+                accepted[position] += position < record.num_accepted
+    return DrafterCounts(
+        drafted_tokens=sum(drafted),
+        accepted_tokens=sum(accepted),
+        acceptance_rate=sum(accepted) / sum(drafted) if sum(drafted) else None,
+        acceptance_by_position=tuple(a / d if d else None for a, d in zip(accepted, drafted, strict=True)),
+    )
+
+
+def _decode_time(decode: Sequence[StepRecord]) -> DecodeTime:
+    return DecodeTime(
+        draft=sum(record.draft_s for record in decode),
+        draft_model=sum(record.work.model_s for record in decode),
+        verify=sum(record.verify_s for record in decode),
+        sampling=sum(record.sampling_s for record in decode),
+        other=sum(record.other_s for record in decode),
+    )
+
+
+def _latency(decode: Sequence[StepRecord]) -> Latency | None:
+    gaps = np.diff([record.end_s for record in decode])
+    if not len(gaps):
+        return None
+    p50, p95 = np.quantile(gaps, [0.5, 0.95])
+    return Latency(float(p50), float(p95), float(gaps.max()))

@@ -1,0 +1,342 @@
+"""A target, its draft and its chat template, loaded and ready to generate: the Python API.
+
+`Pair` holds weights and tokenizers; `open` gives it KV caches of a chosen size and drafters, which
+makes a `Session`. A session also works on models of any other backend, given to it directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights, build_id, check_build
+from outrider.chat import ChatTemplate
+from outrider.core.contracts import Drafter, Model, Policy
+from outrider.core.data import Completion, Request, SamplingParams, StepRecord, Update
+from outrider.core.errors import PromptError, SettingError
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.models.cache import cache_dir
+from outrider.models.embedded import embedded_default
+from outrider.models.gguf import ModelCard, read_card
+from outrider.models.hub import HubOptions
+from outrider.models.reference import resolve
+from outrider.policy import FixedPolicy
+from outrider.vocab import Alignment, align
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: `{"role": "user", "content": "…"}`."""
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+
+class Generation:
+    """A running generation: iterate over it for the text as it comes.
+
+    `completion` is there when the iteration has ended. `cancel` ends it after the current step.
+    """
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._updates = engine.stream(request)
+        self._request_id: int | None = None
+        self._completion: Completion | None = None
+        self.records: list[StepRecord] = []
+
+    def __iter__(self) -> Iterator[Update]:
+        while (update := self._next()) is not None:
+            yield update
+
+    def _next(self) -> Update | None:
+        try:
+            update = next(self._updates)
+        except StopIteration as end:
+            self._completion = end.value or self._completion  # asked again, an ended generator has none
+            return None
+        self._request_id = update.record.request
+        self.records.append(update.record)
+        return update
+
+    def cancel(self) -> None:
+        """End the generation after the current step; its completion says "cancelled"."""
+        if self._request_id is not None:
+            self._engine.cancel(self._request_id)
+
+    @property
+    def completion(self) -> Completion:
+        """The finished generation; runs it to its end first."""
+        for _ in self:
+            pass
+        if self._completion is None:
+            raise SettingError("generation", "it was broken off by an error", "Start another one.")
+        return self._completion
+
+
+class Session:
+    """Generates text with a target model and its drafters.
+
+    >>> from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
+    >>> from outrider.core.data import SamplingParams
+    >>> vocabulary = FakeVocabulary("abcdefgh, ")
+    >>> target = FakeModel(vocabulary, scripted_logits(vocabulary, "abc, "))
+    >>> session = Session(target, [SuffixDrafter()])
+    >>> completion = session.generate("abc, abc, ", max_tokens=12, sampling=SamplingParams(temperature=0))
+    >>> completion.text
+    'abc, abc, ab'
+    >>> sum(record.kind == "decode" for record in completion.records)
+    2
+
+    `notices` are lines that the user should see: what was switched off, and why.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafters: Sequence[Drafter] = (),
+        policy: Policy | None = None,
+        *,
+        template: ChatTemplate | None = None,
+        notices: Sequence[str] = (),
+    ) -> None:
+        self.target = target
+        self.template = template
+        self.engine = Engine(target, drafters, policy)
+        self.notices = [*notices, *self.engine.notices]
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        context_length: int = DEFAULT_CONTEXT_TOKENS,
+        options: LoadOptions | None = None,
+        policy: Policy | None = None,
+    ) -> Session:
+        """Load a target (None: the embedded default) and, if given, a draft model.
+
+        Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
+        errors of `outrider.core.errors` that their names say.
+        """
+        return Pair.load(model, draft, options=options).open(context_length, policy=policy)
+
+    def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a text as it stands, or of a conversation under the chat template."""
+        return encode(self.target, self.template, prompt)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message] | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_end: bool = False,
+        speculate: bool = True,
+    ) -> Generation:
+        """Start generating from a text, a conversation or tokens."""
+        tokens = prompt if _is_tokens(prompt) else self.encode(prompt)  # type: ignore[arg-type]
+        request = Request(
+            prompt=tuple(tokens),  # type: ignore[arg-type]
+            sampling=sampling or SamplingParams(),
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            ignore_end=ignore_end,
+            speculate=speculate,
+        )
+        return Generation(self.engine, request)
+
+    def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
+        """Generate to the end; the settings are those of `stream`."""
+        return self.stream(prompt, **settings).completion
+
+    def close(self) -> None:
+        """Free the models' memory."""
+        for drafter in self.engine.drafters:
+            if isinstance(drafter, ModelDrafter):
+                _close(drafter.model)
+        _close(self.target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close(model: Model) -> None:
+    model.close()
+    if isinstance(model, LlamaCppModel):
+        model.weights.close()
+
+
+def _is_tokens(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], int)
+
+
+def encode(
+    target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message]
+) -> tuple[int, ...]:
+    """Tokens of a text as it stands, or of a conversation under `template`.
+
+    Raises PromptError for an empty prompt, or for a conversation without a template.
+    """
+    vocabulary = target.vocabulary
+    if isinstance(prompt, str):
+        tokens = vocabulary.tokenize(prompt)
+    elif template is None:
+        raise PromptError("conversation", f"{target.name} has no chat template", "Give a plain text (--raw).")
+    else:
+        tokens = template.tokenize(template.render(prompt), vocabulary)
+    if not tokens:
+        raise PromptError("prompt", "it is empty", "Give some text (-p, -f, or standard input).")
+    return tuple(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Loaded weights of a target and, possibly, of a draft whose tokenizer lines up."""
+
+    target: Weights
+    draft: Weights | None
+    alignment: Alignment | None
+    target_card: ModelCard
+    draft_card: ModelCard | None
+    template: ChatTemplate | None
+    notices: tuple[str, ...]
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        options: LoadOptions | None = None,
+        draft_options: LoadOptions | None = None,
+        hub: HubOptions | None = None,
+    ) -> Pair:
+        """Resolve the references, load the files, and line up the tokenizers.
+
+        Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
+        """
+        notices: list[str] = []
+        hub = hub or HubOptions()
+        target_path = embedded_default() if model is None else resolve(str(model), hub=hub)
+        draft_path = None if draft is None else resolve(str(draft), hub=hub)
+        target_card = read_card(target_path)
+        draft_card = None if draft_path is None else read_card(draft_path)
+        target = _load(target_path, target_card, options or LoadOptions(), notices)
+        weights, alignment = None, None
+        try:
+            if draft_path is not None and draft_card is not None:
+                weights = _load(draft_path, draft_card, draft_options or options or LoadOptions(), notices)
+                alignment = align(target.vocabulary, weights.vocabulary)
+        except BaseException:
+            target.close()
+            if weights is not None:
+                weights.close()
+            raise
+        return cls(
+            target,
+            weights,
+            alignment,
+            target_card,
+            draft_card,
+            _template(target, target_card),
+            tuple(notices),
+        )
+
+    def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a text as it stands, or of a conversation under the chat template."""
+        return encode(self.target, self.template, prompt)
+
+    def open(
+        self,
+        context_length: int = DEFAULT_CONTEXT_TOKENS,
+        draft_context_length: int = 0,
+        *,
+        lookup: bool = True,
+        sampled_drafts: bool = False,
+        policy: Policy | None = None,
+        max_sequences: int = 1,
+    ) -> Session:
+        """Give the models KV caches and the session its drafters.
+
+        Contexts are in tokens per sequence: 0 takes what the target was trained with, and for
+        the draft the target's. Raises OutOfMemory.
+        """
+        notices = list(self.notices)
+        trained = self.target.trained_context
+        if context_length > trained:
+            notices.append(
+                f"{self.target.name} was trained with a context of {trained} tokens, not {context_length}"
+            )
+        target = self.target.open(context_length, max_sequences=max_sequences)
+        drafters: list[Drafter] = [SuffixDrafter()] if lookup else []
+        if self.draft is not None and self.alignment is not None:
+            if self.draft.rewind == "none":
+                notices.append(
+                    f"{self.draft.name} cannot forget tokens (recurrent or hybrid state), so rejected drafts "
+                    "could not be taken back: it is not used"
+                )
+            else:
+                length = draft_context_length or min(target.context_length, self.draft.trained_context)
+                model = self.draft.open(length, max_sequences=max_sequences)
+                drafters.append(ModelDrafter(model, self.alignment, sampled=sampled_drafts))
+        return Session(target, drafters, policy, template=self.template, notices=notices)
+
+
+def _load(path: Path, card: ModelCard, options: LoadOptions, notices: list[str]) -> Weights:
+    """Load weights with options that this build of llama.cpp survives."""
+    options, notice = check_build(
+        path,
+        options,
+        build=build_id(),
+        model_kind=f"{card.architecture} {card.quantization}",
+        memory=cache_dir() / "builds.json",
+    )
+    if notice and notice not in notices:
+        notices.append(notice)
+    return Weights(path, options)
+
+
+def _template(weights: Weights, card: ModelCard) -> ChatTemplate | None:
+    if not card.chat_template:
+        return None
+    vocabulary = weights.vocabulary
+    bos, eos = (
+        "" if token is None else vocabulary.spelling(token).decode("utf-8", errors="replace")
+        for token in (vocabulary.bos, vocabulary.eos)
+    )
+    return ChatTemplate(card.chat_template, bos=bos, eos=eos)
+
+
+def settings_of(session: Session, sampling: SamplingParams, seed: int) -> dict[str, Any]:
+    """The settings in force, read back from the loaded models rather than from what was asked."""
+    target = session.target
+    policy = session.engine.policy
+    settings: dict[str, Any] = {
+        "context_length": target.context_length,
+        "rewind": target.rewind,
+        "sampling": asdict(replace(sampling, seed=seed)),
+        "drafters": [drafter.name for drafter in session.engine.drafters],
+        "policy": asdict(policy) if isinstance(policy, FixedPolicy) else type(policy).__name__,
+        "rule": "rejection sampling",
+    }
+    drafts = [drafter.model for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
+    for role, model in (("target", target), *(("draft", draft) for draft in drafts)):
+        if isinstance(model, LlamaCppModel):
+            settings[role] = asdict(model.weights.options) | {
+                "name": model.name,
+                "path": str(model.weights.path),
+                "context_length": model.context_length,
+                "threads": model.threads,
+                "threads_batch": model.threads_batch,
+            }
+    return settings

@@ -1,0 +1,10 @@
+"""What every test relies on."""
+
+import os
+
+from hypothesis import settings
+
+# No deadline: the machines that run the tests are shared, and a slow one finds no bug by it.
+# In CI the same examples are tried every time, so that a failure is one of the change.
+settings.register_profile("outrider", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("outrider")

@@ -1,0 +1,209 @@
+"""Chat templates render what model authors expect, refuse with their words, and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.chat import ChatTemplate
+from outrider.core.errors import InputError, PromptError
+from vocabularies import TableVocabulary, Token, bytes_and
+
+PLAIN = """\
+{% for message in messages %}
+    {% if loop.first %}
+{{ bos_token }}{% endif %}
+<{{ message.role }}>{{ message.content }}{{ eos_token }}
+{% endfor %}
+{% if add_generation_prompt %}
+<assistant>{% endif %}"""
+
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('No system role here.') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "[{{ message.role }}]{{ message.content }}{% endfor %}"
+)
+
+USER = {"role": "user", "content": "Hi"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ANSWER = {"role": "assistant", "content": "Yes?"}
+
+
+def template(source: str, bos: str = "<s>", eos: str = "</s>") -> ChatTemplate:
+    return ChatTemplate(source, bos=bos, eos=eos)
+
+
+def test_blocks_leave_no_blanks_and_special_tokens_are_named() -> None:
+    chat = template(PLAIN)
+    assert chat.render([SYSTEM, USER]) == "<s><system>Be brief.</s>\n<user>Hi</s>\n<assistant>"
+    assert chat.render([USER], add_generation_prompt=False) == "<s><user>Hi</s>\n"
+
+
+def test_content_is_text_and_never_a_template() -> None:
+    assert (
+        template("{{ messages[0].content }}").render([{"role": "user", "content": "{{ 1 + 1 }}<&"}])
+        == "{{ 1 + 1 }}<&"
+    )
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    tools = [{"name": "f", "about": "é < 'x' & y"}]
+    assert (
+        template("{{ tools[0] | tojson }}").render([USER], tools=tools)
+        == '{"name": "f", "about": "é < \'x\' & y"}'
+    )
+    assert (
+        template("{{ tools | tojson(indent=1) }}").render([USER], tools=[{"a": 1}])
+        == '[\n {\n  "a": 1\n }\n]'
+    )
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_no_tools_are_none(tools: list[dict[str, Any]] | None) -> None:
+    assert template("{{ 'some' if tools is not none else 'none' }}").render([USER], tools=tools) == "none"
+
+
+def test_the_usual_helpers_are_there() -> None:
+    assert (
+        template("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render(
+            [USER]
+        )
+        == "1"
+    )
+    assert template("{{ strftime_now('%Y') | length }}").render([USER]) == "4"
+    assert template("{% generation %}{{ messages[0].content }}{% endgeneration %}").render([USER]) == "Hi"
+    assert template("{{ 'on' if thinking else 'off' }}").render([USER], thinking=True) == "on"
+    assert (
+        template("{{ 1 ~ 'a' ~ none }}{{ 2 * 3 + 2 ** 2 }}{{ 'ab' * 2 + 'c' }}").render([USER])
+        == "1aNone10ababc"
+    )
+
+
+def test_the_templates_own_complaint_is_the_reason() -> None:
+    with pytest.raises(InputError, match=r"refuses the conversation: Roles must alternate\. "):
+        template(NO_SYSTEM).render([USER, USER])
+
+
+def test_a_system_message_goes_into_the_first_user_message_where_the_role_is_refused() -> None:
+    assert template(NO_SYSTEM).render([SYSTEM, USER, ANSWER]) == "[user]Be brief.\n\nHi[assistant]Yes?"
+    assert template(NO_SYSTEM).render([SYSTEM]) == "[user]Be brief."
+
+
+def test_a_system_message_is_not_dropped_in_silence() -> None:
+    silent = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    assert template(silent).render([SYSTEM, USER]) == "[user]Be brief.\n\nHi"
+
+
+def test_a_folded_system_message_leaves_the_callers_messages_alone() -> None:
+    messages = [dict(SYSTEM), dict(USER)]
+    template(NO_SYSTEM).render(messages)
+    assert messages == [SYSTEM, USER]
+
+
+@pytest.mark.parametrize("messages", [[], [{"content": "Hi"}], [USER, {"role": 3}]])
+def test_messages_without_a_role_are_refused(messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(PromptError):
+        template(PLAIN).render(messages)
+
+
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ 'a' ", "{% nonsense %}", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"]
+)
+def test_a_template_that_does_not_compile_is_an_input_error(source: str) -> None:
+    with pytest.raises(InputError, match="does not compile"):
+        template(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[9].content.x }}",
+        "{% include 'passwords' %}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content + 1 }}",
+    ],
+)
+def test_what_the_sandbox_or_python_refuses_is_an_input_error(source: str) -> None:
+    with pytest.raises(InputError, match="refuses the conversation"):
+        template(source).render([USER])
+
+
+DOUBLE = (
+    "{{% set n = namespace(x={start}) %}}"
+    "{{% for i in range(99) %}}{{% set n.x = n.x {op} n.x %}}{{% endfor %}}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in range(99999) %}{{ 'abcdefgh' * 1000 }}{% endfor %}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ 10000000000 * 'a' }}",
+        "{{ 9 ** 999999999 }}",
+        DOUBLE.format(start="'a'", op="~"),
+        DOUBLE.format(start="'a'", op="+"),
+        DOUBLE.format(start="[1]", op="+"),
+        DOUBLE.format(start="9", op="*"),
+        "{{ range(10 ** 12) | list }}",
+    ],
+)
+def test_a_template_without_end_or_measure_is_stopped(source: str) -> None:
+    with pytest.raises(InputError, match="refuses the conversation"):
+        template(source).render([USER])
+
+
+def test_a_stopped_template_can_be_used_again() -> None:
+    chat = template("{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}ok")
+    with pytest.raises(InputError):
+        chat.render([USER], n=999)
+    assert chat.render([USER], n=99) == chat.render([USER], n=99) == "ok"
+
+
+def test_a_long_conversation_is_no_endless_one() -> None:
+    messages = [USER, ANSWER] * 5000
+    assert template(PLAIN).render(messages).count("<user>Hi") == 5000
+
+
+def test_strip_bos_takes_one_and_only_in_front() -> None:
+    chat = template(PLAIN)
+    assert chat.strip_bos("<s>a<s>") == "a<s>"
+    assert chat.strip_bos("a<s>") == "a<s>"
+    assert template(PLAIN, bos="").strip_bos("a") == "a"
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("writes", [True, False])
+def test_there_is_one_start_token_if_anyone_wants_one(adds: bool, writes: bool) -> None:
+    tokens = [*bytes_and(), Token(b"<s>", control=True)]
+    vocabulary = TableVocabulary(tokens, bos=256 if adds else None)
+    rendered = "<s>Hi" if writes else "Hi"
+    assert template(PLAIN).tokenize(rendered, vocabulary) == [256] * (adds or writes) + [*b"Hi"]
+
+
+def test_a_tokenizer_that_closes_texts_does_not_close_the_prompt() -> None:
+    class Closing(TableVocabulary):
+        def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+            out = super().tokenize(text, add_special=add_special, parse_special=parse_special)
+            return [*out, 257] if add_special else out
+
+    vocabulary = Closing(
+        [*bytes_and(), Token(b"<s>", control=True), Token(b"</s>", control=True, end=True)], bos=256
+    )
+    assert template(PLAIN).tokenize("Hi", vocabulary) == [256, *b"Hi"]
+
+
+def test_whether_earlier_turns_stay_as_they_were() -> None:
+    moving = (
+        "{% for m in messages %}{% if loop.last %}(last){% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    )
+    assert template(PLAIN).keeps_prefix
+    assert not template(moving + "{% if add_generation_prompt %}assistant:{% endif %}").keeps_prefix

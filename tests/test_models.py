@@ -1,0 +1,239 @@
+"""Reading GGUF headers, and finding models on disk."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader, GGUFWriter, LlamaFileType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outrider.core.errors import ModelFileError
+from outrider.models import read_card, resolve
+from tiny_gguf import ARCHITECTURES, EXPERTS, FEED_FORWARD, WIDTH, vocabulary, write_tiny
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_card_agrees_with_the_reference_reader(tmp_path: Path, arch: str) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, chat_template="{{ messages }}", name="My model")
+    card, reference = read_card(path), GGUFReader(path)
+    assert card.architecture == arch
+    assert card.parameters == sum(int(tensor.n_elements) for tensor in reference.tensors)
+    assert card.num_tokens == len(reference.fields["tokenizer.ggml.tokens"].data) == len(vocabulary())
+    assert (card.name, card.chat_template, card.tokenizer) == ("My model", "{{ messages }}", "gpt2 (gpt-2)")
+    assert (card.context_length, card.block_count, card.embedding_length) == (512, 2, WIDTH)
+    assert (card.file_bytes, card.num_files, card.path) == (path.stat().st_size, 1, path)
+
+
+def test_dense_model_uses_all_its_parameters(tmp_path: Path) -> None:
+    card = read_card(write_tiny(tmp_path / "m.gguf"))
+    assert card.active_parameters == card.parameters
+    assert (card.expert_count, card.expert_used_count, card.sliding_window) == (0, 0, None)
+    assert card.chat_template is None
+
+
+def test_mixture_uses_the_share_of_its_chosen_experts(tmp_path: Path) -> None:
+    card = read_card(write_tiny(tmp_path / "m.gguf", arch="qwen2moe", layers=3))
+    one_expert = 3 * WIDTH * FEED_FORWARD
+    assert (card.expert_count, card.expert_used_count) == (EXPERTS, 2)
+    assert card.parameters - card.active_parameters == 3 * 2 * one_expert
+
+
+def test_sliding_window_is_told(tmp_path: Path) -> None:
+    assert read_card(write_tiny(tmp_path / "m.gguf", arch="gemma3")).sliding_window == 16
+
+
+def test_quantization_is_the_declared_one(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", file_type=LlamaFileType.MOSTLY_Q4_K_M)
+    assert read_card(path).quantization == "Q4_K_M"
+
+
+@pytest.mark.parametrize("label", [LlamaFileType.GUESSED, None])
+def test_quantization_without_a_label_is_the_tensors(tmp_path: Path, label: LlamaFileType | None) -> None:
+    path = write_tiny(tmp_path / "m.gguf", file_type=label or LlamaFileType.ALL_F32)
+    if label is None:
+        _patch(path, b"general.file_type", struct.pack("<II", 4, 977))
+    assert read_card(path).quantization == "F32"
+
+
+def test_split_model_is_read_as_one(tmp_path: Path) -> None:
+    whole = read_card(write_tiny(tmp_path / "whole.gguf"))
+    first = write_tiny(tmp_path / "m.gguf", shards=3)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    for part in parts:
+        card = read_card(part)
+        assert card.path == first
+        assert (card.num_files, card.parameters) == (3, whole.parameters)
+        assert card.file_bytes == sum(part.stat().st_size for part in parts)
+
+
+def test_parts_of_different_models_are_told_apart(tmp_path: Path) -> None:
+    first = write_tiny(tmp_path / "m.gguf", shards=2)
+    other = write_tiny(tmp_path / "n.gguf", shards=2, layers=4)
+    Path(str(other).replace("00001-of", "00002-of")).replace(str(first).replace("00001-of", "00002-of"))
+    with pytest.raises(ModelFileError, match="instead of"):
+        read_card(first)
+
+
+def test_renamed_part_says_which_name_it_needs(tmp_path: Path) -> None:
+    part = write_tiny(tmp_path / "m.gguf", shards=2).rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ModelFileError, match=r"-00001-of-00002\.gguf"):
+        read_card(part)
+
+
+def test_only_models_are_models(tmp_path: Path) -> None:
+    adapter = GGUFWriter(tmp_path / "adapter.gguf", "llama")
+    adapter.add_type("adapter")
+    _finish(adapter)
+    with pytest.raises(ModelFileError, match="LoRA adapter"):
+        read_card(tmp_path / "adapter.gguf")
+    _finish(GGUFWriter(tmp_path / "vocabulary.gguf", "llama"))
+    with pytest.raises(ModelFileError, match="no weights"):
+        read_card(tmp_path / "vocabulary.gguf")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"GG", "within its header"),
+        (b"hello, world", "not a GGUF"),
+        (b"<!DOCTYPE html><html>", "web page"),
+        (b"PK\x03\x04rest of an archive", "zip"),
+        (b"\x40\0\0\0\0\0\0\0{\"__metadata__\":{}}", "safetensors"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+        (b"tjgg\3\0\0\0", "before GGUF"),
+        (b'{"error": "not found"}', "JSON"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), "version 4"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "more than the file has room for"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "more than the file has room for"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**62) + bytes(40), "within its header"),
+        (b"GGUF" + struct.pack("<IQQQcI", 3, 0, 1, 1, b"k", 77) + bytes(20), "unknown type 77"),
+        (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 8, 2**60) + bytes(20), "strings"),
+        (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 4, 2**60) + bytes(20), "array entries"),
+        (b"GGUF" + struct.pack("<IQQQcIIQ", 3, 0, 1, 1, b"k", 9, 9, 1) + bytes(20), "array of arrays"),
+        (b"GGUF" + struct.pack("<IQQQcIQ", 3, 1, 0, 1, b"t", 2**31, 0) + bytes(20), "dimensions"),
+        (b"GGUF" + struct.pack("<IQQQcIQQIQ", 3, 1, 0, 1, b"t", 2, 2**40, 2**40, 0, 0), "impossible size"),
+    ],
+)  # fmt: skip
+def test_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError) as caught:
+        read_card(path)
+    assert reason in caught.value.why
+    assert str(path) in str(caught.value)
+    assert caught.value.way_out
+
+
+def test_missing_file_directory_and_device(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "inside.gguf")
+    for path, reason, way_out in [
+        (tmp_path / "absent.gguf", "no such file", "path"),
+        (tmp_path, "directory", "inside.gguf"),
+        (Path("/dev/null"), "device", ".gguf"),
+    ]:
+        with pytest.raises(ModelFileError, match=reason) as caught:
+            resolve(str(path))
+        assert way_out in caught.value.way_out
+
+
+def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # Not by its mode: the superuser, as whom tests run in containers, may read everything.
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelFileError, match="permissions"):
+        read_card(path)
+
+
+def test_weights_cut_short_say_how_much_is_missing(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1000])
+    with pytest.raises(ModelFileError, match="1,000 of") as caught:
+        read_card(path)
+    assert "download it again" in caught.value.way_out
+
+
+@pytest.fixture(scope="module")
+def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", arch="qwen2moe").read_bytes()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_file_cut_anywhere_is_refused(tmp_path: Path, tiny_bytes: bytes, share: float) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny_bytes[: int(share * len(tiny_bytes))])
+    with pytest.raises(ModelFileError):
+        read_card(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(4, 12_000), value=st.binary(min_size=1, max_size=8))
+def test_damaged_header_is_read_or_refused(tmp_path: Path, tiny_bytes: bytes, at: int, value: bytes) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny_bytes[:at] + value + tiny_bytes[at + len(value) :])
+    try:
+        assert read_card(path).file_bytes == len(tiny_bytes)
+    except ModelFileError as error:
+        assert str(path) in error.what
+
+
+def test_path_resolves_to_itself_and_a_part_to_the_first(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    first = write_tiny(tmp_path / "s.gguf", shards=2)
+    assert resolve(str(path)) == path
+    assert resolve(str(first)) == resolve(str(tmp_path / "s-00002-of-00002.gguf")) == first
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = write_tiny(tmp_path / "m.gguf")
+    assert resolve("~/m.gguf") == path
+
+
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    first = write_tiny(tmp_path / "s.gguf", shards=3)
+    (tmp_path / "s-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelFileError, match=r"missing: s-00002-of-00003\.gguf\. Put"):
+        resolve(str(first))
+
+
+def test_forgotten_prefix_is_pointed_out() -> None:
+    with pytest.raises(ModelFileError, match="hf:owner/model-GGUF"):
+        resolve("owner/model-GGUF")
+
+
+def test_path_does_not_import_the_hubs_client(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    program = (
+        "import sys; from outrider.models import read_card, resolve; "
+        f"read_card(resolve({str(path)!r})); print('huggingface_hub' in sys.modules, 'httpx2' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def _patch(path: Path, key: bytes, replacement: bytes) -> None:
+    """Overwrite a field's type and value in place."""
+    data = path.read_bytes()
+    at = data.index(key) + len(key)
+    path.write_bytes(data[:at] + replacement + data[at + len(replacement) :])
+
+
+def _finish(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

