@@ -59,6 +59,11 @@ def test_plain_quantization_comes_before_the_dynamic_one() -> None:
     assert choose_file(["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"], "Q4_K_M") == "m-Q4_K_M.gguf"
 
 
+def test_size_that_follows_belongs_to_the_quantization() -> None:
+    with pytest.raises(HubError, match="no Q4_K_M"):
+        choose_file(["m-UD-Q4_K_M-XL.gguf", "m-Q4_K_M_L.gguf"], "Q4_K_M")
+
+
 def test_repository_without_models() -> None:
     with pytest.raises(HubError, match="no GGUF"):
         choose_file(["model.safetensors", "mmproj-F16.gguf"])

@@ -1,7 +1,6 @@
-"""Tiny GGUF models for tests: a few hundred kilobytes, random weights, the same on every run.
+"""Tiny GGUF models for tests: under a megabyte, random weights, the same on every run.
 
-llama.cpp loads and runs them. They write nonsense, but an exact nonsense: what a test needs of
-a model is that it has a tokenizer, KV state and logits, not that it is clever.
+llama.cpp loads and runs them. What they write is nonsense, but always the same nonsense.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ hf:owner/repo/folder/file.gguf   the hub: this file (also hf:owner/repo:file.ggu
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
     ModelFileError for a path and HubError for a hub reference that leads nowhere.
     """
     if not reference.startswith("hf:"):
-        return local_shards(Path(reference).expanduser())[0]
+        return local_shards(Path(os.path.expanduser(reference)))[0]
     options, wanted = hub or HubOptions(), _parse(reference)
     file = wanted.file
     if file is None:
