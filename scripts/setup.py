@@ -116,7 +116,7 @@ def find_uv(root: Path, environment: Mapping[str, str]) -> str:
     venv = [sys.executable, "-m", "venv", str(tools)]
     run(venv, environment, f"no virtual environment could be made in {tools}; the reason stands above.")
     pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    pip += ["--require-hashes", "--requirement", str(root / "scripts" / "uv.lock")]
+    pip += ["--require-hashes", "--requirement", str(root / "scripts" / "uv-requirements.txt")]
     run(pip, environment, "pip could not install uv; the reason stands above. Or install uv yourself.")
     return str(tools / "bin" / "uv")
 

@@ -18,8 +18,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("readout", "session", "trace"),
     ("compare",),
     ("server", "bench", "distill"),
+    ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
-    ("__init__", "__main__"),  # the Python API, which shows what lies below, and `python -m`
+    ("__main__",),
 )
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 SOURCE = Path(__file__).parents[1] / "src" / "outrider"
@@ -84,6 +85,7 @@ def test_imports_run_downward() -> None:
         ("engine/loop.py", "from ..cli.main import main", "engine may not import cli"),
         ("engine/loop.py", "def late():\n    from .. import session", "engine may not import session"),
         ("drafters/suffix.py", "from ..backends import fake", "drafters may not import backends"),
+        ("__init__.py", "from outrider.cli.main import main", "__init__ may not import cli"),
         ("extras/new.py", "import os", "extras has no place in LAYERS"),
     ],
 )
@@ -98,6 +100,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, statement: str, co
         ("engine/loop.py", "from outrider.engine.sequence import Sequence\nfrom . import sequence"),
         ("engine/loop.py", "from outrider import policy\nfrom ..verify import verify\nimport numpy.random"),
         ("cli/main.py", "import outrider.core.errors, outrider.session"),
+        ("cli/main.py", "from outrider import __version__"),
         ("__init__.py", "from outrider.session import Session"),
     ],
 )

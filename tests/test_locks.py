@@ -23,7 +23,7 @@ def test_the_lock_holds_every_dependency_with_its_hashes() -> None:
         assert requirement.specifier.contains(versions[requirement.name.replace("_", "-")]), text
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "scripts/uv.lock"])
+@pytest.mark.parametrize("name", ["requirements.lock", "scripts/uv-requirements.txt"])
 def test_a_lock_names_no_host_that_a_user_may_not_reach(name: str) -> None:
     lock = (PROJECT / name).read_text()
     assert "--hash=" in lock

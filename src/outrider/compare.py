@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request, SamplingParams, Span
+from outrider.core.errors import SettingError
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.readout import Readout, read_out
 
@@ -71,21 +72,26 @@ def compare(
     """Run `request` with and without speculation, `repetitions` times each, in turn.
 
     `first` may be a speculative run that was already made from a cold cache. All runs share one
-    seed. `progress` is told how many of the runs are done.
+    seed. `progress` is told how many of the runs are done. No other request may be running.
+
+    Raises SettingError for less than one repetition.
     """
+    if repetitions < 1:
+        raise SettingError("repetitions", f"{repetitions} is too few", "Give 1 or more.")
     speculative = [first] if first else []
     plain: list[Completion] = []
-    seed = first.seed if first else request.sampling.seed
-    request = replace(request, sampling=replace(request.sampling, seed=seed))
     for _ in range(repetitions):
         if len(speculative) == len(plain):
             speculative.append(_cold(engine, replace(request, speculate=True)))
             progress(len(speculative) + len(plain), 2 * repetitions)
+        request = replace(request, sampling=replace(request.sampling, seed=speculative[0].seed))
         plain.append(_cold(engine, replace(request, speculate=False)))
         progress(len(speculative) + len(plain), 2 * repetitions)
     engine.reset()
     chosen = _median_run(speculative)
-    divergence = find_divergence(engine.target, request, plain[0], chosen)
+    # What is called unequal is shown: where the chosen run agrees, another one may not.
+    other = next((run for run in (chosen, *speculative, *plain) if run.tokens != plain[0].tokens), chosen)
+    divergence = find_divergence(engine.target, request, plain[0], other)
     return Comparison(
         plain=read_out(_median_run(plain)),
         speculative=read_out(chosen),

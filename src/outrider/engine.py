@@ -57,8 +57,9 @@ class _Sequence:
     seed: int
     text: TextStream
     started_s: float
-    records: list[StepRecord] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    tail: str = ""
+    """text that a cancelled request still held back"""
     finish_reason: FinishReason | None = None
 
     @property
@@ -82,14 +83,14 @@ class _Plan:
 
 
 @dataclass(slots=True)
-class _Clock:
-    """Wall times shared by all sequences of a step, in seconds."""
+class _Shared:
+    """What all sequences of a step share: wall times in seconds, the drafters' work, the plans."""
 
     start_s: float
     propose_s: float = 0.0
     verify_s: float = 0.0
-    sampling_s: float = 0.0
     work: DraftWork = field(default_factory=DraftWork)
+    plans: list[_Plan] = field(default_factory=list)
 
 
 class Engine:
@@ -123,6 +124,9 @@ class Engine:
         Raises PromptError when the prompt does not fit the context, InputError when as many
         requests are running as the model has sequences.
         """
+        size = self.target.vocabulary.size
+        if not 0 <= min(request.prompt) <= max(request.prompt) < size:
+            raise PromptError("prompt", f"it has tokens outside of 0 to {size - 1}", "Tokenize it anew.")
         if len(request.prompt) >= self.target.context_length:
             raise PromptError(
                 "prompt",
@@ -144,36 +148,42 @@ class Engine:
             text=TextStream(self.target.vocabulary, request.stop),
             started_s=perf_counter(),
         )
-        self._num_submitted += 1
-        self._running.append(sequence)
         for drafter in self._drafters_of(sequence):
             drafter.begin(slot, request.prompt)
+        self._num_submitted += 1
+        self._running.append(sequence)  # last: interrupted before this, it holds no slot
         return sequence.id
 
     def _take_slot(self, prompt: Sequence[int]) -> tuple[int, int]:
-        """The free slot that shares the longest prefix with the prompt, rewound to it."""
+        """The free slot that shares the longest prefix with the prompt (of several the one that holds
+        least), rewound to it, and how much of the prompt it then holds."""
         busy = {sequence.slot for sequence in self._running}
         free = [slot for slot in range(self.target.max_sequences) if slot not in busy]
         if not free:
             raise InputError(
                 "request", f"all {self.target.max_sequences} sequences are in use", "Wait for one to end."
             )
-        slot = max(free, key=lambda s: _common_prefix(self._kept.get(s, ()), prompt))
+        kept = {slot: self._kept.get(slot, []) for slot in free}
+        slot = max(free, key=lambda s: (_common_prefix(kept[s], prompt), -len(kept[s])))
         # The last prompt token is always evaluated: its logits are where generation starts.
-        reused = min(_common_prefix(self._kept.pop(slot, ()), prompt), len(prompt) - 1)
-        try:
-            self.target.truncate(slot, reused)
-        except RewindUnsupported:
-            reused = 0
-            self.target.truncate(slot, 0)
-        return slot, reused
+        self._kept.pop(slot, None)
+        self._rewind(slot, min(_common_prefix(kept[slot], prompt), len(prompt) - 1))
+        return slot, self.target.length(slot)
+
+    def _rewind(self, slot: int, length: int) -> None:
+        """Forget all but `length` tokens. A target that cannot forgets all and evaluates them anew."""
+        if self.target.length(slot) > length:
+            try:
+                self.target.truncate(slot, length)
+            except RewindUnsupported:
+                self.target.truncate(slot, 0)
 
     def cancel(self, request_id: int) -> None:
         """Stop a running request after its last step; its KV stays for reuse."""
         for sequence in self._running:
             if sequence.id == request_id:
                 sequence.finish_reason = "cancelled"
-                sequence.shown.append(sequence.text.flush())
+                sequence.tail = sequence.text.flush()
                 self._release(sequence)
                 return
 
@@ -184,6 +194,9 @@ class Engine:
         self._kept.clear()
         for drafter in self.drafters:
             drafter.reset()
+        for sequence in self._running:
+            for drafter in self._drafters_of(sequence):
+                drafter.begin(sequence.slot, sequence.tokens)
 
     def _release(self, sequence: _Sequence) -> None:
         self._running.remove(sequence)
@@ -210,11 +223,15 @@ class Engine:
 
         Closing the generator cancels the request.
         """
-        request_id = self.submit(request)
-        sequence = next(s for s in self._running if s.id == request_id)
+        request_id, num_read = self.submit(request), 0
+        sequence = self._running[-1]
         try:
-            while sequence.finish_reason is None:
-                yield from (update for update in self.step() if update.record.request == request_id)
+            while sequence.finish_reason is None or num_read < len(sequence.updates):
+                if num_read == len(sequence.updates):  # else another request's stream made the step
+                    self.step()
+                unread = sequence.updates[num_read:]
+                num_read += len(unread)
+                yield from unread
         finally:
             self.cancel(request_id)
         return _complete(sequence)
@@ -228,14 +245,16 @@ class Engine:
         """
         if not self._running:
             return []
-        clock = _Clock(perf_counter())
+        shared = _Shared(perf_counter())
         try:
-            plans = self._plan(clock)
+            plans = shared.plans = self._plan(shared)
             before = perf_counter()
             rows = self.target.decode([plan.span for plan in plans])
-            clock.verify_s = perf_counter() - before
+            shared.verify_s = perf_counter() - before
             self._num_steps += 1
-            return [self._settle(plan, row, plans, clock) for plan, row in zip(plans, rows, strict=True)]
+            # All verdicts before the first commit: bad logits leave every request as it was.
+            verdicts = [self._judge(plan, row) for plan, row in zip(plans, rows, strict=True)]
+            return [self._settle(p, *verdict, shared) for p, verdict in zip(plans, verdicts, strict=True)]
         except BaseException:
             self._restore()
             raise
@@ -243,16 +262,14 @@ class Engine:
     def _restore(self) -> None:
         """After a failed or interrupted call: no sequence stores more than was committed."""
         for sequence in self._running:
-            length = self.target.length(sequence.slot)
-            if length >= len(sequence.tokens):
-                self.target.truncate(sequence.slot, len(sequence.tokens) - 1)
+            self._rewind(sequence.slot, len(sequence.tokens) - 1)
 
-    def _plan(self, clock: _Clock) -> list[_Plan]:
+    def _plan(self, shared: _Shared) -> list[_Plan]:
         """Decoding sequences first, each with its draft; prompts share what room is left."""
         decoding = [s for s in self._running if self.target.length(s.slot) == len(s.tokens) - 1]
-        drafts = self._propose(decoding, clock)
+        drafts = self._propose(decoding, shared)
         plans = [
-            _Plan(s, self._span(s, (s.tokens[-1], *draft.tokens), 1 + len(draft)), draft)
+            _Plan(s, Span(s.slot, (s.tokens[-1], *draft.tokens), len(s.tokens) - 1, 1 + len(draft)), draft)
             for s, draft in zip(decoding, drafts, strict=True)
         ]
         room = self.target.max_batch_tokens - sum(len(plan.span.tokens) for plan in plans)
@@ -261,14 +278,11 @@ class Engine:
             stored = self.target.length(sequence.slot)
             chunk = sequence.tokens[stored:-1][: max(room, 0)]
             if chunk:
-                plans.append(_Plan(sequence, self._span(sequence, tuple(chunk), 0), None))
+                plans.append(_Plan(sequence, Span(sequence.slot, tuple(chunk), stored, 0), None))
                 room -= len(chunk)
         return plans
 
-    def _span(self, sequence: _Sequence, tokens: tuple[int, ...], rows: int) -> Span:
-        return Span(sequence.slot, tokens, self.target.length(sequence.slot), rows)
-
-    def _propose(self, decoding: Sequence[_Sequence], clock: _Clock) -> list[Draft]:
+    def _propose(self, decoding: Sequence[_Sequence], shared: _Shared) -> list[Draft]:
         """One draft for each sequence, no longer than its context, its `max_tokens` and the
         batch leave room for: the target adds a token of its own to every draft."""
         before = perf_counter()
@@ -282,32 +296,35 @@ class Engine:
                 wishes[sequence.slot] = Wish(sequence.slot, room, sequence.request.sampling, sequence.rng)
         drafts: dict[int, Draft] = {}
         if wishes:
-            offers, clock.work = self.policy.propose(self.drafters, list(wishes.values()))
+            offers, shared.work = self.policy.propose(self.drafters, list(wishes.values()))
             drafts = dict(zip(wishes, offers, strict=True))
-        clock.propose_s = perf_counter() - before
+        shared.propose_s = perf_counter() - before
         return [drafts.get(sequence.slot, Draft()) for sequence in decoding]
 
     # What a step leaves behind
 
-    def _settle(self, plan: _Plan, logits: Logits, plans: Sequence[_Plan], clock: _Clock) -> Update:
-        """Verify, commit, rewind and record one sequence's share of the step."""
+    def _judge(self, plan: _Plan, logits: Logits) -> tuple[Verdict | None, float]:
+        """The verdict on a draft (None for a chunk of the prompt), and the seconds it took."""
+        if plan.draft is None:
+            return None, 0.0
+        before = perf_counter()
+        target = LazyDistributions(logits, plan.sequence.request.sampling)
+        return verify(target, plan.draft, plan.sequence.rng), perf_counter() - before
+
+    def _settle(self, plan: _Plan, verdict: Verdict | None, sampling_s: float, shared: _Shared) -> Update:
+        """Commit, rewind and record one sequence's share of the step."""
         sequence, draft = plan.sequence, plan.draft
-        position = len(sequence.tokens)
-        verdict, sampling_s, pieces = None, 0.0, []
-        if draft is not None:
-            before = perf_counter()
-            verdict = verify(LazyDistributions(logits, sequence.request.sampling), draft, sequence.rng)
-            sampling_s = perf_counter() - before
+        position, pieces = len(sequence.tokens), []
+        if draft is not None and verdict is not None:
             pieces = self._commit(sequence, draft, verdict)
-            if self.target.length(sequence.slot) >= len(sequence.tokens):
-                self.target.truncate(sequence.slot, len(sequence.tokens) - 1)
+            self._rewind(sequence.slot, len(sequence.tokens) - 1)
             for drafter in self._drafters_of(sequence):
                 drafter.observe(sequence.slot, sequence.tokens[position:])
             if sequence.finish_reason is not None:
                 self._release(sequence)
-        record = self._record(plan, position, verdict, sampling_s, plans, clock)
-        sequence.records.append(record)
-        return Update(record, tuple(pieces))
+        record = self._record(plan, position, verdict, sampling_s, shared)
+        sequence.updates.append(Update(record, tuple(pieces)))
+        return sequence.updates[-1]
 
     def _commit(self, sequence: _Sequence, draft: Draft, verdict: Verdict) -> list[Piece]:
         """Append the tokens that stand, up to where the text ends; returns what may be shown."""
@@ -324,9 +341,7 @@ class Engine:
                 if sequence.text.stopped is not None:  # only now is it certain
                     sequence.finish_reason = "stop"
                 break
-        pieces = [piece for piece in pieces if piece.text]
-        sequence.shown.extend(piece.text for piece in pieces)
-        return pieces
+        return [piece for piece in pieces if piece.text]
 
     def _finish_reason(self, sequence: _Sequence, token: int) -> FinishReason | None:
         if sequence.text.stopped is not None:
@@ -340,18 +355,12 @@ class Engine:
         return None
 
     def _record(
-        self,
-        plan: _Plan,
-        position: int,
-        verdict: Verdict | None,
-        sampling_s: float,
-        plans: Sequence[_Plan],
-        clock: _Clock,
+        self, plan: _Plan, position: int, verdict: Verdict | None, sampling_s: float, shared: _Shared
     ) -> StepRecord:
         sequence = plan.sequence
         tokens = tuple(sequence.tokens[position:])
         now = perf_counter()
-        known_s = clock.propose_s + clock.verify_s + sampling_s
+        known_s = shared.propose_s + shared.verify_s + sampling_s
         return StepRecord(
             request=sequence.id,
             step=self._num_steps,
@@ -361,14 +370,14 @@ class Engine:
             draft=plan.draft or Draft(),
             num_accepted=min(verdict.num_accepted, len(tokens)) if verdict else 0,
             tokens=tokens,
-            work=clock.work,
-            draft_s=clock.propose_s - clock.work.prefill_s,
-            verify_s=clock.verify_s,
+            work=shared.work,
+            draft_s=shared.propose_s - shared.work.prefill_s,
+            verify_s=shared.verify_s,
             sampling_s=sampling_s,
-            other_s=now - clock.start_s - known_s,
+            other_s=now - shared.start_s - known_s,
             end_s=now - sequence.started_s,
-            num_sequences=len(plans),
-            batch_tokens=sum(len(p.span.tokens) for p in plans),
+            num_sequences=len(shared.plans),
+            batch_tokens=sum(len(p.span.tokens) for p in shared.plans),
             finish_reason=sequence.finish_reason,
         )
 
@@ -380,11 +389,11 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 def _complete(sequence: _Sequence) -> Completion:
     prompt_tokens = len(sequence.request.prompt)
     return Completion(
-        text="".join(sequence.shown),
+        text="".join(update.text for update in sequence.updates) + sequence.tail,
         tokens=tuple(sequence.tokens[prompt_tokens:]),
         finish_reason=cast(FinishReason, sequence.finish_reason),
         prompt_tokens=prompt_tokens,
         reused_tokens=sequence.reused_tokens,
         seed=sequence.seed,
-        records=tuple(sequence.records),
+        records=tuple(update.record for update in sequence.updates),
     )

@@ -63,7 +63,8 @@ def top_probability(row: _Row, token: int) -> float:
 
     Used as a draft model's confidence; float32 throughout, as the full vocabulary is summed.
     """
-    return 1.0 / float(np.exp(row - row[token]).sum())
+    with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
+        return 1.0 / float(np.exp(row - row[token]).sum())
 
 
 def distribution(row: _Row, params: SamplingParams) -> Distribution:
@@ -78,10 +79,12 @@ def distribution(row: _Row, params: SamplingParams) -> Distribution:
         tokens, logits = _all_tokens(len(row)), row
     else:
         tokens, logits = _survivors(row, float(row[best]), params)
-    probs = np.exp((logits.astype(np.float64) - float(row[best])) / params.temperature)
+    with np.errstate(over="ignore"):  # at a tiny temperature all but the best are at -inf
+        probs = np.exp((logits.astype(np.float64) - float(row[best])) / params.temperature)
+    probs /= probs.sum()
     if not probs.all():
         tokens, probs = tokens[probs > 0], probs[probs > 0]
-    return Distribution(tokens, probs / probs.sum())
+    return Distribution(tokens, probs)
 
 
 @lru_cache(maxsize=8)
@@ -126,7 +129,8 @@ def _top_k(row: _Row, k: int) -> _Tokens:
 
 def _top_p(row: _Row, best: float, top_p: float) -> _Tokens:
     """The smallest set of most likely tokens whose probability reaches `top_p`, best first."""
-    total = float(np.exp(row - best).sum(dtype=np.float64))
+    with np.errstate(over="ignore"):
+        total = float(np.exp(row - best).sum(dtype=np.float64))
     for k in (256, 4096, len(row)):
         tokens = _top_k(row, k)
         mass = np.cumsum(np.exp(row[tokens].astype(np.float64) - best)) / total

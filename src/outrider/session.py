@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,19 +38,25 @@ DEFAULT_CONTEXT_TOKENS = 4096
 class Generation:
     """A running generation: iterate over it for the text as it comes.
 
-    `completion` is there when the iteration has ended. `cancel` ends it after the current step.
+    `completion` is there when the iteration has ended. `cancel` ends it after the current step;
+    so does leaving the loop early.
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine = engine
         self._updates = engine.stream(request)
         self._request_id: int | None = None
+        self._cancelled = False
         self._completion: Completion | None = None
         self.records: list[StepRecord] = []
 
     def __iter__(self) -> Iterator[Update]:
-        while (update := self._next()) is not None:
-            yield update
+        try:
+            while (update := self._next()) is not None:
+                yield update
+        except GeneratorExit:  # the loop was left: its place must not stay taken
+            self.cancel()
+            raise
 
     def _next(self) -> Update | None:
         try:
@@ -59,10 +66,14 @@ class Generation:
             return None
         self._request_id = update.record.request
         self.records.append(update.record)
+        if self._cancelled:
+            self._engine.cancel(self._request_id)
         return update
 
     def cancel(self) -> None:
-        """End the generation after the current step; its completion says "cancelled"."""
+        """End the generation after the current step (one that has not begun: after its first); its
+        completion says "cancelled"."""
+        self._cancelled = True
         if self._request_id is not None:
             self._engine.cancel(self._request_id)
 
@@ -104,6 +115,7 @@ class Session:
     ) -> None:
         self.target = target
         self.template = template
+        self._drafters = tuple(drafters)
         self.engine = Engine(target, drafters, policy)
         self.notices = [*notices, *self.engine.notices]
 
@@ -122,7 +134,12 @@ class Session:
         Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
         errors of `outrider.core.errors` that their names say.
         """
-        return Pair.load(model, draft, options=options).open(context_length, policy=policy)
+        pair = Pair.load(model, draft, options=options)
+        try:
+            return pair.open(context_length, policy=policy)
+        except BaseException:
+            pair.close()
+            raise
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text as it stands, or of a conversation under the chat template."""
@@ -155,8 +172,8 @@ class Session:
         return self.stream(prompt, **settings).completion
 
     def close(self) -> None:
-        """Free the models' memory."""
-        for drafter in self.engine.drafters:
+        """Free the models' memory, weights included. Closing twice is harmless."""
+        for drafter in self._drafters:  # the engine may have set some aside
             if isinstance(drafter, ModelDrafter):
                 _close(drafter.model)
         _close(self.target)
@@ -177,7 +194,7 @@ def _close(model: Model) -> None:
 
 
 def _is_tokens(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], int)
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Integral)
 
 
 def encode(
@@ -201,7 +218,10 @@ def encode(
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Loaded weights of a target and, possibly, of a draft whose tokenizer lines up."""
+    """Loaded weights of a target and, possibly, of a draft whose tokenizer lines up.
+
+    Sessions that are opened on a pair share its weights: closing one of them closes the pair.
+    """
 
     target: Weights
     draft: Weights | None
@@ -234,23 +254,26 @@ class Pair:
         target = _load(target_path, target_card, options or LoadOptions(), notices)
         weights, alignment = None, None
         try:
+            template = _template(target, target_card)
             if draft_path is not None and draft_card is not None:
                 weights = _load(draft_path, draft_card, draft_options or options or LoadOptions(), notices)
                 alignment = align(target.vocabulary, weights.vocabulary)
+                if useless := _why_no_draft(target, weights):
+                    notices.append(useless)
+                    weights.close()
+                    weights, alignment = None, None
         except BaseException:
             target.close()
             if weights is not None:
                 weights.close()
             raise
-        return cls(
-            target,
-            weights,
-            alignment,
-            target_card,
-            draft_card,
-            _template(target, target_card),
-            tuple(notices),
-        )
+        return cls(target, weights, alignment, target_card, draft_card, template, tuple(notices))
+
+    def close(self) -> None:
+        """Free the weights, and the KV caches of sessions on them. Closing twice is harmless."""
+        for weights in (self.draft, self.target):
+            if weights is not None:
+                weights.close()
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text as it stands, or of a conversation under the chat template."""
@@ -279,17 +302,27 @@ class Pair:
             )
         target = self.target.open(context_length, max_sequences=max_sequences)
         drafters: list[Drafter] = [SuffixDrafter()] if lookup else []
-        if self.draft is not None and self.alignment is not None:
-            if self.draft.rewind == "none":
-                notices.append(
-                    f"{self.draft.name} cannot forget tokens (recurrent or hybrid state), so rejected drafts "
-                    "could not be taken back: it is not used"
-                )
-            else:
+        try:
+            if self.draft is not None and self.alignment is not None:
                 length = draft_context_length or min(target.context_length, self.draft.trained_context)
                 model = self.draft.open(length, max_sequences=max_sequences)
                 drafters.append(ModelDrafter(model, self.alignment, sampled=sampled_drafts))
-        return Session(target, drafters, policy, template=self.template, notices=notices)
+            return Session(target, drafters, policy, template=self.template, notices=notices)
+        except BaseException:
+            target.close()
+            raise
+
+
+def _why_no_draft(target: Weights, draft: Weights) -> str | None:
+    """Why this draft model is of no use to this target; None when it is."""
+    if target.rewind == "none":
+        return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
+    if draft.rewind == "none":
+        return (
+            f"{draft.name} cannot forget tokens (recurrent or hybrid state), so rejected drafts "
+            "could not be taken back: it is not used"
+        )
+    return None
 
 
 def _load(path: Path, card: ModelCard, options: LoadOptions, notices: list[str]) -> Weights:
@@ -336,6 +369,8 @@ def settings_of(session: Session, sampling: SamplingParams, seed: int) -> dict[s
                 "name": model.name,
                 "path": str(model.weights.path),
                 "context_length": model.context_length,
+                "batch_tokens": model.max_batch_tokens,
+                "micro_batch_tokens": model.micro_batch_tokens,
                 "threads": model.threads,
                 "threads_batch": model.threads_batch,
             }

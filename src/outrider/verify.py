@@ -21,9 +21,14 @@ from outrider.sampling import draw, point_mass, probability
 
 
 def accept_probability(target: Distribution, draft: Distribution, token: int) -> float:
-    """The probability that `token`, drawn from `draft`, stands: min(1, p/q)."""
+    """The probability that `token`, drawn from `draft`, stands: min(1, p/q).
+
+    0 where p is 0, whatever the draft claims: a token that the target rules out never stands.
+    """
     p = probability(target, token)
     q = probability(draft, token)
+    if p == 0:
+        return 0.0
     return 1.0 if p >= q else p / q
 
 

@@ -29,7 +29,8 @@ class ContractBroken(AssertionError):
 
 
 class FakeVocabulary:
-    """One token per character, and an end token with the highest id.
+    """One token per character, and an end token with the highest id. Text is read without the
+    characters that the vocabulary lacks.
 
     >>> vocabulary = FakeVocabulary("ab ")
     >>> vocabulary.tokenize("a b")
@@ -46,7 +47,7 @@ class FakeVocabulary:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         del add_special, parse_special
-        return [self._characters.index(character) for character in text]
+        return [self._characters.index(character) for character in text if character in self._characters]
 
     def piece(self, token: int) -> bytes:
         return b"" if token == self.size - 1 else self._characters[token].encode()

@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.options import RunSettings
-from outrider.cli.prompt import unescape
+from outrider.cli.output import readable
+from outrider.cli.prompt import ask, read_prompt
 from outrider.cli.report import print_readout
-from outrider.cli.run import TokenPrinter, load_pair, open_session, print_notices, show
-from outrider.core.data import Completion, Request
-from outrider.core.errors import PromptError, SettingError
+from outrider.cli.run import TokenPrinter, check_settings, load_pair, open_session, print_notices, show
+from outrider.core.data import Completion, Request, StepRecord
+from outrider.core.errors import InputError, PromptError, SettingError
 from outrider.readout import read_out
 from outrider.session import Generation, Message, Pair, Session
-from outrider.trace import check_writable, write_trace
+from outrider.trace import write_trace
 
 _HELP = "Type a message. /readout: counts of the last answer. /reset: start over. /exit or Ctrl-D: leave."
 
@@ -23,7 +24,9 @@ _HELP = "Type a message. /readout: counts of the last answer. /reset: start over
 def chat(settings: RunSettings) -> int:
     """Hold a conversation until its end; returns the exit status."""
     errors = Console(stderr=True, highlight=False)
+    check_settings(settings)
     _check(settings)
+    first = _first_message(settings)
     pair = load_pair(settings, errors)
     if pair.template is None:
         raise PromptError(
@@ -35,29 +38,25 @@ def chat(settings: RunSettings) -> int:
         print_notices(session, errors)
         conversation = _Conversation(settings, pair, session, errors)
         errors.print(Text(_HELP, style="dim"))
-        if settings.prompt_argument or settings.prompt:
-            conversation.say(settings.prompt_argument or _first_prompt(settings))
+        if first is not None:
+            conversation.say(first)
         conversation.hold()
     return 0
 
 
 def _check(settings: RunSettings) -> None:
-    settings.sampling()
-    settings.max_tokens()
-    settings.policy()
-    settings.sampled_drafts()
     for name, given in (("--compare", settings.compare), ("--json", settings.json), ("--raw", settings.raw)):
         if given:
             raise SettingError(name, "a conversation has no use for it", "Leave it out, or use outrider run.")
     if settings.file is not None:
         raise SettingError("-f", "a conversation reads what you type", "Use -p for a first message.")
-    if settings.trace:
-        check_writable(settings.trace)
 
 
-def _first_prompt(settings: RunSettings) -> str:
-    text = settings.prompt or ""
-    return unescape(text) if settings.escape else text
+def _first_message(settings: RunSettings) -> str | None:
+    """What the command line opens the conversation with; None for nothing."""
+    if settings.prompt_argument is None and settings.prompt is None:
+        return None
+    return read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
 
 
 class _Conversation:
@@ -73,6 +72,7 @@ class _Conversation:
             self._system = [{"role": "system", "content": settings.system}]
         self._messages: list[Message] = list(self._system)
         self._last: Completion | None = None
+        self._records: list[StepRecord] = []
         self._printer = TokenPrinter(settings, errors)
 
     def hold(self) -> None:
@@ -92,12 +92,12 @@ class _Conversation:
                 self.say(line)
 
     def _read(self) -> str | None:
+        if sys.stdin.isatty():
+            self._errors.print()
         try:
-            return input("\n> " if sys.stdin.isatty() else "")
+            return ask("> ")
         except EOFError:
             return None
-        except UnicodeDecodeError as error:
-            raise PromptError("standard input", "it is not UTF-8", "Convert it to UTF-8 first.") from error
 
     def say(self, message: str) -> None:
         """Answer one message. A message that does not fit is said to be one, and taken back."""
@@ -112,26 +112,37 @@ class _Conversation:
             )
             generation = Generation(self._session.engine, request)
             self._last = show(generation, self._printer)
-        except PromptError as error:
+        except InputError as error:  # too long, or the template refuses it
             self._messages.pop()
-            self._errors.print(Text(f"{error} /reset starts a new conversation.", style="yellow"))
+            way_out = "/reset starts a new conversation."
+            self._errors.print(Text(readable(f"{error} {way_out}"), style="yellow"))
             return
         self._messages.append({"role": "assistant", "content": self._last.text})
         if self._settings.trace:
-            write_trace(self._settings.trace, self._last.records)
+            self._records += self._last.records
+            write_trace(self._settings.trace, self._records)
         if not self._settings.quiet:
             self._print_summary(self._last)
 
     def _print_summary(self, completion: Completion) -> None:
         readout = read_out(completion)
+        ended = {"length": "; token limit", "cancelled": "; interrupted"}.get(readout.finish_reason, "")
         self._errors.print(
             Text(
                 f"[{readout.generated_tokens} tokens, {readout.tokens_per_s:.1f} tokens/s, "
                 f"{readout.tokens_per_target_call:.2f} per target call; "
-                f"{readout.reused_tokens} of {readout.prompt_tokens} prompt tokens kept]",
+                f"{readout.reused_tokens} of {readout.prompt_tokens} prompt tokens kept{ended}]",
                 style="dim",
             )
         )
+        if readout.finish_reason == "context":
+            self._errors.print(
+                Text(
+                    f"The context of {self._session.target.context_length} tokens is full. "
+                    "/reset starts a new conversation; a larger context (-c) holds a longer one.",
+                    style="yellow",
+                )
+            )
 
     def _print_readout(self) -> None:
         if self._last is None:

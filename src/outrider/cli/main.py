@@ -4,27 +4,67 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from outrider import __version__
 from outrider.cli import options
+from outrider.cli.output import readable
 from outrider.core.errors import OutriderError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
+_NOT_IN_CHAT = {"file", "raw", "interactive", "compare", "repetitions", "json"}
+"""Options that a conversation refuses, so its help leaves them out."""
+
+
+def _tidy(params: list[Any]) -> list[Any]:
+    """Options as the help shows them: one long name each, and one name for a switch's two sides."""
+    for param in params:
+        short = [name for name in param.opts if not name.startswith("--")]
+        long = [name for name in param.opts if name.startswith("--")][:1]
+        if param.secondary_opts:
+            long = [f"--[no-]{long[0].removeprefix('--')}"]
+            param.secondary_opts = []
+        param.opts = [*short, *long]
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class _Command(TyperCommand):
+    """A command whose help fits a terminal of 80 columns."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if self.name == "chat":
+            self.params = [param for param in self.params if param.name not in _NOT_IN_CHAT]
+            for param in self.params:
+                if param.name in ("prompt_argument", "prompt"):
+                    vars(param)["help"] = "The first message; else the conversation asks for it."
+        self.params = _tidy(self.params)
+        super().format_help(ctx, formatter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        return _tidy([option])[0] if option else None
+
 
 class _Commands(TyperGroup):
-    """Reads `chat …` as `run --interactive …`: the two share all their options."""
+    """The program itself, whose help is set like that of its commands."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] == "chat":
-            args = ["run", "--interactive", *args[1:]]
-        return super().resolve_command(ctx, args)
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.params = _tidy(self.params)
+        super().format_help(ctx, formatter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        return _tidy([option])[0] if option else None
 
 
 app = typer.Typer(
@@ -38,18 +78,25 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {__version__} (llama-cpp-python {version('llama-cpp-python')})")
+        raise typer.Exit
+
+
 @app.callback()
-def _program() -> None:
-    """Keeps `run` a command of its own while it is the only one."""
+def _program(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Keeps `run` a command of its own."""
 
 
-@app.command("chat")
-def _chat() -> None:
-    """Hold a conversation that keeps its KV between turns: `run --interactive`, with its options."""
-
-
-@app.command("run")
+@app.command("run", cls=_Command, help="Generate text with a target model and its drafts; say what it took.")
+@app.command("chat", cls=_Command, help="Hold a conversation that keeps its KV between turns.")
 def _run(
+    ctx: typer.Context,
     prompt_argument: options.PromptArgument = None,
     model: options.Model = None,
     model_draft: options.DraftModel = None,
@@ -101,37 +148,63 @@ def _run(
     swa_full: options.FullWindow = True,
     repack: options.Repack = True,
 ) -> None:
-    """Generate text with a target model and its drafts, then say what it took."""
     arguments = dict(locals())
+    del arguments["ctx"]
+    settings = options.RunSettings(**arguments)
     from outrider.backends.llama_cpp import show_log
     from outrider.cli.chat import chat
     from outrider.cli.run import run
 
     show_log(verbose)
-    settings = options.RunSettings(**arguments)
-    raise typer.Exit(chat(settings) if interactive else run(settings))
+    try:
+        status = chat(settings) if interactive or ctx.info_name == "chat" else run(settings)
+    except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
+        typer.echo("\ninterrupted", err=True)
+        status = INTERRUPTED
+    raise typer.Exit(status)
 
 
 def main() -> None:
     """Run the program. Deliberate errors become one message and exit status 2, Ctrl-C 130."""
+    _open_streams()
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        app(standalone_mode=True)
+        app(prog_name="outrider")
     except OutriderError as error:
-        errors.print(Text.assemble(("error: ", "bold red"), str(error)))
-        sys.exit(USAGE_ERROR)
-    except KeyboardInterrupt:
-        errors.print("interrupted")
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has left; nothing more can reach them.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        errors.print(Text.assemble(("error: ", "bold red"), readable(str(error))))
+        _leave(USAGE_ERROR)
     except MemoryError:
         errors.print(
             Text("error: memory: this machine has none left. Choose a smaller model or context (-c).")
         )
+        _leave(USAGE_ERROR)
+
+
+def _null(mode: str) -> TextIO:
+    return cast(TextIO, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def _open_streams() -> None:
+    """Make the standard streams usable whatever the shell did to them."""
+    if sys.stdin is None:
+        sys.stdin = _null("r")
+    if sys.stderr is None:
+        sys.stderr = _null("w")
+    if sys.stdout is None:
+        sys.stderr.write("error: standard output: it is closed. Send it to a file, or to /dev/null.\n")
         sys.exit(USAGE_ERROR)
+    # A terminal that lacks a character gets a question mark instead of a traceback.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _leave(status: int) -> None:
+    """Exit; what standard output cannot take any more is dropped without a word."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)
 
 
 if __name__ == "__main__":

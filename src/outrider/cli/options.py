@@ -22,13 +22,16 @@ _MACHINE = "Machine"
 
 
 def _option(panel: str, *names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
+    """An option with a value, or without `metavar` a switch; the help shows its first long name."""
+    option: typer.models.OptionInfo = typer.Option(
+        *names, help=help, metavar=metavar, rich_help_panel=panel, show_default=metavar is not None
+    )
     return option
 
 
 PromptArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[PROMPT]", help="The prompt; else -p, -f, standard input or a question."),
+    typer.Argument(metavar="PROMPT", help="The prompt; else -p, -f, standard input or a question."),
 ]
 
 # Models
@@ -48,11 +51,13 @@ DraftModel = Annotated[
 ]
 HubModel = Annotated[
     str | None,
-    _option(_MODELS, "-hf", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="Target from the hub."),
+    _option(_MODELS, "-hf", "--hf-repo", metavar="REPO", help="Target from the hub: OWNER/REPO[:QUANT]."),
 ]
 HubDraft = Annotated[
     str | None,
-    _option(_MODELS, "-hfd", "--hf-repo-draft", metavar="OWNER/REPO[:QUANT]", help="Draft from the hub."),
+    _option(
+        _MODELS, "-hfd", "--hf-repo-draft", metavar="REPO", help="Draft from the hub: OWNER/REPO[:QUANT]."
+    ),
 ]
 HubToken = Annotated[
     str | None, _option(_MODELS, "-hft", "--hf-token", metavar="TOKEN", help="Hub token. Default: $HF_TOKEN.")
@@ -74,7 +79,7 @@ Raw = Annotated[
 ]
 Escape = Annotated[
     bool,
-    _option(_TEXT, "--escape/--no-escape", "-e", help=r"Read \n, \t and the like in -p as llama.cpp does."),
+    _option(_TEXT, "--escape/--no-escape", "-e", help=r"Read \n, \t and the like in -p (the default)."),
 ]
 MaxTokens = Annotated[
     int,
@@ -146,12 +151,17 @@ DraftSampling = Annotated[
     _option(
         _SPECULATION,
         "--draft-sampling",
-        metavar="greedy|sampled",
-        help="The draft model's tokens: its likeliest, or drawn from its distribution.",
+        metavar="HOW",
+        help="The draft model's tokens: its likeliest (greedy) or drawn from its distribution (sampled).",
     ),
 ]
 Lookup = Annotated[
-    bool, _option(_SPECULATION, "--lookup/--no-lookup", help="Draft from the text so far where it repeats.")
+    bool,
+    _option(
+        _SPECULATION,
+        "--lookup/--no-lookup",
+        help="Draft from the text so far where it repeats. On by default.",
+    ),
 ]
 
 # Output
@@ -188,16 +198,26 @@ DraftContext = Annotated[
 ]
 GpuLayers = Annotated[
     str,
-    _option(_MACHINE, "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N|all", help="Layers on the GPU."),
+    _option(
+        _MACHINE, "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."
+    ),
 ]
 DraftGpuLayers = Annotated[
     str | None,
     _option(
-        _MACHINE, "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", metavar="N|all", help="The draft's."
+        _MACHINE,
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        metavar="N",
+        help="The draft's layers there; default: as -ngl.",
     ),
 ]
 SplitMode = Annotated[
-    str, _option(_MACHINE, "-sm", "--split-mode", metavar="none|layer|row", help="How GPUs share the model.")
+    str,
+    _option(
+        _MACHINE, "-sm", "--split-mode", metavar="MODE", help="How GPUs share the model: none, layer or row."
+    ),
 ]
 MainGpu = Annotated[int, _option(_MACHINE, "-mg", "--main-gpu", metavar="N", help="The GPU for -sm none.")]
 Threads = Annotated[
@@ -214,7 +234,7 @@ MicroBatchTokens = Annotated[
     int, _option(_MACHINE, "-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
 ]
 FlashAttention = Annotated[
-    str, _option(_MACHINE, "-fa", "--flash-attn", metavar="on|off|auto", help="Flash attention.")
+    str, _option(_MACHINE, "-fa", "--flash-attn", metavar="WHEN", help="Flash attention: on, off or auto.")
 ]
 CacheTypeK = Annotated[
     str,
@@ -223,18 +243,23 @@ CacheTypeK = Annotated[
 CacheTypeV = Annotated[
     str, _option(_MACHINE, "-ctv", "--cache-type-v", metavar="TYPE", help="Type of the cached values.")
 ]
-Mmap = Annotated[bool, _option(_MACHINE, "--mmap/--no-mmap", help="Map the file instead of reading it.")]
+Mmap = Annotated[
+    bool, _option(_MACHINE, "--mmap/--no-mmap", help="Map the file instead of reading it (the default).")
+]
 Mlock = Annotated[bool, _option(_MACHINE, "--mlock", help="Keep the weights in memory.")]
 FullWindow = Annotated[
     bool,
     _option(
         _MACHINE,
         "--swa-full/--no-swa-full",
-        help="Keep all KV of sliding-window layers, to be able to rewind.",
+        help="Keep all KV of sliding-window layers, to be able to rewind (the default).",
     ),
 ]
 Repack = Annotated[
-    bool, _option(_MACHINE, "--repack/--no-repack", help="Repacked weights: often faster, sometimes not.")
+    bool,
+    _option(
+        _MACHINE, "--repack/--no-repack", help="Repacked weights: often faster, sometimes not. On by default."
+    ),
 ]
 
 
@@ -306,10 +331,17 @@ class RunSettings:
     def max_tokens(self) -> int | None:
         """Tokens to generate; None for no limit. Raises SettingError."""
         if self.predict < -2 or self.predict == 0:
-            raise SettingError(
-                "-n", f"{self.predict} asks for nothing", "Give 1 or more, or -1 for no limit."
-            )
+            why = "it asks for nothing" if self.predict == 0 else "it is no number of tokens"
+            raise SettingError(f"-n {self.predict}", why, "Give 1 or more, or -1 for no limit.")
         return self.predict if self.predict > 0 else None
+
+    def check_contexts(self) -> None:
+        """Raise SettingError for a context that could not hold anything."""
+        for name, size in (("-c", self.ctx_size), ("-cd", self.ctx_size_draft)):
+            if size is not None and (size < 0 or size == 1):
+                raise SettingError(
+                    f"{name} {size}", "it is no size of a context", "Give 2 or more, or 0 for the usual one."
+                )
 
     def policy(self) -> FixedPolicy:
         """The draft lengths. Raises SettingError."""

@@ -37,7 +37,7 @@ def read_prompt(argument: str | None, option: str | None, file: Path | None, *, 
         text = _decode(sys.stdin.buffer, "standard input")
     if not text.strip():
         raise PromptError("prompt", "it is empty", "Give some text (-p, -f, or standard input).")
-    return _encodable(text)
+    return encodable(text, "prompt")
 
 
 def unescape(text: str) -> str:
@@ -51,9 +51,24 @@ def unescape(text: str) -> str:
 
 def _ask() -> str:
     try:
-        return input("prompt> ")
+        return ask("prompt> ")
     except EOFError:
         return ""
+
+
+def ask(question: str) -> str:
+    """A line from standard input, asked for where a person sees it and standard output stays clean.
+
+    Raises EOFError at its end, PromptError for what is not UTF-8.
+    """
+    if sys.stdin.isatty() and not sys.stdout.isatty():
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        question = ""
+    try:
+        return encodable(input(question if sys.stdin.isatty() else ""), "standard input")
+    except UnicodeDecodeError as error:
+        raise PromptError("standard input", "it is not UTF-8", "Convert it to UTF-8 first.") from error
 
 
 def _read_file(path: Path) -> str:
@@ -68,7 +83,8 @@ def _read_file(path: Path) -> str:
 def _decode(file: BinaryIO, name: str) -> str:
     data = file.read().removeprefix(codecs.BOM_UTF8)
     try:
-        return data.decode("utf-8")
+        # The line break that ends a text file is not part of the prompt; llama.cpp drops it, too.
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise PromptError(
             name,
@@ -77,12 +93,12 @@ def _decode(file: BinaryIO, name: str) -> str:
         ) from error
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str, name: str) -> str:
     """Refuse text that cannot be UTF-8: arguments in another encoding arrive as lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise PromptError(
-            "prompt", f"character {error.start} is not UTF-8", "Convert it to UTF-8 first."
+            name, f"character {error.start} is not UTF-8", "Convert it to UTF-8 first."
         ) from error
     return text

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outrider.cli.output import readable
 from outrider.compare import Comparison
 from outrider.readout import DrafterCounts, Readout
 
@@ -26,107 +27,119 @@ def print_legend(console: Console) -> None:
 
 def print_readout(console: Console, readout: Readout, target: str, draft: str | None) -> None:
     """Counts and times, one subject a line."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    table.add_row("models", f"target {target}" + (f", draft {draft}" if draft else ", no draft model"))
-    table.add_row("prompt", _prompt_line(readout))
-    table.add_row("answer", _answer_line(readout))
-    table.add_row("target calls", _calls_line(readout))
-    table.add_row("draft calls", str(readout.draft_calls))
+    rows = {
+        "models": f"target {target}, " + (f"draft {draft}" if draft else "no draft model"),
+        "prompt": _prompt_line(readout),
+        "answer": _answer_line(readout),
+        "target calls": _calls_line(readout),
+    }
+    if draft:
+        rows["draft calls"] = str(readout.draft_calls)
     if readout.drafted_tokens:
-        table.add_row("drafted", _acceptance_line(readout))
+        rows["drafted"] = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
         for name, counts in readout.drafters.items():
-            table.add_row(f"  {_NAMES.get(name, name)}", _drafter_line(counts))
-    table.add_row("time", _time_line(readout))
+            rows[f"  {_NAMES.get(name, name)}"] = _drafter_line(counts)
+        if len(readout.drafters) == 1:
+            name, line = rows.popitem()
+            rows["drafted"] = f"{line} (all by {name.strip()})"
+    if readout.generated_tokens:
+        rows["time"] = _time_line(readout)
     if readout.burst_latency_s:
         latency = readout.burst_latency_s
-        table.add_row(
-            "between bursts", f"p50 {_ms(latency.p50)}, p95 {_ms(latency.p95)}, max {_ms(latency.max)}"
-        )
+        quantiles = {"p50": latency.p50, "p95": latency.p95, "max": latency.max}
+        rows["between bursts"] = ", ".join(f"{name} {_time(value)}" for name, value in quantiles.items())
+    _print_rows(console, rows)
+
+
+def _print_rows(console: Console, rows: dict[str, str]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True, min_width=14)
+    table.add_column()
+    for name, line in rows.items():
+        table.add_row(name, Text(readable(line)))
     console.print(table)
 
 
 def _prompt_line(readout: Readout) -> str:
     evaluated = readout.prompt_tokens - 1 - readout.reused_tokens
-    line = f"{readout.prompt_tokens} tokens"
+    line = _number(readout.prompt_tokens, "token")
     if readout.reused_tokens:
         line += f" ({readout.reused_tokens} kept from before)"
     if readout.prefill_s > 0 and evaluated > 0:
-        line += f", encoded in {readout.prefill_s:.2f} s ({evaluated / readout.prefill_s:.0f} tokens/s)"
-    return f"{line}, {readout.prefill_calls} prefill calls"
+        line += f" in {_time(readout.prefill_s)} ({evaluated / readout.prefill_s:.0f} tokens/s)"
+    return f"{line}, {_number(readout.prefill_calls, 'prefill call')}"
 
 
 def _answer_line(readout: Readout) -> str:
     ended = {
-        "stop": "it ended",
-        "length": "token limit",
-        "context": "the context is full: give a larger one with -c",
+        "stop": "it ended by itself",
+        "length": "token limit (-n)",
+        "context": "the context is full, -c gives a larger one",
         "cancelled": "interrupted",
     }[readout.finish_reason]
     return (
-        f"{readout.generated_tokens} tokens in {readout.decode_s:.2f} s "
+        f"{_number(readout.generated_tokens, 'token')} in {_time(readout.decode_s)} "
         f"({readout.tokens_per_s:.1f} tokens/s); {ended}"
     )
 
 
 def _calls_line(readout: Readout) -> str:
+    if not readout.target_calls:
+        return "0"
     return (
-        f"{readout.target_calls}: {readout.tokens_per_target_call:.2f} tokens per call, "
-        f"{readout.target_calls_saved:.0%} of the calls saved"
+        f"{readout.target_calls}, {readout.tokens_per_target_call:.2f} tokens per call "
+        f"({readout.target_calls_saved:.0%} fewer calls than one per token)"
     )
 
 
-def _acceptance_line(readout: Readout) -> str:
-    return (
-        f"{readout.drafted_tokens} tokens, {readout.accepted_tokens} accepted "
-        f"({_percent(readout.acceptance_rate)})"
+def _acceptance_line(drafted: int, accepted: int) -> str:
+    return f"{_number(drafted, 'token')}, {accepted} accepted" + (
+        f" ({accepted / drafted:.0%})" if drafted else ""
     )
 
 
 def _drafter_line(counts: DrafterCounts) -> str:
-    positions = " ".join(_percent(share) for share in counts.acceptance_by_position)
-    return (
-        f"{counts.drafted_tokens} drafted, {counts.accepted_tokens} accepted "
-        f"({_percent(counts.acceptance_rate)}); by position {positions}"
-    )
+    positions = " ".join(_percent(share) for share in counts.acceptance_by_position).rstrip(" -")
+    return f"{_acceptance_line(counts.drafted_tokens, counts.accepted_tokens)}; by position {positions}"
 
 
 def _time_line(readout: Readout) -> str:
     time = readout.time_s
     parts = {"draft": time.draft, "verify": time.verify, "sampling": time.sampling, "other": time.other}
     shares = ", ".join(
-        f"{name} {seconds:.2f} s ({seconds / readout.decode_s if readout.decode_s else 0:.0%})"
+        f"{name} {_time(seconds)} ({seconds / readout.decode_s if readout.decode_s else 0:.0%})"
         for name, seconds in parts.items()
     )
-    return f"{shares}; outside model calls {readout.overhead:.1%}"
+    return f"{shares}; {readout.overhead:.1%} of it outside model calls"
 
 
 def print_comparison(console: Console, comparison: Comparison, *, greedy: bool) -> None:
     """Speed-up with its spread, and whether the outputs are equal."""
     speedup, plain = comparison.speedup, comparison.plain
-    console.print(
-        f"[bold]against plain decoding[/] ({speedup.repetitions} runs of each, in turn): "
-        f"[bold]{speedup.decode_median:.2f}x[/] decoding "
-        f"({speedup.decode_low:.2f} to {speedup.decode_high:.2f}), "
-        f"{speedup.median:.2f}x with the prompt ({speedup.low:.2f} to {speedup.high:.2f}); "
-        f"plain: {plain.tokens_per_s:.1f} tokens/s, {plain.target_calls} target calls",
-        highlight=False,
-    )
-    console.print(_equality_line(comparison, greedy), highlight=False)
+    runs = f"{_number(speedup.repetitions, 'run')} of each, in turn"
+    rows = {
+        "plain decoding": f"{plain.tokens_per_s:.1f} tokens/s, {_number(plain.target_calls, 'target call')}",
+        "speed-up": (
+            f"{speedup.decode_median:.2f}x ({speedup.decode_low:.2f} to {speedup.decode_high:.2f}); "
+            f"with the prompt {speedup.median:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}); {runs}"
+        ),
+        "output": _equality_line(comparison, greedy),
+    }
+    _print_rows(console, rows)
 
 
 def _equality_line(comparison: Comparison, greedy: bool) -> str:
     divergence = comparison.divergence
     if comparison.equal:
-        return "The output is the same, token for token."
+        return "the same, token for token"
     if not greedy:
-        return "The outputs differ, as two samples do, not their distribution; --temp 0 compares texts."
+        return "differs, as two samples do (not their distribution); --temp 0 compares texts"
     if divergence is None:
-        return "[yellow]Runs of the same kind differ among themselves: this backend is not deterministic.[/]"
+        return "differs between runs of the same kind: this backend is not deterministic"
     return (
-        f"[yellow]The outputs differ from token {divergence.position} on, where plain decoding prefers "
-        f"its own by a logit margin of {divergence.margin:.4f}[/] (a batch rounds differently)."
+        f"differs from token {divergence.position} on, where plain decoding prefers its own "
+        f"by a logit margin of {divergence.margin:.4f}; a margin near 0 is rounding: "
+        "calls over several tokens add up in another order"
     )
 
 
@@ -134,5 +147,12 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms"
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _time(seconds: float) -> str:
+    """A duration in the unit that leaves two or three digits."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"

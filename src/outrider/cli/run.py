@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Any
 
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
-from outrider.cli.interrupt import Interrupt
+from outrider.cli.interrupt import Interrupt, LoadInterrupt
 from outrider.cli.options import RunSettings
-from outrider.cli.prompt import read_prompt
+from outrider.cli.output import readable, write
+from outrider.cli.prompt import encodable, read_prompt
 from outrider.cli.report import SOURCE_STYLES, print_comparison, print_legend, print_readout
 from outrider.compare import Comparison, compare, is_greedy
 from outrider.core.data import Completion, Piece, Request
@@ -28,14 +30,11 @@ INTERRUPTED = 130
 _UNLIMITED_TOKENS = 2048
 """Room for an answer of unknown length, where the context is sized by itself."""
 
-# All but line breaks and tabs: what a model writes must not steer the terminal.
-_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
-
 
 def run(settings: RunSettings) -> int:
     """Generate once; returns the exit status."""
     errors = Console(stderr=True, highlight=False)
-    _check(settings)
+    check_settings(settings)
     prompt = read_prompt(settings.prompt_argument, settings.prompt, settings.file, escape=settings.escape)
     pair = load_pair(settings, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
@@ -57,14 +56,20 @@ def run(settings: RunSettings) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _check(settings: RunSettings) -> None:
+def check_settings(settings: RunSettings) -> None:
     """Refuse what cannot work before anything is loaded."""
     settings.sampling()
     settings.max_tokens()
     settings.policy()
     settings.sampled_drafts()
+    settings.check_contexts()
+    settings.target_reference()
+    settings.draft_reference()
+    encodable(settings.system or "", "system message")
     settings.load_options(draft=True)
     settings.load_options()
+    if "" in (settings.stop or ()):
+        raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
     if settings.repetitions < 1:
         raise SettingError("--repetitions", f"{settings.repetitions} is too few", "Give 1 or more.")
     if settings.trace:
@@ -73,7 +78,7 @@ def _check(settings: RunSettings) -> None:
 
 def load_pair(settings: RunSettings, errors: Console) -> Pair:
     """Load the models that were asked for, or the embedded default."""
-    with errors.status("loading"):
+    with LoadInterrupt(), errors.status("loading"):
         return Pair.load(
             settings.target_reference(),
             settings.draft_reference(),
@@ -88,22 +93,21 @@ def open_session(settings: RunSettings, pair: Pair, prompt_tokens: int) -> Sessi
     context = settings.ctx_size
     if context is None:
         wanted = prompt_tokens + (settings.max_tokens() or _UNLIMITED_TOKENS) + 1
-        context = min(
-            max(wanted, DEFAULT_CONTEXT_TOKENS), max(pair.target.trained_context, prompt_tokens + 1)
+        context = min(max(wanted, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
+    with LoadInterrupt():
+        return pair.open(
+            context,
+            settings.ctx_size_draft,
+            lookup=settings.lookup,
+            sampled_drafts=settings.sampled_drafts(),
+            policy=settings.policy(),
         )
-    return pair.open(
-        context,
-        settings.ctx_size_draft,
-        lookup=settings.lookup,
-        sampled_drafts=settings.sampled_drafts(),
-        policy=settings.policy(),
-    )
 
 
 def print_notices(session: Session, errors: Console) -> None:
     """Say what was switched off, and why."""
     for notice in session.notices:
-        errors.print(Text(f"note: {notice}", style="yellow"))
+        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
 
 
 def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Console) -> str | list[Message]:
@@ -115,12 +119,8 @@ def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Consol
             )
             raise PromptError("system message", why, "Put it into the prompt itself.")
         if not settings.raw:
-            errors.print(
-                Text(
-                    f"note: {pair.target.name} has no chat template (a base model): continuing the text",
-                    "yellow",
-                )
-            )
+            why = f"{pair.target.name} has no chat template (a base model)"
+            errors.print(Text(readable(f"note: {why}: continuing the text"), "yellow"))
         return prompt
     system: list[Message] = [{"role": "system", "content": settings.system}] if settings.system else []
     return [*system, {"role": "user", "content": prompt}]
@@ -167,24 +167,23 @@ class TokenPrinter:
 
     def print(self, pieces: tuple[Piece, ...]) -> None:
         """Show the pieces of one step."""
-        for piece in pieces:
-            self._write(piece.text, SOURCE_STYLES.get(piece.source, "magenta"))
-            self._printed += len(piece.text)
-        sys.stdout.flush()
+        write(
+            "".join(self._dressed(piece.text, SOURCE_STYLES.get(piece.source, "magenta")) for piece in pieces)
+        )
+        self._printed += sum(len(piece.text) for piece in pieces)
 
     def end(self, completion: Completion) -> None:
         """Show what was still held back, and end the line."""
-        self._write(completion.text[self._printed :], "")
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        write(self._dressed(completion.text[self._printed :], "") + "\n")
+        self._printed = 0
 
-    def _write(self, text: str, style: str) -> None:
+    def _dressed(self, text: str, style: str) -> str:
         if self._console.is_terminal:
-            text = text.translate(_CONTROLS)
-        if self._coloured:
-            self._console.print(Text(text, style=style), end="")
-        else:
-            sys.stdout.write(text)
+            text = readable(text)
+        if self._coloured and text:
+            # Not through the console, which would turn tabs into spaces.
+            text = Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
+        return text
 
 
 def _compare(
@@ -215,13 +214,8 @@ def _report(
 ) -> None:
     readout = comparison.speculative if comparison else read_out(completion)
     if settings.json:
-        sys.stdout.write(
-            json.dumps(
-                _as_json(session, request_settings(settings, session, completion), completion, comparison)
-            )
-            + "\n"
-        )
-        sys.stdout.flush()
+        in_force = request_settings(settings, session, completion)
+        write(json.dumps(_as_json(session, in_force, completion, comparison)) + "\n")
     elif not settings.quiet:
         errors.print()
         print_readout(errors, readout, pair.target.name, pair.draft.name if pair.draft else None)
@@ -244,7 +238,8 @@ def _as_json(
 ) -> dict[str, Any]:
     """The object that --json prints; the README documents its keys."""
     readout = comparison.speculative if comparison else read_out(completion)
-    result = {"text": completion.text, **readout.as_json(), "settings": settings, "notices": session.notices}
+    shown = comparison.speculative_completion if comparison else completion
+    result = {"text": shown.text, **readout.as_json(), "settings": settings, "notices": session.notices}
     if comparison:
         result |= {
             "plain": comparison.plain.as_json(),

@@ -131,7 +131,8 @@ class ModelDrafter:
 
     def _rewind(self, sequence: int, context: _Context) -> None:
         # At least one final token must be left to evaluate: its logits start the draft.
-        keep = min(context.agree, len(context.final) - 1)
+        # The model may hold less than it was given: a failed call can cost it everything.
+        keep = min(context.agree, len(context.final) - 1, self.model.length(sequence))
         if keep < self.model.length(sequence):
             try:
                 self.model.truncate(sequence, keep)
@@ -162,7 +163,9 @@ class ModelDrafter:
             model_s += perf_counter() - before
             calls += 1
             for span in spans:
-                self._contexts[span.sequence].evaluated.extend(span.tokens)
+                context = self._contexts[span.sequence]
+                context.evaluated.extend(span.tokens)
+                context.agree = len(context.final)
             active = [
                 draft
                 for draft, row in zip(active, rows, strict=True)
@@ -177,7 +180,6 @@ class ModelDrafter:
         stored = len(context.evaluated)
         if draft.tokens:
             return Span(draft.wish.sequence, (draft.tokens[-1],), stored, 1)
-        context.agree = len(context.final)
         return Span(draft.wish.sequence, tuple(context.final[stored:]), stored, 1)
 
     def _append(self, draft: _Growing, logits: Logits, extend: Extend) -> bool:

@@ -14,17 +14,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from outrider.backends.llama_cpp.options import LoadOptions
-from outrider.core.errors import BackendCrash
+from outrider.core.errors import BackendCrash, OutOfMemory
 
 _Outcome = Literal["works", "works without extra buffer types"]
 
 _FLAGS = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
+
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()
 
 RunChild = Callable[[Sequence[str]], int]
 """Runs a command to its end and returns its exit status, negative for a signal."""
@@ -44,14 +47,15 @@ def check_build(
     `build` names the library's build, `model_kind` architecture and quantization; the outcome for
     the two on this CPU is kept in the JSON file `memory`. `run` starts the child process.
 
-    Raises BackendCrash when the child dies with either set of kernels.
+    Raises BackendCrash when the child dies with either set of kernels, OutOfMemory when the system
+    killed it.
     """
     if not options.extra_buffer_types:
         return options, None
     key = f"{build} | {model_kind} | gpu layers {options.gpu_layers} | cpu {_cpu_id()}"
     outcomes = _read(memory)
     outcome = outcomes.get(key)
-    if outcome is None:
+    if outcome not in get_args(_Outcome):
         outcome = _try_out(path, options, run or _run_child)
         if outcome is not None:
             _write(memory, outcomes | {key: outcome})
@@ -67,23 +71,37 @@ def check_build(
 def _try_out(path: Path, options: LoadOptions, run: RunChild) -> _Outcome | None:
     """What becomes of a child's first calls; None when it could not even load the model, which
     the real load will explain better."""
-    status = run(_command(path, options))
+    status = _first_calls(path, options, run)
     if status == 0:
         return "works"
     if status > 0:
         return None
-    if run(_command(path, replace(options, extra_buffer_types=False))) == 0:
+    if _first_calls(path, replace(options, extra_buffer_types=False), run) == 0:
         return "works without extra buffer types"
     raise BackendCrash(
         str(path),
         f"llama.cpp dies at its first call ({_signal_name(-status)}), with its repacked kernels and without",
-        "Reinstall llama-cpp-python for this machine: pip install --no-binary :all: --force-reinstall.",
+        "Build llama-cpp-python anew on this machine: "
+        "pip install --no-binary llama-cpp-python --force-reinstall llama-cpp-python.",
     )
+
+
+def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
+    """The child's exit status. One that was killed says nothing about the build: no crash looks so."""
+    status = run(_command(path, options))
+    if status in _KILLED:
+        raise OutOfMemory(
+            str(path),
+            f"the system ended its first call ({_signal_name(-status)}), most likely for want of memory",
+            "Choose a smaller quantization, or end other programs.",
+        )
+    return status
 
 
 def _command(path: Path, options: LoadOptions) -> list[str]:
     module = "outrider.backends.llama_cpp.first_call"
-    return [sys.executable, "-m", module, str(path), json.dumps(asdict(options))]
+    # -P: whatever lies in the working folder is not part of the program.
+    return [sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))]
 
 
 def _run_child(command: Sequence[str]) -> int:
@@ -126,4 +144,5 @@ def _write(memory: Path, outcomes: dict[str, str]) -> None:
         partial.write_text(json.dumps(outcomes, indent=1) + "\n")
         partial.replace(memory)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()

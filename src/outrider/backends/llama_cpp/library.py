@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import sys
 from collections import deque
 from functools import cache
@@ -22,8 +23,11 @@ import llama_cpp.llama_cpp as lib
 
 __all__ = ["build_id", "clear_log", "last_error", "lib", "show_log"]
 
-_ERROR_LEVELS = (2, 3)
-"""ggml's levels of warnings and errors"""
+_ERROR_LEVEL = 4
+"""ggml's level of errors: those below are for debugging, information and warnings"""
+
+_FUNCTION = re.compile(r"^[\w:~]+: ")
+"""Log lines begin with the name of the function that writes them."""
 
 _recent_errors: deque[str] = deque(maxlen=20)
 _shown = False
@@ -31,8 +35,8 @@ _shown = False
 
 def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", errors="replace")
-    if level in _ERROR_LEVELS and line.strip():
-        _recent_errors.append(line.strip())
+    if level == _ERROR_LEVEL and line.strip():
+        _recent_errors.append(_FUNCTION.sub("", line.strip()))
     if _shown:
         sys.stderr.write(line)
         sys.stderr.flush()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
+from outrider.backends.llama_cpp.batch import Batch, Limits
+from outrider.backends.llama_cpp.handle import Handle
 from outrider.backends.llama_cpp.library import clear_log, last_error, lib
+from outrider.backends.llama_cpp.memory import check_cache_types, check_room
 from outrider.backends.llama_cpp.options import (
     CONTEXT_TYPES,
     FLASH_ATTENTION,
@@ -26,7 +31,7 @@ _NO_KV_SLOT = 1
 
 
 class Weights:
-    """A model's weights and vocabulary. Contexts are opened on it; close it after them.
+    """A model's weights and vocabulary, on which contexts are opened.
 
     Raises ModelFileError when llama.cpp cannot run the file, OutOfMemory when it has no room.
     """
@@ -34,37 +39,41 @@ class Weights:
     def __init__(self, path: Path, options: LoadOptions | None = None) -> None:
         self.path = path
         self.options = options or LoadOptions()
-        self._handle = _load(path, self.options)
-        self.name = self.metadata("general.name") or path.stem
-        self.vocabulary = LlamaCppVocabulary(
-            lib.llama_model_get_vocab(self._handle), self.metadata("tokenizer.ggml.pre")
-        )
-        self.trained_context: int = lib.llama_model_n_ctx_train(self._handle)
-        self.rewind = self._rewind_kind()
-        if not lib.llama_model_has_decoder(self._handle) or lib.llama_model_has_encoder(self._handle):
+        self._native = Handle(str(path), _load(path, self.options), lib.llama_model_free)
+        self._contexts: WeakSet[LlamaCppModel] = WeakSet()
+        if not self._generates_text():
             self.close()
             raise ModelFileError(
                 str(path), "it is not a decoder-only language model", "Choose a text-generation model."
             )
+        # The file says which quantization it is; its own general.name is often left from training.
+        self.name = path.stem
+        self.vocabulary = LlamaCppVocabulary(self._native, self.metadata("tokenizer.ggml.pre"))
+        self.trained_context: int = lib.llama_model_n_ctx_train(self.handle)
+        self.window_tokens: int = lib.llama_model_n_swa(self.handle)
+        """positions that a sliding-window layer looks back, its own included; 0 where there is none"""
+        self.rewind = self._rewind_kind()
+
+    def _generates_text(self) -> bool:
+        """Models that embed text have a decoder by llama.cpp's reckoning; what they lack is causality."""
+        causal = self.metadata(f"{self.metadata('general.architecture')}.attention.causal") != "false"
+        decodes = lib.llama_model_has_decoder(self.handle) and not lib.llama_model_has_encoder(self.handle)
+        return causal and decodes and not lib.llama_model_is_diffusion(self.handle)
 
     def _rewind_kind(self) -> RewindKind:
-        if lib.llama_model_is_recurrent(self._handle) or lib.llama_model_is_hybrid(self._handle):
+        if lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle):
             return "none"
-        if lib.llama_model_n_swa(self._handle) > 0 and not self.options.full_window:
-            return "window"
-        return "free"
+        return "window" if self.window_tokens > 0 and not self.options.full_window else "free"
+
+    @property
+    def native(self) -> Handle:
+        """Who owns the native model; a context keeps it alive."""
+        return self._native
 
     @property
     def handle(self) -> Any:
         """The native model. Raises BackendError when it was closed."""
-        if self._handle is None:
-            raise BackendError(str(self.path), "the model was closed", "Load it again.")
-        return self._handle
-
-    @property
-    def window_tokens(self) -> int:
-        """Positions that a sliding-window layer looks back; 0 where there is none."""
-        return int(lib.llama_model_n_swa(self.handle))
+        return self._native.pointer
 
     def metadata(self, key: str) -> str:
         """A value of the GGUF's metadata as text; empty when it is absent."""
@@ -78,13 +87,15 @@ class Weights:
 
     def open(self, context_length: int = 0, *, max_sequences: int = 1) -> LlamaCppModel:
         """A context of `context_length` tokens for each of `max_sequences` (0: as trained)."""
-        return LlamaCppModel(self, context_length or self.trained_context, max_sequences)
+        model = LlamaCppModel(self, context_length or self.trained_context, max_sequences)
+        self._contexts.add(model)
+        return model
 
     def close(self) -> None:
-        """Free the weights. Closing twice is harmless."""
-        if self._handle is not None:
-            lib.llama_model_free(self._handle)
-            self._handle = None
+        """Free the weights, and the contexts that are open on them. Closing twice is harmless."""
+        for model in list(self._contexts):
+            model.close()
+        self._native.close()
 
 
 def _load(path: Path, options: LoadOptions) -> Any:
@@ -97,13 +108,15 @@ def _load(path: Path, options: LoadOptions) -> Any:
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP_MLOCK if options.mmap else lib.LLAMA_LOAD_MODE_MLOCK
     params.use_extra_bufts = options.extra_buffer_types
     clear_log()
-    handle = lib.llama_model_load_from_file(str(path).encode(), params)
+    handle = lib.llama_model_load_from_file(os.fsencode(path), params)
     if handle:
         return handle
-    reason = last_error("llama.cpp could not load it")
-    if "alloc" in reason or "memory" in reason:
+    reason = last_error("llama.cpp could not load it").replace("error loading model: ", "")
+    if _speaks_of_memory(reason.replace(str(path), "")):
         raise OutOfMemory(str(path), reason, "Choose a smaller quantization, or offload fewer layers (-ngl).")
-    raise ModelFileError(str(path), reason, "Choose a model that this build of llama.cpp supports.")
+    raise ModelFileError(
+        str(path), reason, "Fetch the file anew, or choose a model that this build of llama.cpp supports."
+    )
 
 
 class LlamaCppModel:
@@ -118,42 +131,44 @@ class LlamaCppModel:
         self.vocabulary = weights.vocabulary
         self.rewind: RewindKind = weights.rewind
         self.max_sequences = max_sequences
-        if context_length < 2 or max_sequences < 1:
-            raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
-        self._context = _open_context(weights, context_length, max_sequences)
-        self._memory = lib.llama_get_memory(self._context)
-        self.context_length: int = lib.llama_n_ctx(self._context) // max_sequences
-        self.max_batch_tokens: int = lib.llama_n_batch(self._context)
-        self.threads: int = lib.llama_n_threads(self._context)
-        self.threads_batch: int = lib.llama_n_threads_batch(self._context)
+        context = _open_context(weights, context_length, max_sequences)
+        self._native = Handle(self.name, context, lib.llama_free, keeps=weights.native)
+        self._memory = lib.llama_get_memory(context)
+        self.context_length: int = lib.llama_n_ctx(context) // max_sequences
+        self.max_batch_tokens: int = lib.llama_n_batch(context)
+        self.micro_batch_tokens: int = lib.llama_n_ubatch(context)
+        self.threads: int = lib.llama_n_threads(context)
+        self.threads_batch: int = lib.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
-        self._batch = _Batch(self.max_batch_tokens)
+        self._batch = Batch(
+            Limits(weights.options.max_rows, self.max_batch_tokens, self.context_length, self.vocabulary.size)
+        )
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        if sum(span.rows for span in spans) > self.weights.options.max_rows:
-            raise BackendError(
-                "span", f"a call gives at most {self.weights.options.max_rows} rows", "Raise max_rows."
-            )
-        num_tokens = self._batch.fill(spans, self._lengths)
-        status = lib.llama_decode(self._live_context, self._batch.native(num_tokens))
+        context = self._native.pointer
+        batch = self._batch.fill(spans, self._lengths)
+        clear_log()
+        status = lib.llama_decode(context, batch)
         if status != 0:
             self._undo(spans)
-            raise self._failure(status, num_tokens)
+            raise self._failure(status, batch.n_tokens)
         for span in spans:
             self._lengths[span.sequence] += len(span.tokens)
-        return self._rows(spans)
+        return self._rows(context, spans)
 
-    def _rows(self, spans: Sequence[Span]) -> list[Logits]:
+    def _rows(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
         """Views of the library's own buffer, which holds the wanted rows in batch order."""
         num_rows = sum(span.rows for span in spans)
         size = self.vocabulary.size
         if num_rows:
-            pointer = lib.llama_get_logits(self._context)
-            address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+            pointer = lib.llama_get_logits(context)
+            address = ctypes.cast(pointer, ctypes.c_void_p).value
+            if not address:
+                raise BackendError(self.name, "llama.cpp gave no logits", "Choose a text-generation model.")
             values = (ctypes.c_float * (num_rows * size)).from_address(address)
             buffer = np.ctypeslib.as_array(values).reshape(num_rows, size)
         else:
-            lib.llama_synchronize(self._context)
+            lib.llama_synchronize(context)
             buffer = np.empty((0, size), dtype=np.float32)
         rows, start = [], 0
         for span in spans:
@@ -162,9 +177,11 @@ class LlamaCppModel:
         return rows
 
     def _undo(self, spans: Sequence[Span]) -> None:
-        """A failed call may have stored some of its micro-batches."""
+        """A failed call may have stored some of its micro-batches. Where they cannot be taken back,
+        or have pushed out what the sequence still needs, the sequence starts anew."""
         for span in spans:
-            if not lib.llama_memory_seq_rm(self._memory, span.sequence, span.start, -1):
+            removed = lib.llama_memory_seq_rm(self._memory, span.sequence, span.start, -1)
+            if not removed or not self._holds_window(span.sequence, span.start):
                 lib.llama_memory_seq_rm(self._memory, span.sequence, -1, -1)
                 self._lengths[span.sequence] = 0
 
@@ -178,10 +195,15 @@ class LlamaCppModel:
         return BackendError(self.name, last_error(f"llama_decode failed with status {status}"))
 
     def length(self, sequence: int) -> int:
+        self._check_sequence(sequence)
         return self._lengths[sequence]
 
     def truncate(self, sequence: int, length: int) -> None:
-        if length >= self._lengths[sequence]:
+        _ = self._native.pointer  # refuses when it was closed
+        stored = self.length(sequence)
+        if not 0 <= length <= stored:
+            raise BackendError("truncate", f"{stored} tokens are stored, so {length} cannot be kept")
+        if length == stored:
             return
         if length > 0:
             self._check_rewind(sequence, length)
@@ -189,40 +211,71 @@ class LlamaCppModel:
             raise RewindUnsupported(self.name, f"llama.cpp refuses to forget back to {length} tokens")
         self._lengths[sequence] = length
 
+    def _check_sequence(self, sequence: int) -> None:
+        # A negative number means all sequences to llama.cpp.
+        if not 0 <= sequence < self.max_sequences:
+            raise BackendError("sequence", f"there is none numbered {sequence}")
+
     def _check_rewind(self, sequence: int, length: int) -> None:
         """llama.cpp reports success for sliding windows even where needed cells are gone."""
         if self.rewind == "none":
             raise RewindUnsupported(self.name, "a recurrent state cannot forget single tokens")
-        if self.rewind == "window":
-            oldest = lib.llama_memory_seq_pos_min(self._memory, sequence)
-            if oldest > max(0, length - self.weights.window_tokens):
-                raise RewindUnsupported(
-                    self.name,
-                    f"its sliding window no longer holds what {length} tokens need",
-                    "Use --swa-full.",
-                )
+        if not self._holds_window(sequence, length):
+            raise RewindUnsupported(
+                self.name,
+                f"its sliding window no longer holds what {length} tokens need",
+                "Use --swa-full.",
+            )
 
-    @property
-    def _live_context(self) -> Any:
-        if self._context is None:
-            raise BackendError(self.name, "the model was closed", "Load it again.")
-        return self._context
+    def _holds_window(self, sequence: int, length: int) -> bool:
+        """Whether all that a token at position `length` looks back at is stored. The library keeps
+        what it stores of a sequence free of gaps, so the oldest position tells."""
+        if self.rewind != "window" or length == 0:
+            return True
+        oldest: int = lib.llama_memory_seq_pos_min(self._memory, sequence)
+        return 0 <= oldest <= max(0, length - self.weights.window_tokens + 1)
 
     def close(self) -> None:
-        if self._context is not None:
-            lib.llama_free(self._context)
-            self._context = None
+        self._native.close()
 
 
 def _open_context(weights: Weights, context_length: int, max_sequences: int) -> Any:
     options = weights.options
+    if context_length < 2:
+        raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
+    most = lib.llama_max_parallel_sequences()
+    if not 1 <= max_sequences <= most:
+        raise SettingError("sequences", f"{max_sequences} cannot be served at once", f"Give 1 to {most}.")
+    check_cache_types(weights.handle, options, weights.metadata)
+    check_room(
+        weights.name,
+        weights.handle,
+        options,
+        weights.metadata,
+        context_length=context_length,
+        max_sequences=max_sequences,
+    )
+    context = _init_context(weights, options, context_length, max_sequences)
+    if context:
+        return context
+    what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
+    if reason and not _speaks_of_memory(reason):
+        raise BackendError(what, reason, "Choose other settings for the context.")
+    raise OutOfMemory(
+        what,
+        reason or "llama.cpp could not create it",
+        "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv).",
+    )
+
+
+def _init_context(weights: Weights, options: LoadOptions, context_length: int, max_sequences: int) -> Any:
     params = lib.llama_context_default_params()
     params.n_ctx = context_length * max_sequences
     params.n_seq_max = max_sequences
     params.kv_unified = True  # else sequences with drafts of different length share no call
     params.n_batch = max(options.batch_tokens, options.max_rows)
     params.n_ubatch = min(options.micro_batch_tokens, params.n_batch)
-    params.n_outputs_max = options.max_rows
+    params.n_outputs_max = max(options.max_rows, max_sequences)  # the library aborts below that
     params.n_threads = options.threads or physical_cores()
     params.n_threads_batch = options.threads_batch or options.threads or physical_cores()
     params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
@@ -230,61 +283,8 @@ def _open_context(weights: Weights, context_length: int, max_sequences: int) -> 
     params.type_v = CONTEXT_TYPES[options.cache_type_v]
     params.swa_full = options.full_window
     clear_log()
-    context = lib.llama_init_from_model(weights.handle, params)
-    if not context:
-        raise OutOfMemory(
-            f"{weights.name} with a context of {context_length} tokens",
-            last_error("llama.cpp could not create it"),
-            "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv).",
-        )
-    return context
+    return lib.llama_init_from_model(weights.handle, params)
 
 
-class _Batch:
-    """The arrays of a llama_batch, allocated once and refilled for every call."""
-
-    def __init__(self, size: int) -> None:
-        self._token = np.zeros(size, dtype=np.int32)
-        self._position = np.zeros(size, dtype=np.int32)
-        self._sequence = np.zeros(size, dtype=np.int32)
-        self._wanted = np.zeros(size, dtype=np.int8)
-        self._num_sequences = np.ones(size, dtype=np.int32)
-        # One sequence per token: each entry points at its own element of `_sequence`.
-        self._sequences = self._sequence.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
-        self._native = lib.llama_batch(
-            n_tokens=0,
-            token=_pointer(self._token, ctypes.c_int32),
-            embd=None,
-            pos=_pointer(self._position, ctypes.c_int32),
-            n_seq_id=_pointer(self._num_sequences, ctypes.c_int32),
-            seq_id=_pointer(self._sequences, ctypes.POINTER(ctypes.c_int32)),
-            logits=_pointer(self._wanted, ctypes.c_int8),
-        )
-
-    def fill(self, spans: Sequence[Span], lengths: Sequence[int]) -> int:
-        """Lay the spans out one after another; returns the number of tokens."""
-        start = 0
-        for span in spans:
-            if span.start != lengths[span.sequence]:
-                raise BackendError(
-                    "span", f"it starts at {span.start}, but {lengths[span.sequence]} tokens are stored"
-                )
-            end = start + len(span.tokens)
-            if end > len(self._token):
-                raise BackendError("span", f"a call takes at most {len(self._token)} tokens")
-            self._token[start:end] = span.tokens
-            self._position[start:end] = range(span.start, span.start + len(span.tokens))
-            self._sequence[start:end] = span.sequence
-            self._wanted[start:end] = 0
-            self._wanted[end - span.rows : end] = 1
-            start = end
-        return start
-
-    def native(self, num_tokens: int) -> Any:
-        """The llama_batch over the first `num_tokens` entries."""
-        self._native.n_tokens = num_tokens
-        return self._native
-
-
-def _pointer(array: Any, kind: Any) -> Any:
-    return array.ctypes.data_as(ctypes.POINTER(kind))
+def _speaks_of_memory(reason: str) -> bool:
+    return "alloc" in reason or "memory" in reason

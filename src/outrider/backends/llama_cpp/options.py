@@ -24,6 +24,12 @@ CONTEXT_TYPES = {
 }
 """Types that the KV cache can be stored in, and their numbers in ggml."""
 
+UNQUANTIZED = ("f32", "f16", "bf16")
+_MAX_THREADS = 512
+"""ggml's own limit"""
+_MAX_TOKENS = 2**20
+"""of one call: far above any use, far below what overflows the library's 32 bits"""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
@@ -59,11 +65,19 @@ class LoadOptions:
         _choice("flash attention", self.flash_attention, FLASH_ATTENTION)
         _choice("cache type k", self.cache_type_k, CONTEXT_TYPES)
         _choice("cache type v", self.cache_type_v, CONTEXT_TYPES)
-        _at_least("gpu layers", self.gpu_layers, -1)
-        _at_least("threads", self.threads, 0)
-        _at_least("threads (batch)", self.threads_batch, 0)
-        _at_least("batch size", self.batch_tokens, 1)
-        _at_least("micro-batch size", self.micro_batch_tokens, 1)
+        if self.flash_attention == "off" and self.cache_type_v not in UNQUANTIZED:
+            raise SettingError(
+                "cache type v",
+                f"{self.cache_type_v} needs flash attention, which is off",
+                f"Switch it on, or choose one of {', '.join(UNQUANTIZED)}.",
+            )
+        _in_range("gpu layers", self.gpu_layers, -1, 2**31 - 1)
+        _in_range("main gpu", self.main_gpu, 0, 2**31 - 1)
+        _in_range("threads", self.threads, 0, _MAX_THREADS)
+        _in_range("threads (batch)", self.threads_batch, 0, _MAX_THREADS)
+        _in_range("batch size", self.batch_tokens, 1, _MAX_TOKENS)
+        _in_range("micro-batch size", self.micro_batch_tokens, 1, _MAX_TOKENS)
+        _in_range("max rows", self.max_rows, 1, _MAX_TOKENS)
 
 
 def _choice(name: str, value: str, choices: dict[str, int]) -> None:
@@ -71,9 +85,9 @@ def _choice(name: str, value: str, choices: dict[str, int]) -> None:
         raise SettingError(name, f"{value!r} is not known", f"Choose one of {', '.join(choices)}.")
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise SettingError(name, f"{value} cannot be used", f"Give {least} or more.")
+def _in_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise SettingError(name, f"{value} cannot be used", f"Give {least} to {most}.")
 
 
 @cache

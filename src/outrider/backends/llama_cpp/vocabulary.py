@@ -5,17 +5,21 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from outrider.backends.llama_cpp.handle import Handle
 from outrider.backends.llama_cpp.library import lib
+from outrider.core.errors import PromptError, SettingError
 
 _FAMILIES = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 _PIECE_BYTES = 64
 
 
 class LlamaCppVocabulary:
-    """Tokens of a loaded model. Valid as long as the model's weights are."""
+    """Tokens of a loaded model. Raises BackendError once the model was closed, SettingError for a
+    token id that it does not have: llama.cpp would end the process."""
 
-    def __init__(self, vocab: Any, pre_tokenizer: str) -> None:
-        self._vocab = vocab
+    def __init__(self, model: Handle, pre_tokenizer: str) -> None:
+        self._model = model
+        self._pointer = vocab = lib.llama_model_get_vocab(model.pointer)
         self.size: int = lib.llama_vocab_n_tokens(vocab)
         family = _FAMILIES.get(lib.llama_vocab_type(vocab), "unknown")
         self.kind = f"{family} ({pre_tokenizer})" if pre_tokenizer else family
@@ -25,8 +29,21 @@ class LlamaCppVocabulary:
         self._pieces: dict[int, bytes] = {}
         self._control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNUSED
 
+    @property
+    def _vocab(self) -> Any:
+        _ = self._model.pointer  # refuses when it was closed
+        return self._pointer
+
+    def _checked(self, token: int) -> int:
+        if not 0 <= token < self.size:
+            raise SettingError("token", f"the vocabulary of {self.size} has none numbered {token}")
+        return token
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        data = text.encode("utf-8")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError("text", f"it is not valid Unicode ({error.reason})", "Give UTF-8.") from error
         size = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * size)()
@@ -52,13 +69,13 @@ class LlamaCppVocabulary:
             size = -count
 
     def spelling(self, token: int) -> bytes:
-        return lib.llama_vocab_get_text(self._vocab, token) or b""
+        return lib.llama_vocab_get_text(self._vocab, self._checked(token)) or b""
 
     def is_control(self, token: int) -> bool:
-        return bool(lib.llama_vocab_get_attr(self._vocab, token) & self._control)
+        return bool(lib.llama_vocab_get_attr(self._vocab, self._checked(token)) & self._control)
 
     def ends_generation(self, token: int) -> bool:
-        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+        return bool(lib.llama_vocab_is_eog(self._vocab, self._checked(token)))
 
 
 def _token(token: int) -> int | None:

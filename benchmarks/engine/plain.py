@@ -1,0 +1,159 @@
+"""Is there a wrapper tax? Plain decoding by Outrider, llama-cpp-python and llama-server, in turn.
+
+    python benchmarks/engine/plain.py MODEL.gguf --llama-server PATH --out plain.jsonl
+
+All three decode the same prompt greedily with the same file and threads, one after another, over and
+over; the time is per generated token, prompt excluded: Outrider's `decode_s`, the loop over
+`Llama.generate` from its first token on, and the `timings` of llama-server's own response.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from machine import describe
+from outrider import LoadOptions, Request, SamplingParams, Session, read_out
+
+PROMPT = (
+    "Write a Python module that reads a CSV file of measurements, groups the rows by sensor, and prints "
+    "mean, median and standard deviation for each. Explain each function in its docstring.\n"
+)
+
+Contestant = Callable[[int], float]
+"""Decodes so many tokens and returns milliseconds per token."""
+
+
+def outrider(model: Path, threads: int) -> Contestant:
+    session = Session.load(model, context_length=1024, options=LoadOptions(threads=threads))
+    prompt = session.encode(PROMPT)
+
+    def decode(num_tokens: int) -> float:
+        session.engine.reset()
+        request = Request(
+            prompt, SamplingParams(temperature=0), max_tokens=num_tokens, ignore_end=True, speculate=False
+        )
+        readout = read_out(session.engine.generate(request))
+        return 1000 * readout.decode_s / readout.generated_tokens
+
+    return decode
+
+
+def llama_cpp_python(model: Path, threads: int) -> Contestant:
+    from llama_cpp import Llama
+
+    llama = Llama(
+        str(model), n_ctx=1024, n_threads=threads, n_threads_batch=threads, n_batch=2048, verbose=False
+    )
+    prompt = llama.tokenize(PROMPT.encode())
+
+    def decode(num_tokens: int) -> float:
+        llama.reset()  # type: ignore[no-untyped-call]
+        tokens = llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0)
+        next(tokens)
+        before = time.perf_counter()
+        for _ in range(num_tokens):
+            next(tokens)
+        return 1000 * (time.perf_counter() - before) / num_tokens
+
+    return decode
+
+
+def llama_server(model: Path, threads: int, program: Path) -> tuple[Contestant, subprocess.Popen[bytes]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(program), "-m", str(model), "-c", "1024", "-t", str(threads), "-tb", str(threads)]
+    command += ["--port", str(port), "--host", "127.0.0.1", "-np", "1"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(f"{address}/health", timeout=2)
+            break
+        except OSError:
+            time.sleep(0.5)
+
+    def decode(num_tokens: int) -> float:
+        body = {
+            "prompt": PROMPT,
+            "n_predict": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+        request = urllib.request.Request(f"{address}/completion", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=600) as response:
+            timings = json.load(response)["timings"]
+        return float(timings["predicted_ms"] / timings["predicted_n"])
+
+    return decode, server
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--llama-server", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    server_decode, server = llama_server(arguments.model, arguments.threads, arguments.llama_server)
+    try:
+        contestants: dict[str, Contestant] = {
+            "outrider": outrider(arguments.model, arguments.threads),
+            "llama-cpp-python": llama_cpp_python(arguments.model, arguments.threads),
+            "llama-server": server_decode,
+        }
+        rows = measure(contestants, arguments)
+    finally:
+        server.terminate()
+        server.wait()
+    summarise(rows, list(contestants))
+
+
+def measure(contestants: dict[str, Contestant], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    names = list(contestants)
+    with arguments.out.open("w", encoding="utf-8") as file:
+        head = describe(arguments.model) | {"threads": arguments.threads, "tokens": arguments.tokens}
+        file.write(json.dumps(head) + "\n")
+        for decode in contestants.values():
+            decode(8)  # warm
+        for number in range(arguments.rounds):
+            row: dict[str, Any] = {"kind": "round", "round": number}
+            # The order turns with the rounds: none always follows the same one.
+            for name in names[number % 3 :] + names[: number % 3]:
+                row[name] = contestants[name](arguments.tokens)
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            print({name: f"{row[name]:.2f} ms" for name in names}, flush=True)
+    return rows
+
+
+def summarise(rows: list[dict[str, Any]], names: list[str]) -> None:
+    for name in names:
+        times = [row[name] for row in rows]
+        ratios = [row["outrider"] / row[name] for row in rows]
+        print(
+            f"{name:<18} median {median(times):7.2f} ms a token ({min(times):.2f} to {max(times):.2f}); "
+            f"outrider / it: median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Refuse a KV cache that cannot be before llama.cpp tries to build it.
+
+The library fills what it allocates, cell by cell. Where the system promises more memory than it
+has, a context that is far too large would not fail but get this process, or another, killed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outrider.backends.llama_cpp.library import lib
+from outrider.backends.llama_cpp.options import UNQUANTIZED, LoadOptions
+from outrider.core.errors import OutOfMemory, SettingError
+
+__all__ = ["check_cache_types", "check_room"]
+
+_CELL_BYTES = 48
+"""What the library keeps on the host for every cell besides K and V: position and sequences."""
+
+_BLOCK_VALUES = 32
+"""of every quantized type that a cache can have"""
+
+_MAX_CELLS = 2**31 - 1
+"""Positions are 32-bit."""
+
+_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q5_1": 5, "q5_0": 5}
+"""Bits per value, rounded down; 4 for the others."""
+
+Metadata = Callable[[str], str]
+"""A value of the model's metadata by its key; empty when it is absent."""
+
+_WAY_OUT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
+
+
+def check_room(
+    name: str,
+    model: Any,
+    options: LoadOptions,
+    metadata: Metadata,
+    *,
+    context_length: int,
+    max_sequences: int,
+) -> None:
+    """Raise OutOfMemory when the KV cache needs more than the machine has.
+
+    What is compared is the least that it can need: what passes here may still fail in the library.
+    """
+    what = f"{name} with a context of {context_length} tokens"
+    if max_sequences > 1:
+        what += f" for each of {max_sequences} sequences"
+    cells = context_length * max_sequences
+    if cells > _MAX_CELLS:
+        raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", _WAY_OUT)
+    needed, available = cells * _bytes_per_token(model, options, metadata), _available_bytes()
+    if needed > available:
+        reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
+        raise OutOfMemory(what, reason, _WAY_OUT)
+
+
+def check_cache_types(model: Any, options: LoadOptions, metadata: Metadata) -> None:
+    """Raise SettingError for a quantized cache whose blocks do not fit the model's heads: the
+    library checks that only under flash attention, and ends the process otherwise."""
+    types = (options.cache_type_k, options.cache_type_v)
+    for name, cache_type, width in zip("kv", types, _head_widths(model, metadata), strict=True):
+        if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
+            raise SettingError(
+                f"cache type {name}",
+                f"{cache_type} comes in blocks of {_BLOCK_VALUES} values, and the model's heads have {width}",
+                f"Choose one of {', '.join(UNQUANTIZED)}.",
+            )
+
+
+def _bytes_per_token(model: Any, options: LoadOptions, metadata: Metadata) -> int:
+    """The least that a token takes on the host. K and V are left out where some layers keep none,
+    or only a window of them, or where they may lie on another device."""
+    if lib.llama_model_is_recurrent(model):
+        return 0
+    partial = lib.llama_model_is_hybrid(model) or (
+        lib.llama_model_n_swa(model) > 0 and not options.full_window
+    )
+    if partial or (options.gpu_layers != 0 and lib.llama_supports_gpu_offload()):
+        return _CELL_BYTES
+    values = lib.llama_model_n_layer(model) * _values_per_layer(model, metadata)
+    bits = _BITS.get(options.cache_type_k, 4) + _BITS.get(options.cache_type_v, 4)
+    return int(_CELL_BYTES + values * bits // 8)
+
+
+def _values_per_layer(model: Any, metadata: Metadata) -> int:
+    """Values in the K of one layer (and of its V); 0 where the layers differ or compress them."""
+    prefix = f"{metadata('general.architecture')}.attention"
+    unlike = ("kv_lora_rank", "shared_kv_layers")
+    # A list, one entry for each layer, is no metadata that the library shows.
+    uniform = metadata(f"{prefix}.head_count_kv").isdigit()
+    if not uniform or any(metadata(f"{prefix}.{key}") for key in unlike):
+        return 0
+    return int(lib.llama_model_n_head_kv(model) * min(_head_widths(model, metadata)))
+
+
+def _head_widths(model: Any, metadata: Metadata) -> tuple[int, int]:
+    """Values of one attention head in K and in V."""
+    usual = lib.llama_model_n_embd(model) // max(lib.llama_model_n_head(model), 1)
+    arch = metadata("general.architecture")
+    key, value = (metadata(f"{arch}.attention.{name}_length") for name in ("key", "value"))
+    return int(key) if key.isdigit() else usual, int(value) if value.isdigit() else usual
+
+
+def _available_bytes() -> float:
+    """Memory that can be had without pushing others out; infinite where it cannot be found out."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.strip()}
+        free = (kib["MemAvailable"] + kib.get("SwapFree", 0)) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return _total_bytes()
+    return min(free, _group_limit_bytes())
+
+
+def _total_bytes() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
+def _group_limit_bytes() -> float:
+    """What a container may use in all."""
+    try:
+        return float(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):
+        return float("inf")

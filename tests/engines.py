@@ -1,0 +1,174 @@
+"""What the tests of the engine and of its drafters share: scripted drafters, and an engine run
+that checks the invariants after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits
+from outrider.core.contracts import Drafter, Extend, Wish
+from outrider.core.data import Draft, DraftWork, Request, SamplingParams, StepRecord
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.vocab import Alignment, align
+
+VOCABULARY = FakeVocabulary("abcd ")
+GREEDY = SamplingParams(temperature=0)
+
+Guess = Callable[[Sequence[int], int], Sequence[int]]
+"""What a scripted drafter offers after these tokens, at most so many."""
+
+
+class ScriptedDrafter:
+    """Offers what `guess` says, and remembers what it was told."""
+
+    def __init__(self, guess: Guess, name: str = "scripted", acceptance: float = 0.9) -> None:
+        self.name = name
+        self.texts: dict[int, list[int]] = {}
+        self.ended: list[int] = []
+        self._guess = guess
+        self._acceptance = acceptance
+
+    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.texts[sequence] = list(tokens)
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.texts[sequence].extend(tokens)
+
+    def end(self, sequence: int) -> None:
+        self.ended.append(sequence)
+
+    def reset(self) -> None:
+        self.texts.clear()
+
+    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+
+    def _draft(self, wish: Wish, extend: Extend) -> Draft:
+        tokens: list[int] = []
+        for token in self._guess(self.texts[wish.sequence], wish.max_tokens):
+            if not extend(len(tokens), self._acceptance):
+                break
+            tokens.append(token)
+        n = len(tokens)
+        return Draft(tuple(tokens), None, (self._acceptance,) * n, (self.name,) * n)
+
+
+def greedy_continuation(next_logits: NextLogits, tokens: Sequence[int], length: int) -> list[int]:
+    """What greedy decoding says next, worked out without an engine."""
+    text = list(tokens)
+    for _ in range(length):
+        text.append(int(np.argmax(next_logits(text))))
+    return text[len(tokens) :]
+
+
+def oracle(next_logits: NextLogits, num_right: int = 1000, size: int = VOCABULARY.size) -> Guess:
+    """Right for the first `num_right` tokens of each draft and wrong behind them."""
+
+    def guess(tokens: Sequence[int], length: int) -> list[int]:
+        right = greedy_continuation(next_logits, tokens, length)
+        return [t if i < num_right else (t + 1) % size for i, t in enumerate(right)]
+
+    return guess
+
+
+def random_guess(seed: int, size: int = VOCABULARY.size) -> Guess:
+    """Any tokens, and any number of them."""
+    rng = np.random.default_rng(seed)
+
+    def guess(tokens: Sequence[int], length: int) -> list[int]:
+        del tokens
+        return [int(t) for t in rng.integers(0, size, rng.integers(0, length + 1))]
+
+    return guess
+
+
+def nothing(tokens: Sequence[int], length: int) -> list[int]:
+    """No draft at all."""
+    del tokens, length
+    return []
+
+
+def same_vocabulary() -> Alignment:
+    """The alignment of `VOCABULARY` with itself."""
+    return align(VOCABULARY, VOCABULARY)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request's way through the engine, collected from its updates."""
+
+    prompt: tuple[int, ...]
+    slot: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    records: list[StepRecord] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class CheckedEngine:
+    """An engine whose invariants are asserted after each step, through a drafter that only listens."""
+
+    def __init__(
+        self, target: FakeModel, drafters: Sequence[Drafter] = (), policy: FixedPolicy | None = None
+    ) -> None:
+        self.target = target
+        self.listener = ScriptedDrafter(nothing, "listener")
+        self.engine = Engine(target, [self.listener, *drafters], policy or FixedPolicy(p_min=0, hand_over=0))
+        self.outcomes: dict[int, Outcome] = {}
+
+    def submit(self, request: Request) -> int:
+        """Start a request (one that speculates, or the listener would hear nothing)."""
+        known = {slot: list(text) for slot, text in self.listener.texts.items()}
+        self.listener.texts.clear()
+        request_id = self.engine.submit(request)
+        [(slot, prompt)] = self.listener.texts.items()
+        self.listener.texts = known | self.listener.texts
+        assert tuple(prompt) == request.prompt
+        self.outcomes[request_id] = Outcome(request.prompt, slot)
+        return request_id
+
+    def step(self) -> bool:
+        """One step and its checks; whether anything is left to do."""
+        for update in self.engine.step():
+            record, outcome = update.record, self.outcomes[update.record.request]
+            assert outcome.finish_reason is None, "a step after the end"
+            assert record.position == len(outcome.prompt) + len(outcome.tokens)
+            assert record.num_accepted <= len(record.draft) and record.num_accepted <= len(record.tokens)
+            assert record.tokens[: record.num_accepted] == record.draft.tokens[: record.num_accepted]
+            outcome.tokens += record.tokens
+            outcome.text += update.text
+            outcome.records.append(record)
+            outcome.finish_reason = record.finish_reason
+            self.check(outcome, decoding=record.kind == "decode")
+        return any(outcome.finish_reason is None for outcome in self.outcomes.values())
+
+    def check(self, outcome: Outcome, *, decoding: bool) -> None:
+        """The invariants of one sequence after a step."""
+        committed = (*outcome.prompt, *outcome.tokens)
+        stored = self.target.stored(outcome.slot)
+        assert stored == committed[: len(stored)]
+        if decoding:
+            assert len(stored) == len(committed) - 1
+        assert tuple(self.listener.texts[outcome.slot]) == committed
+
+    def run(self, *requests: Request) -> list[Outcome]:
+        """Run requests side by side to their ends."""
+        ids = [self.submit(request) for request in requests]
+        while self.step():
+            pass
+        return [self.outcomes[request_id] for request_id in ids]
+
+
+def plain(target: FakeModel, request: Request) -> tuple[tuple[int, ...], str, str]:
+    """Tokens, text and end of a request, decoded one token a call by an engine of its own."""
+    completion = Engine(target).generate(request)
+    return completion.tokens, completion.text, completion.finish_reason
+
+
+def result(outcome: Outcome) -> tuple[tuple[int, ...], str, str]:
+    """An outcome in the form of `plain`."""
+    return tuple(outcome.tokens), outcome.text, str(outcome.finish_reason)

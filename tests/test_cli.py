@@ -1,0 +1,489 @@
+"""`outrider run` through pipes: its options, output, errors and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment, spawn
+from tiny_gguf import write_tiny
+
+PLAIN = ("-t", "1", "--temp", "0", "-n", "8")
+Call = Callable[..., Outcome]
+EVIL = "evil \x1b[2J[bold]x.gguf"
+BASE_MODEL = "note: target has no chat template (a base model): continuing the text\n"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "target.gguf")
+    write_tiny(folder / "draft.gguf", noise=0.3)
+    write_tiny(folder / "chat.gguf", chat_template=TEMPLATE)
+    write_tiny(folder / EVIL)
+    write_tiny(folder / "mamba.gguf", arch="mamba")
+    write_tiny(folder / "long.gguf", context_length=8192)
+    (folder / "truncated.gguf").write_bytes((folder / "target.gguf").read_bytes()[:200_000])
+    (folder / "text.gguf").write_text("no model at all")
+    return folder
+
+
+@pytest.fixture
+def outrider(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Call:
+    return lambda *arguments, stdin="": call(monkeypatch, capfdbinary, *arguments, stdin=stdin)
+
+
+@pytest.fixture
+def run(outrider: Call, models: Path) -> Call:
+    """`outrider run` with the tiny target and short, greedy answers."""
+    target = str(models / "target.gguf")
+    return lambda *arguments, stdin="": outrider("run", "-m", target, *PLAIN, *arguments, stdin=stdin)
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.count("\n") == 1 and outcome.out.endswith("\n")
+    result = json.loads(outcome.out)
+    assert isinstance(result, dict)
+    return result
+
+
+# The usual command line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-n", "5", "--temp", "0.5", "-s", "7"],
+        ["-n5", "--temp=0.5", "-s7"],
+        ["--n-predict", "5", "--temperature", "0.5", "--seed", "7"],
+        ["--predict=5", "--temp=0.5", "--seed=7"],
+    ],
+)
+def test_the_forms_of_an_option_mean_the_same(outrider: Call, models: Path, arguments: list[str]) -> None:
+    target = str(models / "target.gguf")
+    result = as_json(outrider("run", "-m", target, "-t", "1", "--json", *arguments, "-p", "hello"))
+    assert result["settings"]["max_tokens"] == 5
+    assert result["settings"]["sampling"]["temperature"] == 0.5
+    assert result["settings"]["sampling"]["seed"] == 7
+
+
+def test_the_usual_llama_cpp_command_line_is_in_force(outrider: Call, models: Path) -> None:
+    line = (
+        "-c 256 -cd 512 -ngl 0 -ngld 0 -t 1 -n 6 -s 3 --temp 0.7 --top-k 9 --top-p 0.8 --min-p 0.1 "
+        "--draft-max 4 --draft-min 1 --draft-p-min 0.25"
+    )
+    pair = ("-m", str(models / "target.gguf"), "-md", str(models / "draft.gguf"))
+    settings = as_json(outrider("run", *pair, *line.split(), "--json", "-p", "hello"))["settings"]
+    assert settings["target"]["name"] == "target" and settings["draft"]["name"] == "draft"
+    assert settings["target"]["context_length"] == 256 and settings["draft"]["context_length"] == 512
+    assert settings["target"]["gpu_layers"] == 0 and settings["draft"]["gpu_layers"] == 0
+    assert settings["target"]["threads"] == 1
+    sampling = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "seed": 3}
+    assert settings["sampling"].items() >= sampling.items()
+    assert settings["policy"].items() >= {"draft_max": 4, "draft_min": 1, "p_min": 0.25}.items()
+    assert settings["max_tokens"] == 6
+
+
+@pytest.mark.parametrize("name", ["--draft", "--draft-n", "--spec-draft-n-max"])
+def test_other_names_of_llama_cpp_are_understood(run: Call, name: str) -> None:
+    assert as_json(run(name, "3", "--json", "hello"))["settings"]["policy"]["draft_max"] == 3
+
+
+# The prompt
+
+
+def prompt_tokens(outcome: Outcome) -> int:
+    return int(as_json(outcome)["prompt_tokens"])
+
+
+def test_the_prompt_comes_from_any_source(run: Call, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("hello\n")
+    expected = as_json(run("--json", "hello"))
+    for arguments, stdin in (
+        (["-p", "hello"], ""),
+        (["-f", str(file)], ""),
+        (["-f", "-"], "hello"),
+        ([], "hello\n"),
+        ([], "hello\r\n"),
+        ([], "\ufeffhello"),
+    ):
+        result = as_json(run("--json", *arguments, stdin=stdin))
+        assert (result["text"], result["prompt_tokens"]) == (expected["text"], expected["prompt_tokens"])
+
+
+def test_only_the_last_line_break_of_a_file_is_dropped(run: Call) -> None:
+    assert prompt_tokens(run("--json", stdin="hello\n\n\n")) > prompt_tokens(run("--json", stdin="hello\n"))
+
+
+def test_escapes_are_read_in_p_alone(run: Call) -> None:
+    once, twice = prompt_tokens(run("--json", "-p", r"a\n")), prompt_tokens(run("--json", r"a\n"))
+    assert (once, twice) == (2, 3)
+    assert prompt_tokens(run("--json", "--no-escape", "-p", r"a\n")) == 3
+
+
+def test_the_system_message_is_part_of_the_conversation(outrider: Call, models: Path) -> None:
+    arguments = ("run", "-m", str(models / "chat.gguf"), *PLAIN, "--json", "hello")
+    raw, bare = prompt_tokens(outrider(*arguments, "--raw")), prompt_tokens(outrider(*arguments))
+    assert raw < bare < prompt_tokens(outrider(*arguments, "-sys", "Be brief."))
+
+
+# What goes where
+
+
+def test_text_on_standard_output_and_the_rest_on_standard_error(run: Call) -> None:
+    outcome = run("hello")
+    text = as_json(run("--json", "hello"))["text"]
+    assert outcome.status == 0
+    assert outcome.out == text + "\n"
+    assert outcome.err.startswith(BASE_MODEL)
+    for name in ("models", "prompt", "answer", "target calls", "time"):
+        assert f"\n{name} " in outcome.err
+    assert "8 tokens in" in outcome.err and "token limit" in outcome.err
+
+
+def test_the_readout_fits_80_columns(run: Call, models: Path) -> None:
+    outcome = run("--compare", "-n", "64", "-md", str(models / "draft.gguf"), "the and the and the and")
+    assert "draft calls" in outcome.err and "speed-up" in outcome.err and "by position" in outcome.err
+    lines = outcome.err.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 24
+
+
+def test_quiet_leaves_the_text_alone(run: Call) -> None:
+    outcome = run("-q", "hello")
+    assert outcome.out and "target calls" not in outcome.err
+
+
+def test_the_library_logs_only_when_asked(run: Call) -> None:
+    assert "llama_" not in run("hello").err
+    assert "llama_" in run("-v", "hello").err
+
+
+NUMBER = (int, float)
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "text": str,
+    "finish_reason": str,
+    "prompt_tokens": int,
+    "generated_tokens": int,
+    "prefill_calls": int,
+    "target_calls": int,
+    "draft_calls": int,
+    "tokens_per_target_call": NUMBER,
+    "drafted_tokens": int,
+    "accepted_tokens": int,
+    "acceptance_rate": (float, type(None)),
+    "drafters": dict,
+    "prefill_s": float,
+    "decode_s": float,
+    "tokens_per_s": float,
+    "time_s": dict,
+    "burst_latency_s": dict,
+}
+
+
+def check_counts(result: dict[str, Any]) -> None:
+    for key, kind in KEYS.items():
+        if key != "text":
+            assert isinstance(result[key], kind), key
+    assert result["time_s"].keys() >= {"draft", "verify", "sampling", "other"}
+    assert result["burst_latency_s"].keys() == {"p50", "p95", "max"}
+    assert result["tokens_per_target_call"] == result["generated_tokens"] / result["target_calls"]
+    for counts in result["drafters"].values():
+        assert counts.keys() >= {"drafted_tokens", "accepted_tokens", "acceptance_rate"}
+    total = sum(counts["drafted_tokens"] for counts in result["drafters"].values())
+    assert total == result["drafted_tokens"] >= result["accepted_tokens"]
+
+
+def test_json_has_the_documented_keys(run: Call, models: Path) -> None:
+    result = as_json(run("--json", "-n", "32", "-md", str(models / "draft.gguf"), "the and the and"))
+    check_counts(result)
+    assert isinstance(result["text"], str) and isinstance(result["settings"], dict)
+    assert result["finish_reason"] in ("stop", "length") and result["draft_calls"] > 0
+    assert set(result["drafters"]) <= {"draft", "lookup"}
+    assert "plain" not in result and "speedup" not in result
+
+
+def test_json_of_a_comparison_has_both_sides(run: Call) -> None:
+    result = as_json(run("--json", "--compare", "--repetitions", "2", "-n", "32", "the and the and"))
+    check_counts(result)
+    check_counts(result["plain"])
+    assert result["plain"]["target_calls"] == result["plain"]["generated_tokens"]
+    assert result["plain"]["drafted_tokens"] == 0
+    assert result["speedup"]["low"] <= result["speedup"]["median"] <= result["speedup"]["high"]
+    assert result["equal"] is True and result["divergence"] is None
+
+
+def test_notices_do_not_reach_json(outrider: Call, models: Path) -> None:
+    mamba = str(models / "mamba.gguf")
+    outcome = outrider("run", "-m", mamba, *PLAIN, "--json", "hello")
+    notices = as_json(outcome)["notices"]
+    assert any("cannot forget tokens" in notice for notice in notices)
+    assert "note: mamba cannot forget tokens" in outcome.err
+
+
+def test_a_stop_string_ends_the_text(run: Call) -> None:
+    text = as_json(run("--json", "-n", "16", "hello"))["text"]
+    stop = text[4:6]
+    result = as_json(run("--json", "-n", "16", "-r", stop, "hello"))
+    assert result["text"] == text[: text.index(stop)] and result["finish_reason"] == "stop"
+
+
+def test_the_trace_has_every_step(run: Call, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    result = as_json(run("--json", "--trace", str(trace), "hello"))
+    steps = [json.loads(line) for line in trace.read_text().splitlines()]
+    kinds = [step["kind"] for step in steps]
+    assert kinds.count("decode") == result["target_calls"]
+    assert kinds.count("prefill") == result["prefill_calls"]
+    assert sum(len(step["tokens"]) for step in steps) == result["generated_tokens"]
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_names_with_escape_sequences_and_markup_are_shown_as_text(outrider: Call, models: Path) -> None:
+    outcome = outrider("run", "-m", str(models / EVIL), *PLAIN, "hello")
+    assert "\x1b" not in outcome.err
+    assert "evil [2J[bold]x" in outcome.err
+
+
+# Errors
+
+
+def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> None:
+    no_file, text, cut = (str(models / name) for name in ("none.gguf", "text.gguf", "truncated.gguf"))
+    cases: list[tuple[Outcome, list[str]]] = [
+        (outrider("run", "-m", no_file, "hi"), [no_file, "no such file"]),
+        (outrider("run", "-m", text, "hi"), [text, "not a GGUF"]),
+        (outrider("run", "-m", cut, "hi"), [cut, "missing", "download it again"]),
+        (outrider("run", "-m", str(models), "hi"), [str(models), "directory"]),
+        (run("-n", "0", "hi"), ["-n 0", "asks for nothing", "-1 for no limit"]),
+        (run("-n", "-7", "hi"), ["-n -7", "no number of tokens"]),
+        (run("--temp", "-1", "hi"), ["temperature", "-1"]),
+        (run("--temp", "nan", "hi"), ["temperature", "nan"]),
+        (run("--top-p", "2", "hi"), ["top-p", "2"]),
+        (run("--min-p", "-0.5", "hi"), ["min-p", "-0.5"]),
+        (run("-s", "-5", "hi"), ["seed", "-5"]),
+        (run("-c", "-1", "hi"), ["-c -1"]),
+        (run("-c", "1", "hi"), ["-c 1", "2 or more"]),
+        (run("-cd", "1", "hi"), ["-cd 1", "2 or more"]),
+        (run("-b", "0", "hi"), ["batch size", "0"]),
+        (run("-ctk", "huge", "hi"), ["cache type k", "'huge'", "q8_0"]),
+        (run("-ngl", "many", "hi"), ["-ngl", "'many'"]),
+        (run("--draft-max", "-1", "hi"), ["draft max", "-1"]),
+        (run("--draft-p-min", "2", "hi"), ["draft p-min", "2"]),
+        (run("--draft-sampling", "x", "hi"), ["--draft-sampling", "greedy"]),
+        (run("--repetitions", "0", "hi"), ["--repetitions", "0"]),
+        (run("-hf", "a/b", "hi"), ["-m and -hf", "one of them"]),
+        (run("-r", "", "hi"), ["-r", "empty"]),
+        (run(), ["prompt", "empty"]),
+        (run(" \n\t"), ["prompt", "empty"]),
+        (run("hi", "-p", "ho"), ["PROMPT and -p", "one of them"]),
+        (run("-f", str(models), "-p", "ho"), ["-p and -f"]),
+        (run("-f", str(models)), [str(models), "directory"]),
+        (run("-f", no_file), [no_file, "no such file"]),
+        (run("-sys", "Be brief.", "hi"), ["system message", "no chat template"]),
+        (run("-c", "256", "the cat " * 200), ["prompt", "do not fit", "256", "-c"]),
+        (run("-n", "-1", "ab" * 2000), ["prompt", "do not fit a context of 512"]),
+        (run("--trace", str(models), "hi"), [str(models), "folder"]),
+        (run("--trace", str(models / "no" / "trace"), "hi"), ["folder does not exist"]),
+        (outrider("run", "-hf", "nonsense", "hi"), ["hf:nonsense", "owner/repo"]),
+        (run("-c", "2000000000", "hi"), ["target", "2000000000", "smaller context (-c"]),
+    ]
+    for outcome, parts in cases:
+        message = outcome.err.removeprefix(BASE_MODEL)
+        assert outcome.status == 2, message
+        assert outcome.out == ""
+        assert message.startswith("error: ") and message.count("\n") == 1, message
+        for part in parts:
+            assert part in message
+
+
+def test_bad_numbers_are_found_before_anything_is_loaded(outrider: Call) -> None:
+    for arguments in (
+        ["-n", "0"],
+        ["-c", "1"],
+        ["-cd", "-4"],
+        ["--temp", "-1"],
+        ["-t", "x"],
+        ["-b", "0"],
+        ["-r", ""],
+    ):
+        for command in ("run", "chat"):
+            outcome = outrider(command, "-m", "/nowhere.gguf", *arguments, stdin="hi")
+            assert outcome.status == 2
+            assert "nowhere" not in outcome.err, arguments
+
+
+def test_an_unknown_option_is_answered_with_similar_ones(run: Call) -> None:
+    outcome = run("--drft-max", "3", "hi")
+    assert outcome.status == 2 and outcome.out == ""
+    assert "--drft-max" in outcome.err and "--draft-max" in outcome.err and "outrider run" in outcome.err
+
+
+def test_tokenizers_that_do_not_line_up_are_refused(run: Call, tmp_path: Path) -> None:
+    merges = [f"{a} {b}" for a in "qwxyz" for b in "QWXYZ0123456789"]
+    other = write_tiny(
+        tmp_path / "other.gguf", merges=[*merges, *(f"{m.replace(' ', '')} q" for m in merges)]
+    )
+    outcome = run("-md", str(other), "hi")
+    assert outcome.status == 2, outcome.err
+    assert outcome.out == "" and "tokens" in outcome.err
+
+
+def test_bytes_that_are_not_utf8_are_refused(run: Call, models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "latin-1.txt"
+    file.write_bytes(b"caf\xe9")
+    argument = os.fsdecode(b"caf\xe9")
+    cases = [
+        (run("-f", str(file)), str(file)),
+        (run(stdin=b"caf\xe9"), "standard input"),
+        (run(argument), "prompt"),
+        (run("-p", argument), "prompt"),
+        (run("hello", "-sys", argument), "system message"),
+        (spawn("run", "-m", str(models / "target.gguf"), argument), "prompt"),
+    ]
+    for outcome, source in cases:
+        assert outcome.status == 2 and outcome.out == ""
+        assert outcome.err.startswith(f"error: {source}: ") and "UTF-8" in outcome.err
+        assert outcome.err.count("\n") == 1
+
+
+# The program as a process
+
+
+def test_a_reader_that_leaves_early_is_no_error(models: Path) -> None:
+    command = [
+        *COMMAND,
+        "run",
+        "-q",
+        "-m",
+        str(models / "long.gguf"),
+        "-t",
+        "1",
+        "--ignore-eos",
+        "--raw",
+        "hello",
+    ]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert program.stdout and program.stderr
+    assert len(program.stdout.read(20)) == 20
+    program.stdout.close()
+    assert b"Traceback" not in program.stderr.read()
+    program.stderr.close()
+    program.wait(PATIENCE_S)
+
+
+def test_text_streams_before_the_answer_is_complete(models: Path) -> None:
+    command = [*COMMAND, "run", "-m", str(models / "long.gguf"), "-t", "1", "--ignore-eos", "--raw", "hello"]
+    program = subprocess.Popen(
+        [*command, "-n", "8000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    assert program.stdout and program.stdout.read(1)
+    assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    out, err = (data.decode(errors="replace") for data in program.communicate(timeout=PATIENCE_S))
+    assert program.returncode == 130
+    assert out.endswith("\n")
+    assert "interrupted" in err and "target calls" in err and "Traceback" not in err
+
+
+def test_ctrl_c_is_heard_while_the_library_writes_its_log(models: Path) -> None:
+    # Python prints and forgets an exception that is raised in a callback from native code.
+    command = [*COMMAND, "run", "-v", "-m", str(models / "long.gguf"), "-t", "1", "--ignore-eos", "--raw"]
+    program = subprocess.Popen(
+        [*command, "-n", "8000", "--json", "--compare", "--repetitions", "50", "hello"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert program.stderr
+    while b"llama_context: constructing" not in program.stderr.readline():
+        assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == 130
+    assert b"Exception ignored" not in err and b"Traceback" not in err
+    assert out == b"" or json.loads(out)["finish_reason"] == "cancelled"
+
+
+def test_output_that_cannot_be_written_is_one_message(models: Path, tmp_path: Path) -> None:
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+
+    command = [*COMMAND, "run", "-q", "-m", str(models / "target.gguf"), "-t", "1", "--ignore-eos", "--raw"]
+    trace = tmp_path / "trace.jsonl"
+    for arguments in (["-n", "64", "hello"], ["--json", "hello"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*command, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
+            )
+        assert done.returncode == 2
+        message = done.stderr.decode().replace(BASE_MODEL, "")
+        assert message == (
+            "error: standard output: no space left on device. Free some space, or send it elsewhere.\n"
+        )
+    done = subprocess.run(
+        [*command, "--trace", str(trace), "-n", "4", "hello"],
+        capture_output=True, env=environment(), check=False, preexec_fn=limit_files,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert str(trace).encode() in done.stderr and b"Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_standard_streams_are_survived(models: Path) -> None:
+    line = f"{sys.executable} -m outrider.cli.main run -q --raw -t 1 -n 4 -m {models / 'target.gguf'} hello"
+    for redirection, status in ((">&-", 2), ("2>&-", 0), ("<&-", 0)):
+        done = subprocess.run(
+            f"{line} {redirection}", shell=True, capture_output=True, env=environment(), check=False
+        )
+        assert done.returncode == status, done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+def test_a_narrow_encoding_gets_question_marks(models: Path) -> None:
+    env = environment(PYTHONIOENCODING="ascii")
+    outcome = spawn(
+        "run", "-m", str(models / "target.gguf"), *PLAIN, "-n", "64", "--ignore-eos", "x", env=env
+    )
+    assert outcome.status == 0 and "?" in outcome.out and "Traceback" not in outcome.err
+
+
+# Help
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_the_terminal(columns: int) -> None:
+    outcome = spawn("run", "--help", env=environment(COLUMNS=str(columns)))
+    assert outcome.status == 0 and outcome.err == ""
+    assert max(map(len, outcome.out.splitlines())) <= columns
+    assert "<bool>" not in outcome.out
+    names = [line.split()[1] for line in outcome.out.splitlines() if line.startswith("│ -")]
+    assert names and not any("…" in name for name in names)
+    for name in ["-m", "-md", "-c", "-cd", "-ngl", "-ngld", "-t", "-n", "-p", "-f", "-s", "-hf", "-hfd"]:
+        assert f" {name} " in outcome.out
+    for name in ["--temp", "--top-k", "--top-p", "--min-p", "--draft-max", "--draft-min", "--draft-p-min"]:
+        assert f" {name} " in outcome.out
+
+
+def test_help_of_the_program_and_of_chat(outrider: Call) -> None:
+    program = outrider("--help")
+    assert program.status == 0 and "run " in program.out and "chat " in program.out
+    chat = outrider("chat", "--help")
+    assert chat.status == 0 and "outrider chat" in chat.out
+    assert "--compare" not in chat.out and "--json" not in chat.out and "-md" in chat.out
+    assert outrider().status == 2  # click's convention for a command that is missing
+
+
+def test_version(outrider: Call) -> None:
+    outcome = outrider("--version")
+    assert outcome.status == 0
+    assert outcome.out.startswith("outrider 0.") and "llama-cpp-python" in outcome.out

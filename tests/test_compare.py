@@ -1,0 +1,156 @@
+"""Speculation against plain decoding: equal, or where and how closely not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engines import GREEDY, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.compare import compare, find_divergence, is_greedy
+from outrider.core.data import Completion, Logits, Request, SamplingParams, Span
+from outrider.core.errors import SettingError
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.readout import read_out
+
+LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
+REQUEST = Request((0, 1, 2), GREEDY, max_tokens=20, ignore_end=True)
+
+
+def engine_of(model: FakeModel, num_right: int = 2) -> Engine:
+    return Engine(model, [ScriptedDrafter(oracle(LANGUAGE, num_right))], FixedPolicy(draft_max=4))
+
+
+class NearTie(FakeModel):
+    """In batched calls the row behind `at` tokens comes out a little otherwise, as on real machines.
+
+    The two best logits lie `MARGIN` apart there, and rounding swaps them.
+    """
+
+    MARGIN = 0.25
+
+    def __init__(self, at: int, *, times: int = 10**9) -> None:
+        super().__init__(VOCABULARY, LANGUAGE)
+        self._at = at
+        self._times = times
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        rows = super().decode(spans)
+        for span, logits in zip(spans, rows, strict=True):
+            for i, row in enumerate(logits):
+                if span.start + len(span.tokens) - span.rows + i + 1 == self._at:
+                    best, second = np.argsort(row)[[-1, -2]]
+                    swapped = len(span.tokens) > 1 and self._times > 0
+                    self._times -= swapped
+                    row[best] = row[second] + (-self.MARGIN if swapped else self.MARGIN)
+        return rows
+
+
+def test_equal_outputs() -> None:
+    seen: list[tuple[int, int]] = []
+    model = FakeModel(VOCABULARY, LANGUAGE)
+    comparison = compare(engine_of(model), REQUEST, repetitions=3, progress=lambda *n: seen.append(n))
+    assert comparison.equal and comparison.divergence is None
+    assert comparison.plain.tokens_per_target_call == 1
+    assert comparison.speculative.tokens_per_target_call > 2
+    assert list(comparison.speculative_completion.tokens) == greedy_continuation(LANGUAGE, REQUEST.prompt, 20)
+    assert read_out(comparison.speculative_completion) == comparison.speculative
+    assert seen == [(i, 6) for i in range(1, 7)]
+    assert model.length(0) == 0
+
+
+def test_every_run_starts_cold_and_they_take_turns() -> None:
+    model = FakeModel(VOCABULARY, LANGUAGE)
+    comparison = compare(engine_of(model), REQUEST, repetitions=2)
+    prompts = [i for i, call in enumerate(model.calls) if call[0].start == 0]
+    assert len(prompts) == 4 and all(model.calls[i][0].tokens == (0, 1) for i in prompts)
+    calls = np.diff([*prompts, len(model.calls)]).tolist()
+    assert calls == [calls[0], 21, calls[0], 21] and calls[0] < 21
+    assert comparison.plain.reused_tokens == comparison.speculative.reused_tokens == 0
+
+
+def test_the_speedup_is_a_ratio_of_times_per_token() -> None:
+    comparison = compare(engine_of(FakeModel(VOCABULARY, LANGUAGE)), REQUEST, repetitions=1)
+    plain, speculative, speedup = comparison.plain, comparison.speculative, comparison.speedup
+    assert speedup.decode_median == pytest.approx(plain.decode_s / speculative.decode_s)
+    total = (plain.decode_s + plain.prefill_s) / (speculative.decode_s + speculative.prefill_s)
+    assert (speedup.low, speedup.median, speedup.high) == pytest.approx((total,) * 3)
+    assert (speedup.decode_low, speedup.decode_high) == (speedup.decode_median,) * 2
+    three = compare(engine_of(FakeModel(VOCABULARY, LANGUAGE)), REQUEST, repetitions=3).speedup
+    assert three.low <= three.median <= three.high and three.repetitions == 3
+
+
+def test_a_first_run_that_was_made_already_counts() -> None:
+    model = FakeModel(VOCABULARY, LANGUAGE)
+    engine = engine_of(model)
+    first = engine.generate(REQUEST)
+    num_calls = len(model.calls)
+    comparison = compare(engine, REQUEST, first, repetitions=1)
+    assert comparison.speculative_completion is first
+    assert len(model.calls) == num_calls + 21
+
+
+def test_a_near_tie_is_shown_with_its_margin() -> None:
+    at = 10
+    comparison = compare(engine_of(NearTie(at)), REQUEST)
+    position = at - len(REQUEST.prompt)
+    text = greedy_continuation(LANGUAGE, REQUEST.prompt, position)
+    best, second = np.argsort(LANGUAGE([*REQUEST.prompt, *text]))[[-1, -2]]
+    divergence = comparison.divergence
+    assert not comparison.equal and divergence is not None
+    assert (divergence.position, divergence.plain_token) == (position, int(best))
+    assert divergence.speculative_token == int(second)
+    assert divergence.margin == pytest.approx(NearTie.MARGIN)
+
+
+def test_a_difference_in_any_repetition_is_shown() -> None:
+    for chosen in range(8):  # whichever of the runs happens to be the one of median time
+        comparison = compare(engine_of(NearTie(10, times=1), 1000), REQUEST, repetitions=5)
+        assert not comparison.equal and comparison.divergence is not None, chosen
+        assert comparison.divergence.position == 7
+
+
+def test_a_divergence_is_found_by_hand_too() -> None:
+    model = FakeModel(VOCABULARY, LANGUAGE)
+    done = engine_of(model).generate(REQUEST)
+    changed = (done.tokens[19] + 1) % VOCABULARY.size
+    other: Completion = replace(done, tokens=(*done.tokens[:19], changed))
+    divergence = find_divergence(model, REQUEST, done, other)
+    row = LANGUAGE([*REQUEST.prompt, *done.tokens[:19]])
+    assert divergence is not None and divergence.position == 19
+    assert divergence.margin == pytest.approx(float(row[done.tokens[19]] - row[changed]))
+    assert find_divergence(model, REQUEST, done, done) is None
+
+
+def test_a_long_prompt_is_evaluated_anew_in_chunks() -> None:
+    model = FakeModel(VOCABULARY, LANGUAGE, context_length=200, max_batch_tokens=16)
+    request = Request((0, 1, 2, 3) * 20, GREEDY, max_tokens=6, ignore_end=True)
+    done = Engine(model).generate(request)
+    other = replace(done, tokens=(*done.tokens[:-1], (done.tokens[-1] + 1) % VOCABULARY.size))
+    before = len(model.calls)
+    assert find_divergence(model, request, done, other) is not None
+    plainly = [[(s.tokens, s.start) for s in call] for call in model.calls[:before]]
+    assert [[(s.tokens, s.start) for s in call] for call in model.calls[before:]] == plainly
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_sampled_runs_share_one_seed(seed: int | None) -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0, seed=seed)
+    request = replace(REQUEST, sampling=sampling)
+    engine = Engine(FakeModel(VOCABULARY, LANGUAGE), [ScriptedDrafter(lambda _text, _n: [])])
+    comparison = compare(engine, request, repetitions=3)
+    assert comparison.equal  # nothing is drafted, so the same uniforms make the same text
+    assert seed in (None, comparison.speculative_completion.seed)
+
+
+def test_less_than_one_repetition_is_refused() -> None:
+    with pytest.raises(SettingError, match="repetitions"):
+        compare(engine_of(FakeModel(VOCABULARY, LANGUAGE)), REQUEST, repetitions=0)
+
+
+def test_only_greedy_outputs_must_be_equal() -> None:
+    assert is_greedy(GREEDY) and is_greedy(SamplingParams(top_k=1)) and not is_greedy(SamplingParams())

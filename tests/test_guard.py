@@ -1,0 +1,227 @@
+"""A build of llama.cpp that dies at its first call is found out in a child, and worked around."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from outrider.backends.llama_cpp import LoadOptions, build_id, check_build, guard
+from outrider.core.errors import BackendCrash, OutOfMemory
+from tiny_gguf import write_tiny
+
+OPTIONS = LoadOptions(threads=1)
+MODEL = Path("model.gguf")
+
+
+class Children:
+    """Stands in for the child processes: `outcome` gives the exit status under some options."""
+
+    def __init__(self, outcome: Callable[[LoadOptions], int]) -> None:
+        self.tried: list[LoadOptions] = []
+        self._outcome = outcome
+
+    def __call__(self, command: Sequence[str]) -> int:
+        assert command[-2] == str(MODEL)
+        options = LoadOptions(**json.loads(command[-1]))
+        self.tried.append(options)
+        return self._outcome(options)
+
+
+def works(_options: LoadOptions) -> int:
+    return 0
+
+
+def dies_repacked(options: LoadOptions) -> int:
+    return -signal.SIGSEGV if options.extra_buffer_types else 0
+
+
+def dies_always(_options: LoadOptions) -> int:
+    return -signal.SIGILL
+
+
+def cannot_load(_options: LoadOptions) -> int:
+    return 1
+
+
+def check(
+    memory: Path,
+    run: Callable[[Sequence[str]], int],
+    options: LoadOptions = OPTIONS,
+    *,
+    build: str = "build 1",
+    kind: str = "llama Q4_1",
+) -> tuple[LoadOptions, str | None]:
+    return check_build(MODEL, options, build=build, model_kind=kind, memory=memory, run=run)
+
+
+def test_a_build_that_works_is_left_alone_and_remembered(tmp_path: Path) -> None:
+    memory, run = tmp_path / "cache" / "builds.json", Children(works)
+    for _ in range(3):
+        assert check(memory, run) == (OPTIONS, None)
+    assert run.tried == [OPTIONS]
+    assert [path.name for path in memory.parent.iterdir()] == ["builds.json"]
+
+
+def test_a_build_whose_repacked_kernels_die_runs_without_them(tmp_path: Path) -> None:
+    memory, run = tmp_path / "builds.json", Children(dies_repacked)
+    plain = LoadOptions(threads=1, extra_buffer_types=False)
+    options, notice = check(memory, run)
+    assert options == plain and run.tried == [OPTIONS, plain]
+    assert notice is not None and "\n" not in notice
+    assert all(word in notice for word in ("llama Q4_1", "slower", "rebuild", "-mno-amx-int8"))
+    # Remembered, the notice included.
+    assert check(memory, run) == (options, notice)
+    assert len(run.tried) == 2
+
+
+def test_a_build_that_always_dies_is_an_error_that_says_how(tmp_path: Path) -> None:
+    memory, run = tmp_path / "builds.json", Children(dies_always)
+    with pytest.raises(BackendCrash, match="SIGILL") as caught:
+        check(memory, run)
+    assert caught.value.what == str(MODEL) and "llama-cpp-python" in caught.value.way_out
+    assert len(run.tried) == 2
+    # It may be another build the next time: nothing is remembered.
+    assert check(memory, Children(works)) == (OPTIONS, None)
+
+
+def test_a_model_that_cannot_be_loaded_is_left_to_the_real_load(tmp_path: Path) -> None:
+    memory, run = tmp_path / "builds.json", Children(cannot_load)
+    assert check(memory, run) == (OPTIONS, None) == check(memory, run)
+    assert len(run.tried) == 2 and not memory.exists()
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_that_was_killed_is_no_broken_build(tmp_path: Path, signal_number: int) -> None:
+    memory, run = tmp_path / "builds.json", Children(lambda _options: -signal_number)
+    with pytest.raises(OutOfMemory):
+        check(memory, run)
+    assert not memory.exists()
+
+
+def test_nothing_is_tried_when_the_repacked_kernels_are_off_anyway(tmp_path: Path) -> None:
+    run = Children(dies_always)
+    plain = LoadOptions(extra_buffer_types=False)
+    assert check(tmp_path / "builds.json", run, plain) == (plain, None)
+    assert run.tried == []
+
+
+def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, run = tmp_path / "builds.json", Children(works)
+    check(memory, run)
+    check(memory, run, build="build 2")
+    check(memory, run, kind="llama Q4_0")
+    check(memory, run, LoadOptions(gpu_layers=0))
+    monkeypatch.setattr(guard, "_cpu_id", lambda: "another")
+    check(memory, run)
+    assert len(run.tried) == 5
+    # All five are still known.
+    check(memory, run, build="build 1")
+    monkeypatch.undo()
+    for options, build, kind in [(OPTIONS, "build 2", "llama Q4_1"), (OPTIONS, "build 1", "llama Q4_0")]:
+        check(memory, run, options, build=build, kind=kind)
+    assert len(run.tried) == 5
+
+
+def test_what_does_not_change_the_kernels_is_not_tried_again(tmp_path: Path) -> None:
+    memory, run = tmp_path / "builds.json", Children(dies_repacked)
+    check(memory, run)
+    options, _ = check(memory, run, LoadOptions(threads=2, batch_tokens=64))
+    assert options == LoadOptions(threads=2, batch_tokens=64, extra_buffer_types=False)
+    assert len(run.tried) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'"works"'])
+def test_a_damaged_memory_is_replaced(tmp_path: Path, content: bytes) -> None:
+    memory, run = tmp_path / "builds.json", Children(works)
+    memory.write_bytes(content)
+    assert check(memory, run) == check(memory, run) == (OPTIONS, None)
+    assert len(run.tried) == 1
+
+
+@pytest.mark.parametrize("outcome", ["broken", 17, None, ["works"]])
+def test_an_outcome_that_makes_no_sense_is_tried_again(tmp_path: Path, outcome: object) -> None:
+    memory = tmp_path / "builds.json"
+    check(memory, Children(works))
+    memory.write_text(json.dumps({key: outcome for key in json.loads(memory.read_text())}))
+    run = Children(dies_repacked)
+    options, notice = check(memory, run)
+    assert not options.extra_buffer_types and notice
+    assert check(memory, run) == (options, notice) and len(run.tried) == 2
+
+
+def test_a_memory_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "folder").mkdir()
+    run = Children(dies_repacked)
+    for memory in (tmp_path / "file" / "builds.json", tmp_path / "folder"):
+        for _ in range(2):
+            options, notice = check(memory, run)
+            assert not options.extra_buffer_types and notice
+    assert len(run.tried) == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+# With real children
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package may be on this process's path only by pytest's doing."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(guard.__file__).parents[3]))
+
+
+@pytest.mark.usefixtures("importable")
+def test_the_first_calls_are_really_made_in_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, memory = write_tiny(tmp_path / "own.gguf"), tmp_path / "builds.json"
+    # A user's folder may hold files that are named like modules.
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    # The plain kernels work on any machine; what the repacked ones do here is not this test's matter.
+    options, _ = check_build(path, OPTIONS, build=build_id(), model_kind="tiny", memory=memory)
+    assert len(json.loads(memory.read_text())) == 1
+    assert options.threads == 1
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"no model")
+    command = [sys.executable, "-m", "outrider.backends.llama_cpp.first_call", str(bad), "{}"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+    memory = tmp_path / "builds.json"
+    assert check_build(bad, OPTIONS, build="b", model_kind="k", memory=memory) == (OPTIONS, None)
+    assert not memory.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_real_crash_is_seen_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    crashing = "import os, signal, sys; '\"extra_buffer_types\": true' in sys.argv[2] and "
+    crashing += "(print('last words'), os.kill(os.getpid(), signal.SIGSEGV))"
+    real = subprocess.run
+
+    def run(command: Sequence[str], **settings: int) -> "subprocess.CompletedProcess[bytes]":
+        return real([sys.executable, "-c", crashing, *command[-2:]], **settings)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", run)
+    memory = tmp_path / "builds.json"
+    options, notice = check_build(MODEL, OPTIONS, build="b", model_kind="k", memory=memory)
+    assert not options.extra_buffer_types and notice is not None and "crashes" in notice
+    assert list(json.loads(memory.read_text()).values()) == ["works without extra buffer types"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_build_is_named_by_its_version_and_binaries() -> None:
+    assert build_id().startswith("llama-cpp-python ") and build_id() == build_id()

@@ -1,0 +1,266 @@
+"""The draft model's own KV: nothing evaluated twice, nothing stale, and its limits respected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import GREEDY, VOCABULARY, CheckedEngine, greedy_continuation, plain, result
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
+from outrider.core.contracts import RewindKind, Wish
+from outrider.core.data import Draft, DraftWork, Logits, Request, SamplingParams, Span
+from outrider.core.errors import BackendError
+from outrider.drafters.model import ModelDrafter
+from outrider.policy import FixedPolicy
+from outrider.sampling import top_probability
+from outrider.vocab import align
+from outrider.vocab import compare as compare_vocabularies
+
+LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
+OTHER = random_logits(VOCABULARY.size, seed=12, order=3)
+PROMPT = (0, 1, 2, 0, 1)
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
+
+
+def drafter_of(model: FakeModel, *, sampled: bool = False) -> ModelDrafter:
+    return ModelDrafter(model, align(VOCABULARY, VOCABULARY), sampled=sampled)
+
+
+def propose(
+    drafter: ModelDrafter, length: int, sequence: int = 0, sampling: SamplingParams = GREEDY, p_min: float = 0
+) -> tuple[Draft, DraftWork]:
+    wish = Wish(sequence, length, sampling, np.random.default_rng(1))
+    [draft], work = drafter.propose([wish], lambda n, p: n < length and p >= p_min)
+    return draft, work
+
+
+def evaluated_tokens(model: FakeModel, since: int = 0) -> int:
+    return sum(len(span.tokens) for call in model.calls[since:] for span in call)
+
+
+@given(seed=st.integers(0, 10**6), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8))
+def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
+    """Whatever is accepted: what is evaluated anew is only what was drafted in vain."""
+    rng = np.random.default_rng(seed)
+    model = FakeModel(VOCABULARY, OTHER)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    text, in_vain = list(PROMPT), 0
+    drafted: tuple[int, ...] = ()
+    for length in lengths:
+        if length:
+            drafted = propose(drafter, length)[0].tokens
+            assert list(drafted) == greedy_continuation(OTHER, text, length)
+        kept = int(rng.integers(0, len(drafted) + 1)) if length else 0
+        token = int(rng.integers(0, VOCABULARY.size))
+        if length:
+            # A rejected token is never what replaces it. Of n drafted tokens n - 1 were evaluated.
+            if kept < len(drafted) and token == drafted[kept]:
+                token = (token + 1) % VOCABULARY.size
+            in_vain += max(0, len(drafted) - 1 - kept)
+        final = [*drafted[:kept], token] if length else [token]
+        drafter.observe(0, final)
+        text += final
+    propose(drafter, 1)
+    assert evaluated_tokens(model) == len(text) + in_vain
+    assert model.stored(0) == tuple(text)
+
+
+def test_the_second_half_of_a_step_costs_one_call_a_token() -> None:
+    model = FakeModel(VOCABULARY, OTHER)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    draft, work = propose(drafter, 4)
+    assert (work.prefill_calls, work.calls) == (1, 4)
+    drafter.observe(0, (*draft.tokens, 3))
+    before = len(model.calls)
+    _, work = propose(drafter, 2)
+    # Accepted whole: the last drafted token and the target's own go into the first call.
+    assert model.calls[before][0].tokens[0] == draft.tokens[-1]
+    assert (work.prefill_calls, work.calls, evaluated_tokens(model, before)) == (0, 2, 3)
+
+
+def test_rounds_that_were_sat_out_are_caught_up_in_one_batch() -> None:
+    model = FakeModel(VOCABULARY, OTHER)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    propose(drafter, 1)
+    for token in (1, 2, 3, 0, 1, 2):
+        drafter.observe(0, [token])
+    before = len(model.calls)
+    draft, work = propose(drafter, 3)
+    assert [len(call[0].tokens) for call in model.calls[before:]] == [6, 1, 1]
+    assert (work.calls, work.prefill_calls) == (3, 0)
+    assert list(draft.tokens) == greedy_continuation(OTHER, [*PROMPT, 1, 2, 3, 0, 1, 2], 3)
+
+
+@pytest.mark.parametrize("rewind", ["free", "none"])
+@pytest.mark.parametrize("draft_max", [1, 3, 8])
+@pytest.mark.parametrize("logits", [LANGUAGE, OTHER], ids=["right", "wrong"])
+def test_output_is_right_with_any_draft_model(rewind: RewindKind, draft_max: int, logits: NextLogits) -> None:
+    for batch in (4, 16):
+        draft = FakeModel(VOCABULARY, logits, rewind=rewind, max_batch_tokens=batch)
+        policy = FixedPolicy(draft_max=draft_max, p_min=0)
+        engine = CheckedEngine(FakeModel(VOCABULARY, LANGUAGE), [drafter_of(draft)], policy)
+        requests = [Request((i, *PROMPT * 3), GREEDY, max_tokens=20, ignore_end=True) for i in range(3)]
+        for request, outcome in zip(requests, engine.run(*requests), strict=True):
+            assert result(outcome) == plain(FakeModel(VOCABULARY, LANGUAGE), request)
+            # The draft holds a prefix of the text, and drafted tokens behind it.
+            text = (*outcome.prompt, *outcome.tokens)
+            drafted = outcome.records[-1].draft.tokens
+            before = text[: outcome.records[-1].position]
+            assert draft.stored(outcome.slot) == (*before, *drafted)[: draft.length(outcome.slot)]
+
+
+def test_the_drafts_context_ends_before_the_targets() -> None:
+    draft = FakeModel(VOCABULARY, LANGUAGE, context_length=12)
+    engine = CheckedEngine(FakeModel(VOCABULARY, LANGUAGE), [drafter_of(draft)])
+    request = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)
+    [outcome] = engine.run(request)
+    assert result(outcome) == plain(FakeModel(VOCABULARY, LANGUAGE), request)
+    offered = [len(record.draft) for record in outcome.records if record.kind == "decode"]
+    assert offered[0] == 7 and not any(offered[1:])
+
+
+def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
+    model = FakeModel(VOCABULARY, LANGUAGE, context_length=12)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT * 3)
+    assert propose(drafter, 4) == (Draft(), DraftWork())
+    assert model.calls == []
+
+
+def test_a_new_request_keeps_what_it_has_in_common() -> None:
+    model = FakeModel(VOCABULARY, OTHER)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    propose(drafter, 3)
+    drafter.end(0)
+    drafter.begin(0, (*PROMPT[:4], 3, 3))
+    before = len(model.calls)
+    draft, _ = propose(drafter, 2)
+    assert evaluated_tokens(model, before) == 2 + 1
+    assert list(draft.tokens) == greedy_continuation(OTHER, (*PROMPT[:4], 3, 3), 2)
+    drafter.reset()
+    assert model.length(0) == 0
+
+
+def test_low_confidence_ends_a_draft_and_is_what_is_claimed() -> None:
+    drafter = drafter_of(FakeModel(VOCABULARY, OTHER))
+    drafter.begin(0, PROMPT)
+    draft, _ = propose(drafter, 8)
+    sure = []
+    for i, token in enumerate(draft.tokens):
+        row = OTHER([*PROMPT, *draft.tokens[:i]])
+        sure.append(top_probability(row, int(row.argmax())))
+        assert token == int(row.argmax())
+    assert draft.acceptance == pytest.approx(sure)
+    limit = sorted(sure)[3]
+    num_sure = next(i for i, p in enumerate(sure) if p < limit)
+    again, _ = propose(drafter, 8, p_min=limit)
+    assert again.tokens == draft.tokens[:num_sure]
+
+
+class Unreliable(FakeModel):
+    """A call can fail; `forgets` drops the whole sequence then, as a recurrent state would be."""
+
+    failing = False
+    forgets = False
+    stores = False
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        if not self.failing:
+            return super().decode(spans)
+        self.failing = False
+        if self.stores:
+            super().decode(spans)
+        if self.forgets:
+            for span in spans:
+                self.truncate(span.sequence, 0)
+        raise BackendError(self.name, "told to fail")
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("num_observed", [1, 5, 12])
+def test_after_a_failed_call_it_catches_up(forgets: bool, stores: bool, num_observed: int) -> None:
+    model = Unreliable(VOCABULARY, OTHER, max_batch_tokens=8, max_sequences=2)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    propose(drafter, 3)
+    drafter.observe(0, [3, 3, 3])
+    model.failing, model.forgets, model.stores = True, forgets, stores
+    with pytest.raises(BackendError):
+        propose(drafter, 3)
+    more = [i % 3 for i in range(num_observed)]
+    drafter.observe(0, more)
+    draft, _ = propose(drafter, 3)
+    assert list(draft.tokens) == greedy_continuation(OTHER, [*PROMPT, 3, 3, 3, *more], 3)
+
+
+# Vocabularies that differ
+
+
+def test_a_draft_ends_before_a_token_that_the_target_lacks() -> None:
+    vocabulary = FakeVocabulary("xabcd ")
+    script = vocabulary.tokenize("abxcd")
+
+    def says(tokens: Sequence[int]) -> Logits:
+        row = np.zeros(vocabulary.size, dtype=np.float32)
+        row[script[len(tokens) % 5]] = 5
+        return row
+
+    drafter = ModelDrafter(FakeModel(vocabulary, says), compare_vocabularies(VOCABULARY, vocabulary))
+    drafter.begin(0, VOCABULARY.tokenize("     "))
+    assert propose(drafter, 8)[0].tokens == tuple(VOCABULARY.tokenize("ab"))
+
+
+def test_sampled_drafts_carry_the_distribution_over_common_tokens() -> None:
+    vocabulary = FakeVocabulary("xdcyba")
+    logits = random_logits(vocabulary.size, seed=5, order=1)
+    drafter = ModelDrafter(
+        FakeModel(vocabulary, logits), compare_vocabularies(VOCABULARY, vocabulary), sampled=True
+    )
+    drafter.begin(0, VOCABULARY.tokenize("ab c"))  # the blank is left out: the draft has none
+    draft, _ = propose(drafter, 3, sampling=SAMPLED)
+    assert draft.probs is not None and len(draft) == len(draft.probs) == 3
+    text = vocabulary.tokenize("abc")
+    for token, offered in zip(draft.tokens, draft.probs, strict=True):
+        weights = np.exp(logits(text).astype(np.float64))
+        expected = {VOCABULARY.tokenize(c)[0]: float(weights[vocabulary.tokenize(c)[0]]) for c in "abcd"} | {
+            VOCABULARY.size - 1: float(weights[-1])
+        }
+        total = sum(expected.values())
+        assert offered.tokens.tolist() == sorted(expected)
+        assert offered.probs == pytest.approx([expected[t] / total for t in sorted(expected)])
+        text.append(
+            vocabulary.size - 1 if token == VOCABULARY.size - 1 else vocabulary.tokenize("abcd"[token])[0]
+        )
+
+
+def test_nothing_common_in_the_prompt_means_no_draft() -> None:
+    vocabulary = FakeVocabulary("xyz")
+    drafter = ModelDrafter(
+        FakeModel(vocabulary, random_logits(4)), compare_vocabularies(VOCABULARY, vocabulary)
+    )
+    drafter.begin(0, PROMPT)
+    assert propose(drafter, 4) == (Draft(), DraftWork())
+
+
+def test_other_sequences_do_not_disturb() -> None:
+    model = FakeModel(VOCABULARY, OTHER)
+    drafter = drafter_of(model)
+    prompts = [PROMPT, (2, 2), (3, *PROMPT)]
+    for sequence, prompt in enumerate(prompts):
+        drafter.begin(sequence, prompt)
+    rng = np.random.default_rng(0)
+    wishes = [Wish(i, n, GREEDY, rng) for i, n in enumerate((5, 1, 3))]
+    drafts, work = drafter.propose(wishes, lambda _n, _p: True)
+    assert [list(d.tokens) for d in drafts] == [
+        greedy_continuation(OTHER, prompt, n) for prompt, n in zip(prompts, (5, 1, 3), strict=True)
+    ]
+    assert work.calls == 5

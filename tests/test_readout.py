@@ -1,0 +1,117 @@
+"""Every count and time of the readout, worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from engines import GREEDY, VOCABULARY, ScriptedDrafter, oracle
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.core.data import Completion, Draft, DraftWork, FinishReason, Request, StepRecord
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.readout import read_out
+
+
+def record(
+    draft: tuple[str, ...] = (),
+    num_accepted: int = 0,
+    num_tokens: int = 1,
+    *,
+    kind: str = "decode",
+    work: DraftWork | None = None,
+    end_s: float = 0.0,
+) -> StepRecord:
+    """A step whose draft came from these sources; its times are powers of two, so that sums tell."""
+    return StepRecord(
+        request=0,
+        step=0,
+        kind="prefill" if kind == "prefill" else "decode",
+        position=0,
+        num_evaluated=1,
+        draft=Draft(tuple(range(len(draft))), None, (0.5,) * len(draft), draft),
+        num_accepted=num_accepted,
+        tokens=(7,) * num_tokens,
+        work=work or DraftWork(),
+        draft_s=1.0,
+        verify_s=2.0,
+        sampling_s=4.0,
+        other_s=8.0,
+        end_s=end_s,
+    )
+
+
+def completion(*records: StepRecord, finish_reason: FinishReason = "stop") -> Completion:
+    tokens = tuple(token for record in records if record.kind == "decode" for token in record.tokens)
+    return Completion("text", tokens, finish_reason, 11, 5, 3, records)
+
+
+RECORDS = (
+    record(kind="prefill", num_tokens=0),
+    record(kind="prefill", num_tokens=0, work=DraftWork(0, 0.0, 1, 32.0)),
+    record(("draft",) * 3, 3, 4, work=DraftWork(3, 0.5, 2, 16.0), end_s=1.0),
+    record(("lookup",) * 2, 1, 2, end_s=2.0),
+    record((), 0, 1, end_s=5.0),
+    record(("lookup", "draft"), 1, 1, work=DraftWork(1, 0.25), end_s=5.5),
+)
+
+
+def test_calls_and_tokens() -> None:
+    readout = read_out(completion(*RECORDS))
+    assert (readout.prompt_tokens, readout.reused_tokens, readout.generated_tokens) == (11, 5, 8)
+    assert (readout.prefill_calls, readout.draft_prefill_calls) == (2, 3)
+    assert (readout.target_calls, readout.draft_calls) == (4, 4)
+    assert (readout.tokens_per_target_call, readout.target_calls_saved) == (2.0, 0.5)
+    assert readout.finish_reason == "stop"
+
+
+def test_acceptance_over_all_and_for_each_drafter() -> None:
+    readout = read_out(completion(*RECORDS))
+    assert (readout.drafted_tokens, readout.accepted_tokens, readout.acceptance_rate) == (7, 5, 5 / 7)
+    assert readout.acceptance_by_position == (1.0, 1 / 3, 1.0)
+    draft, lookup = readout.drafters["draft"], readout.drafters["lookup"]
+    assert list(readout.drafters) == ["draft", "lookup"]
+    assert (draft.drafted_tokens, draft.accepted_tokens, draft.acceptance_rate) == (4, 3, 0.75)
+    assert draft.acceptance_by_position == (1.0, 0.5, 1.0)
+    assert (lookup.drafted_tokens, lookup.accepted_tokens, lookup.acceptance_rate) == (3, 2, 2 / 3)
+    assert lookup.acceptance_by_position[:2] == (1.0, 0.0) and not any(lookup.acceptance_by_position[2:])
+
+
+def test_times() -> None:
+    readout = read_out(completion(*RECORDS))
+    time = readout.time_s
+    assert (time.draft, time.draft_model, time.verify, time.sampling, time.other) == (4, 0.75, 8, 16, 32)
+    assert readout.decode_s == 60
+    assert readout.prefill_s == 15 + (15 + 32) + 16
+    assert readout.prefill_s + readout.decode_s == sum(record.total_s for record in RECORDS)
+    assert readout.tokens_per_s == 8 / 60
+    assert readout.overhead == pytest.approx((60 - 8 - 0.75) / 60)
+    assert readout.burst_latency_s is not None
+    assert asdict(readout.burst_latency_s) == pytest.approx({"p50": 1.0, "p95": 2.8, "max": 3.0})
+
+
+def test_nothing_drafted_and_nothing_generated() -> None:
+    plain = read_out(completion(record(), record(end_s=1.0)))
+    assert (plain.acceptance_rate, plain.acceptance_by_position, plain.drafters) == (None, (), {})
+    assert (plain.tokens_per_target_call, plain.target_calls_saved) == (1.0, 0.0)
+    nothing = read_out(completion(RECORDS[0], finish_reason="cancelled"))
+    assert (nothing.generated_tokens, nothing.target_calls, nothing.tokens_per_s) == (0, 0, 0.0)
+    assert (nothing.tokens_per_target_call, nothing.target_calls_saved, nothing.overhead) == (0, 0, 0)
+    assert nothing.burst_latency_s is None
+    assert read_out(completion(record())).burst_latency_s is None
+
+
+def test_a_run_of_the_engine_adds_up_and_is_plain_data() -> None:
+    logits = random_logits(VOCABULARY.size, seed=11, order=3)
+    model = FakeModel(VOCABULARY, logits)
+    engine = Engine(model, [ScriptedDrafter(oracle(logits, 2))], FixedPolicy(draft_max=4))
+    done = engine.generate(Request((0, 1) * 20, GREEDY, max_tokens=30, ignore_end=True))
+    readout = read_out(done)
+    assert readout.prefill_calls + readout.target_calls == len(model.calls)
+    assert (readout.target_calls, readout.generated_tokens) == (10, 30)
+    assert (readout.drafted_tokens, readout.accepted_tokens) == (9 * 4 + 2, 10 * 2)
+    assert readout.decode_s + readout.prefill_s == pytest.approx(sum(r.total_s for r in done.records))
+    assert done.records[-1].end_s >= readout.decode_s + readout.prefill_s - 1e-6
+    assert json.loads(json.dumps(readout.as_json()))["drafters"]["scripted"]["accepted_tokens"] == 20
