@@ -37,7 +37,7 @@ class Outcome:
 
 def environment(**changes: str) -> dict[str, str]:
     """A plain environment: no colours asked for, 80 columns, this checkout's sources."""
-    names = ("FORCE_COLOR", "NO_COLOR", "GITHUB_ACTIONS", "HF_TOKEN", "PYTHONIOENCODING")
+    names = ("FORCE_COLOR", "NO_COLOR", "GITHUB_ACTIONS", "HF_TOKEN", "PYTHONIOENCODING", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     return kept | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80", "TERM": "xterm"} | changes
 

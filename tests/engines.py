@@ -5,18 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import Drafter, Extend, Wish
 from outrider.core.data import Draft, DraftWork, Request, SamplingParams, StepRecord
+from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
-from outrider.vocab import Alignment, align
+from outrider.vocab import Alignment, align, compare
 
 VOCABULARY = FakeVocabulary("abcd ")
 GREEDY = SamplingParams(temperature=0)
+LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
+END = VOCABULARY.size - 1
+PROMPT = (0, 1, 2, 0, 1)
 
 Guess = Callable[[Sequence[int], int], Sequence[int]]
 """What a scripted drafter offers after these tokens, at most so many."""
@@ -95,6 +100,25 @@ def nothing(tokens: Sequence[int], length: int) -> list[int]:
 def same_vocabulary() -> Alignment:
     """The alignment of `VOCABULARY` with itself."""
     return align(VOCABULARY, VOCABULARY)
+
+
+def language_model(**options: Any) -> FakeModel:
+    """A model that speaks `LANGUAGE`."""
+    return FakeModel(VOCABULARY, LANGUAGE, **options)
+
+
+def other_vocabulary_drafter(*, sampled: bool = False) -> ModelDrafter:
+    """A draft whose ids are another order, which lacks a blank and has tokens of its own."""
+    vocabulary = FakeVocabulary("xdcyba")
+    logits = random_logits(vocabulary.size, seed=5, order=2)
+    alignment = compare(VOCABULARY, vocabulary)
+    assert not alignment.identical
+    return ModelDrafter(FakeModel(vocabulary, logits, name="other"), alignment, sampled=sampled)
+
+
+def model_drafter(logits: NextLogits, *, sampled: bool = False, **options: Any) -> ModelDrafter:
+    """A draft model over `VOCABULARY`."""
+    return ModelDrafter(FakeModel(VOCABULARY, logits, **options), same_vocabulary(), sampled=sampled)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,8 @@ def next_rows(model: LlamaCppModel, tokens: Sequence[int], sequence: int = 0) ->
 def assert_near(actual: Logits, expected: Logits) -> None:
     """Equal but for sums in another order; the logits themselves spread over several units."""
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-3)
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -7,10 +7,16 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, Terminal, call, environment
+from outrider.cli.run import TokenPrinter
+from outrider.cli.settings import RunSettings
+from outrider.core.data import Completion, Piece
 from tiny_gguf import write_tiny
 
 SHORT = ("-t", "1", "--temp", "0", "-n", "8")
@@ -106,6 +112,15 @@ def test_a_held_back_end_is_shown_in_every_turn(chat: Call) -> None:
     once = chat("-n", "6", "-q", "-r", stop, stdin="hello\n").out
     assert once == text + "\n"
     assert chat("-n", "6", "-q", "-r", stop, stdin="hello\n/reset\nhello\n").out == once * 2
+
+
+def test_what_ctrl_c_left_held_back_is_shown_in_every_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False)), Console())
+    answer = Completion("shown held", (), "cancelled", 1, 0, 0, ())
+    for _ in range(2):
+        printer.print((Piece("shown ", "target"),))
+        printer.end(answer)
+    assert capsys.readouterr().out == "shown held\n" * 2
 
 
 def test_the_trace_of_a_conversation_has_all_turns(chat: Call, tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,49 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import (
+    END,
     GREEDY,
+    LANGUAGE,
+    PROMPT,
     VOCABULARY,
     CheckedEngine,
     ScriptedDrafter,
     greedy_continuation,
+    language_model,
+    model_drafter,
     nothing,
     oracle,
+    other_vocabulary_drafter,
     plain,
     random_guess,
     result,
-    same_vocabulary,
 )
-from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits, scripted_logits
+from outrider.backends.fake import FakeModel, random_logits, scripted_logits
 from outrider.core.contracts import Drafter
-from outrider.core.data import Completion, Logits, Request, SamplingParams, Span
-from outrider.core.errors import BackendError, InputError, PromptError, RewindUnsupported
-from outrider.drafters.model import ModelDrafter
+from outrider.core.data import Completion, Request
+from outrider.core.errors import InputError, PromptError
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy import FixedPolicy
-from outrider.vocab import compare as compare_vocabularies
-
-LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
-END = VOCABULARY.size - 1
-PROMPT = (0, 1, 2, 0, 1)
-
-
-def language_model(**options: Any) -> FakeModel:
-    return FakeModel(VOCABULARY, LANGUAGE, **options)
-
-
-def other_vocabulary_drafter(*, sampled: bool = False) -> ModelDrafter:
-    """A draft whose ids are another order, which lacks a blank and has tokens of its own."""
-    vocabulary = FakeVocabulary("xdcyba")
-    logits = random_logits(vocabulary.size, seed=5, order=2)
-    alignment = compare_vocabularies(VOCABULARY, vocabulary)
-    assert not alignment.identical
-    return ModelDrafter(FakeModel(vocabulary, logits, name="other"), alignment, sampled=sampled)
-
-
-def model_drafter(logits: NextLogits, *, sampled: bool = False, **options: Any) -> ModelDrafter:
-    return ModelDrafter(FakeModel(VOCABULARY, logits, **options), same_vocabulary(), sampled=sampled)
-
 
 DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
     "itself": lambda: [model_drafter(LANGUAGE)],
@@ -136,6 +116,19 @@ def test_tokens_behind_a_stop_are_not_counted_as_accepted() -> None:
     [record] = [record for record in outcome.records if record.kind == "decode"]
     assert (len(record.draft), record.num_accepted, len(record.tokens)) == (8, 4, 4)
     assert (outcome.text, outcome.finish_reason) == ("ab", "stop")
+
+
+def test_a_stop_that_is_certain_only_at_the_end_is_one() -> None:
+    # "abc" may become "abcc", so "bc" is not yet the stop that starts first.
+    engine = Engine(FakeModel(VOCABULARY, scripted_logits(VOCABULARY, "abcd ")))
+    completion = engine.generate(Request(PROMPT, GREEDY, max_tokens=3, stop=("bc", "abcc")))
+    assert (completion.text, completion.finish_reason) == ("a", "stop")
+
+
+def test_no_token_is_drafted_that_could_not_be_emitted() -> None:
+    engine = CheckedEngine(language_model(), [ScriptedDrafter(oracle(LANGUAGE))])
+    [outcome] = engine.run(Request(PROMPT, GREEDY, max_tokens=5, ignore_end=True))
+    assert [len(record.draft) for record in outcome.records if record.kind == "decode"] == [4]
 
 
 def test_an_accepted_token_is_credited_to_its_drafter() -> None:
@@ -248,15 +241,15 @@ def test_closing_a_stream_frees_its_sequence() -> None:
 
 
 def test_a_cancelled_stream_ends_with_what_was_made() -> None:
-    engine = Engine(language_model())
-    stream = engine.stream(Request(PROMPT, GREEDY, max_tokens=30, stop=("zz", "abcd abcd"), ignore_end=True))
-    seen = next(stream).record.tokens + next(stream).record.tokens
+    engine = Engine(FakeModel(VOCABULARY, scripted_logits(VOCABULARY, "abcd ")))
+    stream = engine.stream(Request(PROMPT, GREEDY, max_tokens=30, stop=("bcc",)))
+    text = "".join(next(stream).text for _ in range(4))
     engine.cancel(0)
     with pytest.raises(StopIteration) as end:
         next(stream)
     completion: Completion = end.value.value
-    assert (completion.finish_reason, completion.tokens) == ("cancelled", seen)
-    assert completion.text == "".join("abcd "[t] for t in seen if t != END)
+    assert text == "a"  # what may be a stop string was held back
+    assert (completion.text, completion.finish_reason, len(completion.tokens)) == ("abc", "cancelled", 3)
 
 
 @given(
@@ -312,232 +305,3 @@ def test_a_prompt_that_cannot_be_evaluated_is_refused(prompt: tuple[int, ...]) -
     with pytest.raises(PromptError):
         engine.submit(Request(prompt))
     assert engine.generate(REQUESTS["the limit"]).finish_reason == "length"
-
-
-# Models that cannot rewind, and calls that fail
-
-
-def recurrent_model() -> FakeModel:
-    return FakeModel(VOCABULARY, LANGUAGE, rewind="none", max_sequences=1)
-
-
-def test_a_target_that_cannot_rewind_decodes_plainly() -> None:
-    engine = Engine(recurrent_model(), [ScriptedDrafter(oracle(LANGUAGE))])
-    assert ["decoding plainly" in notice for notice in engine.notices] == [True]
-    request = Request(PROMPT, GREEDY, max_tokens=9, ignore_end=True)
-    first = engine.generate(request)
-    assert first.tokens == plain(language_model(), request)[0]
-    assert sum(record.kind == "decode" for record in first.records) == 9
-    following = Request((*PROMPT, *first.tokens, 2), GREEDY, max_tokens=9, ignore_end=True)
-    second = engine.generate(following)
-    assert second.tokens == plain(language_model(), following)[0]
-    assert second.reused_tokens == len(PROMPT) + 8
-    other = Request((*PROMPT, 3, 3), GREEDY, max_tokens=9, ignore_end=True)
-    third = engine.generate(other)
-    assert (third.tokens, third.reused_tokens) == (plain(language_model(), other)[0], 0)
-
-
-class ForgetfulModel(FakeModel):
-    """A sliding window: it can take back no more than `reach` tokens."""
-
-    reach = 3
-
-    def truncate(self, sequence: int, length: int) -> None:
-        if 0 < length < self.length(sequence) - self.reach:
-            raise RewindUnsupported(self.name, "the window no longer holds it")
-        super().truncate(sequence, length)
-
-
-def test_a_window_that_cannot_be_rewound_far_enough_is_evaluated_anew() -> None:
-    target = ForgetfulModel(VOCABULARY, LANGUAGE, rewind="window")
-    request = Request(PROMPT, GREEDY, max_tokens=20, ignore_end=True)
-    completion = Engine(target, [ScriptedDrafter(oracle(LANGUAGE, 1))]).generate(request)
-    assert completion.tokens == plain(language_model(), request)[0]
-    assert any(record.kind == "prefill" for record in completion.records[2:])
-
-
-class FailingModel(FakeModel):
-    """Fails at chosen calls: before or after storing the tokens, as an interrupt may come."""
-
-    def __init__(self, logits: NextLogits, error: BaseException, *, stored: bool, **options: Any) -> None:
-        super().__init__(VOCABULARY, logits, **options)
-        self.fail_at: int | None = None
-        self._error = error
-        self._after = stored
-
-    def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        failing = len(self.calls) + 1 == self.fail_at
-        if failing and not self._after:
-            self.calls.append(tuple(spans))
-            raise self._error
-        rows = super().decode(spans)
-        if failing:
-            raise self._error
-        return rows
-
-
-ERRORS = [BackendError("model", "it failed"), KeyboardInterrupt()]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=["error", "interrupt"])
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("failing", ["target", "draft"])
-@pytest.mark.parametrize("call", range(1, 10))
-def test_a_call_that_fails_costs_nothing_but_itself(
-    failing: str, stored: bool, error: BaseException, call: int
-) -> None:
-    drafts = random_logits(VOCABULARY.size, seed=12)
-    target = FailingModel(LANGUAGE, error, stored=stored, max_batch_tokens=16)
-    draft = FailingModel(drafts, error, stored=stored, max_batch_tokens=16)
-    (target if failing == "target" else draft).fail_at = call
-    engine = CheckedEngine(target, [SuffixDrafter(), ModelDrafter(draft, same_vocabulary())])
-    requests = [
-        Request(PROMPT * 3, GREEDY, max_tokens=14, ignore_end=True),
-        Request((2, 3), GREEDY, max_tokens=14, ignore_end=True),
-    ]
-    ids = [engine.submit(request) for request in requests]
-    num_failures = 0
-    for _ in range(60):
-        try:
-            if not engine.step():
-                break
-        except (BackendError, KeyboardInterrupt):
-            num_failures += 1
-            for i in ids:
-                engine.check(engine.outcomes[i], decoding=False)
-    assert num_failures == 1
-    for request, i in zip(requests, ids, strict=True):
-        assert result(engine.outcomes[i]) == plain(language_model(), request)
-
-
-@pytest.mark.parametrize("call", range(1, 7))
-def test_an_interrupted_target_that_cannot_rewind_keeps_the_interrupt(call: int) -> None:
-    target = FailingModel(LANGUAGE, KeyboardInterrupt(), stored=True)
-    target.rewind = "none"
-    target.fail_at = call
-    engine = Engine(target)
-    request = Request(PROMPT, GREEDY, max_tokens=8, ignore_end=True)
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(request)
-    assert engine.generate(request).tokens == plain(language_model(), request)[0]
-
-
-def test_bad_logits_of_one_sequence_leave_all_as_they_were() -> None:
-    poison = (3, 3, 3)
-
-    def logits(tokens: Sequence[int]) -> Logits:
-        row = LANGUAGE(tokens)
-        return np.full_like(row, np.nan) if tuple(tokens[:3]) == poison and len(tokens) > 4 else row
-
-    engine = CheckedEngine(FakeModel(VOCABULARY, logits))
-    request = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)
-    good = engine.submit(request)
-    bad = engine.submit(Request(poison, GREEDY, max_tokens=12, ignore_end=True))
-    with pytest.raises(BackendError, match="nan"):
-        while True:
-            engine.step()
-    for outcome in engine.outcomes.values():
-        engine.check(outcome, decoding=True)
-    engine.engine.cancel(bad)
-    while engine.outcomes[good].finish_reason is None:
-        engine.step()
-    assert result(engine.outcomes[good]) == plain(language_model(), request)
-
-
-def test_an_interrupted_submit_holds_no_sequence() -> None:
-    class Interrupted(SuffixDrafter):
-        asked = 0
-
-        def begin(self, sequence: int, tokens: Sequence[int]) -> None:
-            self.asked += 1
-            if self.asked == 1:
-                raise KeyboardInterrupt
-            super().begin(sequence, tokens)
-
-    engine = Engine(language_model(max_sequences=1), [Interrupted()])
-    request = Request(PROMPT, GREEDY, max_tokens=5, ignore_end=True)
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(request)
-    assert engine.generate(request).tokens == plain(language_model(), request)[0]
-
-
-# Sampling
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_the_same_seed_gives_the_same_text(sampled: bool) -> None:
-    def run(seed: int | None) -> Completion:
-        engine = Engine(language_model(), [other_vocabulary_drafter(sampled=sampled)], FixedPolicy(p_min=0))
-        sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0, seed=seed)
-        return engine.generate(Request(PROMPT, sampling, max_tokens=40, ignore_end=True))
-
-    free = run(None)
-    assert run(free.seed).tokens == free.tokens
-    assert run(free.seed + 1).tokens != free.tokens
-    assert run(7).seed == 7
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_length_of_zero_is_plain_decoding(temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1, min_p=0, seed=3)
-    request = Request(PROMPT, sampling, max_tokens=40, ignore_end=True)
-    drafters = [model_drafter(LANGUAGE, sampled=True)]
-    off = Engine(language_model(), drafters, FixedPolicy(draft_max=0)).generate(request)
-    engine = Engine(language_model(), drafters, FixedPolicy(draft_max=5))
-    plainly = engine.generate(replace(request, speculate=False))
-    assert (off.tokens, off.text, off.seed) == (plainly.tokens, plainly.text, plainly.seed)
-    assert all(not record.draft for record in plainly.records)
-
-
-TINY = FakeVocabulary("ab")
-TINY_LANGUAGE = random_logits(3, seed=2, order=2, scale=1.0)
-AS_IT_IS = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
-
-
-def exact_text_probabilities(
-    logits: NextLogits, prompt: Sequence[int], length: int
-) -> dict[tuple[int, ...], float]:
-    """The probability of every continuation of `length` tokens, or shorter with an end token."""
-    texts: dict[tuple[int, ...], float] = {(): 1.0}
-    done: dict[tuple[int, ...], float] = {}
-    for _ in range(length):
-        grown: dict[tuple[int, ...], float] = {}
-        for text, probability in texts.items():
-            row = np.exp(logits([*prompt, *text]).astype(np.float64))
-            for token, share in enumerate(row / row.sum()):
-                (done if token == TINY.size - 1 else grown)[(*text, token)] = probability * share
-        texts = grown
-    return done | texts
-
-
-def chi_square(counts: dict[tuple[int, ...], int], exact: dict[tuple[int, ...], float]) -> tuple[float, int]:
-    """The statistic and its degrees of freedom, rare texts pooled."""
-    total = sum(counts.values())
-    common = [text for text, p in exact.items() if p * total >= 5]
-    observed = [counts.get(text, 0) for text in common]
-    expected = [exact[text] * total for text in common]
-    rest = total - sum(expected)
-    if rest >= 5:
-        observed.append(total - sum(observed))
-        expected.append(rest)
-    return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True)), len(expected) - 1
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("p_min", [0.0, 0.45])
-def test_sampled_output_follows_the_model_exactly(sampled: bool, p_min: float) -> None:
-    target = FakeModel(TINY, TINY_LANGUAGE)
-    draft = FakeModel(TINY, random_logits(3, seed=9, order=2, scale=1.0))
-    drafter = ModelDrafter(draft, compare_vocabularies(TINY, TINY), sampled=sampled)
-    engine = Engine(target, [drafter], FixedPolicy(draft_max=3, draft_min=2, p_min=p_min))
-    counts: dict[tuple[int, ...], int] = {}
-    prompt, num_accepted = (0, 1), 0
-    for seed in range(2000):
-        sampling = replace(AS_IT_IS, seed=seed)
-        completion = engine.generate(Request(prompt, sampling, max_tokens=4))
-        counts[completion.tokens] = counts.get(completion.tokens, 0) + 1
-        num_accepted += sum(record.num_accepted for record in completion.records)
-    exact = exact_text_probabilities(TINY_LANGUAGE, prompt, 4)
-    assert set(counts) <= set(exact) and num_accepted > 200
-    statistic, freedom = chi_square(counts, exact)
-    assert statistic < freedom + 4 * (2 * freedom) ** 0.5

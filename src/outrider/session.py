@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights, build_id, check_build
 from outrider.chat import ChatTemplate
@@ -156,9 +156,12 @@ class Session:
         speculate: bool = True,
     ) -> Generation:
         """Start generating from a text, a conversation or tokens."""
-        tokens = prompt if _is_tokens(prompt) else self.encode(prompt)  # type: ignore[arg-type]
+        if _is_tokens(prompt):
+            tokens = tuple(int(token) for token in prompt)
+        else:
+            tokens = self.encode(prompt)  # type: ignore[arg-type]
         request = Request(
-            prompt=tuple(tokens),  # type: ignore[arg-type]
+            prompt=tokens,
             sampling=sampling or SamplingParams(),
             max_tokens=max_tokens,
             stop=tuple(stop),
@@ -193,8 +196,8 @@ def _close(model: Model) -> None:
         model.weights.close()
 
 
-def _is_tokens(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Integral)
+def _is_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Integral)
 
 
 def encode(
@@ -207,6 +210,8 @@ def encode(
     vocabulary = target.vocabulary
     if isinstance(prompt, str):
         tokens = vocabulary.tokenize(prompt)
+    elif len(prompt) == 0:
+        tokens = []
     elif template is None:
         raise PromptError("conversation", f"{target.name} has no chat template", "Give a plain text (--raw).")
     else:

@@ -7,11 +7,11 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.options import RunSettings
 from outrider.cli.output import readable
 from outrider.cli.prompt import ask, read_prompt
 from outrider.cli.report import print_readout
 from outrider.cli.run import TokenPrinter, check_settings, load_pair, open_session, print_notices, show
+from outrider.cli.settings import RunSettings
 from outrider.core.data import Completion, Request, StepRecord
 from outrider.core.errors import InputError, PromptError, SettingError
 from outrider.readout import read_out

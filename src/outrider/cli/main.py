@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from outrider import __version__
 from outrider.cli import options
 from outrider.cli.output import readable
+from outrider.cli.settings import RunSettings
 from outrider.core.errors import OutriderError
 
 USAGE_ERROR = 2
@@ -150,7 +151,7 @@ def _run(
 ) -> None:
     arguments = dict(locals())
     del arguments["ctx"]
-    settings = options.RunSettings(**arguments)
+    settings = RunSettings(**arguments)
     from outrider.backends.llama_cpp import show_log
     from outrider.cli.chat import chat
     from outrider.cli.run import run

@@ -12,10 +12,10 @@ from rich.style import Style
 from rich.text import Text
 
 from outrider.cli.interrupt import Interrupt, LoadInterrupt
-from outrider.cli.options import RunSettings
 from outrider.cli.output import readable, write
 from outrider.cli.prompt import encodable, read_prompt
 from outrider.cli.report import SOURCE_STYLES, print_comparison, print_legend, print_readout
+from outrider.cli.settings import RunSettings
 from outrider.compare import Comparison, compare, is_greedy
 from outrider.core.data import Completion, Piece, Request
 from outrider.core.errors import PromptError, SettingError

@@ -1,0 +1,133 @@
+"""`outrider run` as a process: signals, closed and full streams, encodings, the width of its help."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import COMMAND, PATIENCE_S, environment, spawn
+from tiny_gguf import write_tiny
+
+Program = subprocess.Popen[bytes]
+Start = Callable[..., Program]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "target.gguf")
+    write_tiny(folder / "long.gguf", context_length=8192, layers=8)
+    return folder
+
+
+@pytest.fixture
+def start(models: Path) -> Iterator[Start]:
+    """Start an answer that takes a while; it is ended after the test."""
+    programs: list[Program] = []
+
+    def run(*arguments: str) -> Program:
+        line = [*COMMAND, "run", "-m", str(models / "long.gguf"), "-t", "1", "--ignore-eos", "--raw"]
+        line += [*arguments, "hello"]
+        program = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+        programs.append(program)
+        return program
+
+    yield run
+    for program in programs:
+        with program:  # closes its pipes
+            program.kill()
+
+
+def test_a_reader_that_leaves_early_is_no_error(start: Start) -> None:
+    program = start("-q")
+    assert program.stdout and program.stderr
+    assert len(program.stdout.read(20)) == 20
+    program.stdout.close()
+    assert b"Traceback" not in program.stderr.read()
+    program.wait(PATIENCE_S)
+
+
+def test_text_streams_and_ctrl_c_ends_it_with_a_readout(start: Start) -> None:
+    # All of this text would fit a buffer: without a flush it would come when the answer is complete.
+    program = start("-n", "2000")
+    assert program.stdout and program.stdout.read(1)
+    program.send_signal(signal.SIGINT)
+    out, err = (data.decode(errors="replace") for data in program.communicate(timeout=PATIENCE_S))
+    assert program.returncode == 130
+    assert out.endswith("\n")
+    assert "; interrupted" in err and "target calls" in err and "Traceback" not in err
+
+
+def test_ctrl_c_is_heard_while_the_library_writes_its_log(start: Start) -> None:
+    # Python prints and forgets an exception that is raised in a callback from native code.
+    program = start("-v", "-n", "8000", "--json", "--compare", "--repetitions", "50")
+    assert program.stderr
+    while b"llama_context: constructing" not in program.stderr.readline():
+        assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == 130
+    assert b"Exception ignored" not in err and b"Traceback" not in err
+    assert out == b"" or json.loads(out)["finish_reason"] == "cancelled"
+
+
+def test_output_that_cannot_be_written_is_one_message(models: Path, tmp_path: Path) -> None:
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+
+    command = [*COMMAND, "run", "-q", "-m", str(models / "target.gguf"), "-t", "1", "--ignore-eos", "--raw"]
+    trace = tmp_path / "trace.jsonl"
+    for arguments in (["-n", "64", "hello"], ["--json", "hello"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*command, *arguments], stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
+            )
+        assert done.returncode == 2
+        assert done.stderr == (
+            b"error: standard output: no space left on device. Free some space, or send it elsewhere.\n"
+        )
+    done = subprocess.run(
+        [*command, "--trace", str(trace), "-n", "4", "hello"],
+        capture_output=True, env=environment(), check=False, preexec_fn=limit_files,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert str(trace).encode() in done.stderr and b"Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_standard_streams_are_survived(models: Path) -> None:
+    line = f"{sys.executable} -m outrider.cli.main run -q --raw -t 1 -n 4 -m {models / 'target.gguf'} hello"
+    for redirection, status in ((">&-", 2), ("2>&-", 0), ("<&-", 0)):
+        done = subprocess.run(
+            f"{line} {redirection}", shell=True, capture_output=True, env=environment(), check=False
+        )
+        assert done.returncode == status, done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+def test_a_narrow_encoding_gets_question_marks(models: Path) -> None:
+    target = str(models / "target.gguf")
+    arguments = ("-m", target, "-t", "1", "--temp", "0", "-n", "64", "--ignore-eos", "hello")
+    outcome = spawn("run", *arguments, env=environment(PYTHONIOENCODING="ascii"))
+    assert outcome.status == 0 and "?" in outcome.out and "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_the_terminal(columns: int) -> None:
+    outcome = spawn("run", "--help", env=environment(COLUMNS=str(columns)))
+    assert outcome.status == 0 and outcome.err == ""
+    assert max(map(len, outcome.out.splitlines())) <= columns
+    assert "<bool>" not in outcome.out
+    names = [line.split()[1] for line in outcome.out.splitlines() if line.startswith("│ -")]
+    assert names and not any("…" in name for name in names)
+    for name in ["-m", "-md", "-c", "-cd", "-ngl", "-ngld", "-t", "-n", "-p", "-f", "-s", "-hf", "-hfd"]:
+        assert f" {name} " in outcome.out
+    for name in ["--temp", "--top-k", "--top-p", "--min-p", "--draft-max", "--draft-min", "--draft-p-min"]:
+        assert f" {name} " in outcome.out

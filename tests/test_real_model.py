@@ -1,0 +1,140 @@
+"""The embedded default model end to end: its own text, faster, the same."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.compare import find_divergence
+from outrider.core.contracts import Model
+from outrider.core.data import Completion, Request, SamplingParams
+from outrider.models import cache_dir
+from outrider.models.embedded import EMBEDDED_NAME
+from outrider.policy import FixedPolicy
+from outrider.readout import read_out
+from outrider.session import Pair, Session
+
+MODEL = cache_dir() / "models" / EMBEDDED_NAME
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not MODEL.exists(), reason="`outrider run` fetches the model; tests do not"),
+]
+
+GREEDY = SamplingParams(temperature=0)
+PROMPTS = [
+    "Count from one to thirty in words, then count again.",
+    "Repeat this line three times: The quick brown fox jumps over the lazy dog.",
+    "Write a haiku about rain.",
+    "def add(a, b):\n    return a + b\n\nRewrite this function with type hints.",
+]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """The model as its own draft, from two sets of weights."""
+    pair = Pair.load(MODEL, MODEL)
+    yield pair
+    pair.close()
+
+
+def complete(
+    session: Session, prompt: str, sampling: SamplingParams, *, speculate: bool = True
+) -> Completion:
+    session.engine.reset()
+    talk = [{"role": "user", "content": prompt}]
+    return session.generate(talk, max_tokens=48, sampling=sampling, ignore_end=True, speculate=speculate)
+
+
+def assert_same_but_for_ties(
+    target: Model, prompt: tuple[int, ...], plain: Completion, other: Completion
+) -> None:
+    """A batch has other kernels than a single token: where two candidates are as good as level,
+    either may come first. Any other difference is a fault."""
+    divergence = find_divergence(target, Request(prompt, GREEDY), plain, other)
+    if divergence is None:
+        assert plain.tokens == other.tokens
+    else:
+        assert abs(divergence.margin) < 0.05, divergence
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_speculation_does_not_change_the_greedy_text(pair: Pair, prompt: str) -> None:
+    policy = FixedPolicy(draft_max=6, p_min=0.3)
+    with_draft = pair.open(512, lookup=False, policy=policy)
+    with_lookup = Session(with_draft.target, template=pair.template)
+    plain = complete(with_draft, prompt, GREEDY, speculate=False)
+    assert len(plain.tokens) == 48 and not any(record.draft.tokens for record in plain.records)
+    drafted = complete(with_draft, prompt, GREEDY)
+    tokens = pair.encode([{"role": "user", "content": prompt}])
+    assert_same_but_for_ties(with_draft.target, tokens, plain, drafted)
+    assert read_out(drafted).target_calls < 30
+    with_lookup = pair.open(512, policy=policy)
+    looked_up = complete(with_lookup, prompt, GREEDY)
+    assert_same_but_for_ties(with_lookup.target, tokens, plain, looked_up)
+    for session in (with_draft, with_lookup):
+        session.target.close()
+
+
+def test_a_model_is_its_own_best_draft(pair: Pair) -> None:
+    session = pair.open(512, lookup=False, policy=FixedPolicy(draft_max=7, p_min=0.0))
+    readouts = [read_out(complete(session, prompt, GREEDY)) for prompt in PROMPTS]
+    drafted = sum(readout.drafted_tokens for readout in readouts)
+    accepted = sum(readout.accepted_tokens for readout in readouts)
+    assert accepted / drafted > 0.95
+    # 48 tokens are six calls of eight, were there no near-tie.
+    assert 6 * len(PROMPTS) <= sum(readout.target_calls for readout in readouts) <= 7 * len(PROMPTS)
+
+
+def test_a_seed_names_a_text(pair: Pair) -> None:
+    session = pair.open(512, sampled_drafts=True)
+    hot = SamplingParams(temperature=1.0, seed=11)
+    one, same = (complete(session, PROMPTS[2], hot) for _ in range(2))
+    assert one.tokens == same.tokens and one.seed == 11
+    assert any(record.draft.tokens for record in one.records)
+    other = complete(session, PROMPTS[2], SamplingParams(temperature=1.0, seed=12))
+    assert other.tokens != one.tokens
+
+
+@pytest.mark.parametrize("text", ["🎉🎈🎂 🎉🎈🎂 🎉🎈🎂 🎉🎈", "你好，世界。你好，世界。你好，世界。你好，"])
+def test_no_half_characters_are_shown(pair: Pair, text: str) -> None:
+    session = pair.open(512)
+    generation = session.stream(text, max_tokens=40, sampling=GREEDY, ignore_end=True)
+    pieces = [update.text for update in generation]
+    completion = generation.completion
+    assert "".join(pieces) == completion.text
+    raw = b"".join(map(session.target.vocabulary.piece, completion.tokens))
+    assert any(len(character.encode()) > 2 for character in completion.text)
+    # All that was generated is shown, and only a character that the end cut off is replaced.
+    assert completion.text.rstrip("�") == raw.decode(errors="ignore")
+    assert all("�" not in piece for piece in pieces[:-1])
+
+
+def test_the_vocabulary_agrees_with_the_c_api(pair: Pair) -> None:
+    from outrider.backends.llama_cpp.library import lib
+
+    vocabulary = pair.target.vocabulary
+    vocab = lib.llama_model_get_vocab(pair.target.handle)
+    assert vocabulary.size == 49152 and vocabulary.kind.startswith("bpe")
+    for token in range(0, vocabulary.size, 7):
+        assert vocabulary.spelling(token) == lib.llama_vocab_get_text(vocab, token)
+        assert vocabulary.is_control(token) == lib.llama_vocab_is_control(vocab, token)
+        assert vocabulary.ends_generation(token) == lib.llama_vocab_is_eog(vocab, token)
+    end = vocabulary.tokenize("<|im_end|>", parse_special=True)
+    assert len(end) == 1 and vocabulary.ends_generation(end[0]) and vocabulary.piece(end[0]) == b""
+    assert len(vocabulary.tokenize("<|im_end|>")) > 1
+    for text in ("  two spaces\n\n\ttab", "naïve 中文 🎉🏽 e\u0301", "x" * 3000):
+        pieces = map(vocabulary.piece, vocabulary.tokenize(text, add_special=False))
+        assert b"".join(pieces) == text.encode()
+
+
+def test_the_program_prints_the_text_and_nothing_of_the_library(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "outrider", "run", "--json", "-n", "12", "--temp", "0", PROMPTS[0]]
+    child = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert child.returncode == 0, child.stderr
+    result = json.loads(child.stdout)
+    assert result["generated_tokens"] == 12 and result["text"]
+    assert "llama_" not in child.stderr and "ggml" not in child.stderr

@@ -1,0 +1,362 @@
+"""Loading pairs, generating, closing: the Python API on tiny models of the llama.cpp backend."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from llama_cpp_models import TEXT, resident_bytes
+from outrider import session as session_module
+from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.core.data import SamplingParams
+from outrider.core.errors import (
+    BackendError,
+    InputError,
+    ModelFileError,
+    OutOfMemory,
+    OutriderError,
+    PromptError,
+    SettingError,
+    VocabularyMismatch,
+)
+from outrider.policy import FixedPolicy
+from outrider.session import Pair, Session, settings_of
+from tiny_gguf import BEGIN, write_tiny
+
+GREEDY = SamplingParams(temperature=0)
+PROMPT = TEXT[:12]
+OPTIONS = LoadOptions(threads=1)
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+OTHER_MERGES = tuple(f"{a} {b}" for a in ascii_lowercase for b in ascii_lowercase)
+TALK = [{"role": "user", "content": "in the end"}]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What becomes of the build's first calls is remembered here, not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PYTHONPATH", str(Path(session_module.__file__).parents[1]))
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The file of a tiny model; written once for each set of options."""
+    folder = tmp_path_factory.mktemp("models")
+    files: dict[str, Path] = {}
+
+    def write(**options: Any) -> Path:
+        key = repr(options)
+        if key not in files:
+            files[key] = write_tiny(folder / f"tiny{len(files)}.gguf", **options)
+        return files[key]
+
+    return write
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
+    """Every set of weights that a test's session loads."""
+    loaded: list[Weights] = []
+
+    class Watched(Weights):
+        def __init__(self, path: Path, options: LoadOptions | None = None) -> None:
+            super().__init__(path, options)
+            loaded.append(self)
+
+    monkeypatch.setattr(session_module, "Weights", Watched)
+    return loaded
+
+
+def is_closed(weights: Weights) -> bool:
+    try:
+        weights.metadata("general.name")
+    except BackendError:
+        return True
+    return False
+
+
+# Loading
+
+
+def test_a_pair_says_what_its_target_says_in_fewer_calls(path: Callable[..., Path]) -> None:
+    target, draft = path(), path(noise=0.02)
+    with Session.load(target, context_length=256, options=OPTIONS) as session:
+        plain = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True, speculate=False)
+    policy = FixedPolicy(p_min=0.0)
+    with Session.load(target, draft, context_length=256, options=OPTIONS, policy=policy) as session:
+        assert [drafter.name for drafter in session.engine.drafters] == ["lookup", "draft"]
+        fast = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True)
+        assert session.notices == []
+    assert fast.tokens == plain.tokens and len(fast.tokens) == 40
+    assert any("draft" in record.draft.sources for record in fast.records)
+    assert sum(r.kind == "decode" for r in fast.records) < sum(r.kind == "decode" for r in plain.records)
+
+
+def test_a_split_model_loads_by_its_first_part(path: Callable[..., Path]) -> None:
+    with (
+        Session.load(path(), context_length=64, options=OPTIONS) as whole,
+        Session.load(path(shards=3), context_length=64, options=OPTIONS) as split,
+    ):
+        texts = [s.generate(PROMPT, max_tokens=8, sampling=GREEDY).tokens for s in (whole, split)]
+    assert texts[0] == texts[1]
+
+
+def test_tokenizers_that_do_not_line_up_are_refused_and_nothing_stays(
+    path: Callable[..., Path], opened: list[Weights]
+) -> None:
+    with pytest.raises(VocabularyMismatch):
+        Pair.load(path(), path(merges=OTHER_MERGES), options=OPTIONS)
+    assert len(opened) == 2 and all(map(is_closed, opened))
+
+
+def test_a_template_that_does_not_compile_is_an_error_and_nothing_stays(
+    path: Callable[..., Path], opened: list[Weights]
+) -> None:
+    with pytest.raises(InputError, match="does not compile"):
+        Pair.load(path(chat_template="{% for %}"), path(), options=OPTIONS)
+    assert opened and all(map(is_closed, opened))
+
+
+def test_a_draft_that_cannot_be_loaded_takes_the_target_along(
+    path: Callable[..., Path], opened: list[Weights], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelFileError):
+        Pair.load(path(), tmp_path / "none.gguf", options=OPTIONS)
+    damaged = tmp_path / "damaged.gguf"
+    data = path().read_bytes()
+    damaged.write_bytes(data.replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight"))
+    with pytest.raises(ModelFileError):
+        Pair.load(path(), damaged, options=OPTIONS)
+    assert all(map(is_closed, opened))
+
+
+def test_a_context_without_room_is_an_error_and_nothing_stays(
+    path: Callable[..., Path], opened: list[Weights]
+) -> None:
+    for context_length in (2**31, 1):
+        with pytest.raises((OutOfMemory, SettingError)):
+            Session.load(path(), path(noise=0.02), context_length=context_length, options=OPTIONS)
+    assert len(opened) == 4 and all(map(is_closed, opened))
+
+
+def test_a_draft_without_room_closes_the_target_context(path: Callable[..., Path]) -> None:
+    pair = Pair.load(path(), path(noise=0.02), options=OPTIONS)
+    with pytest.raises(OutOfMemory):
+        pair.open(64, 2**31)
+    with pair.open(64, 64) as session:  # the pair itself is as good as before
+        assert session.generate(PROMPT, max_tokens=3, sampling=GREEDY, ignore_end=True).tokens
+    pair.close()
+
+
+@pytest.mark.parametrize("arch", ["mamba", "jamba"])
+def test_a_draft_that_cannot_rewind_is_not_used(
+    path: Callable[..., Path], opened: list[Weights], arch: str
+) -> None:
+    pair = Pair.load(path(), path(arch=arch), options=OPTIONS)
+    assert pair.draft is None and is_closed(opened[1])
+    with pair.open(64) as session:
+        assert [drafter.name for drafter in session.engine.drafters] == ["lookup"]
+        assert len(session.notices) == 1 and "not used" in session.notices[0]
+        assert session.generate(PROMPT, max_tokens=3, sampling=GREEDY, ignore_end=True).tokens
+    assert is_closed(opened[0])
+
+
+@pytest.mark.parametrize("lookup", [True, False])
+def test_a_target_that_cannot_rewind_goes_plainly_and_keeps_no_draft(
+    path: Callable[..., Path], opened: list[Weights], lookup: bool
+) -> None:
+    pair = Pair.load(path(arch="mamba"), path(), options=OPTIONS)
+    with pair.open(64, lookup=lookup) as session:
+        assert session.engine.drafters == () and len(session.notices) == 1 + lookup
+        assert all("mamba" not in notice and "\n" not in notice for notice in session.notices)
+        done = session.generate(PROMPT, max_tokens=5, sampling=GREEDY, ignore_end=True)
+        assert len(done.tokens) == 5 and not any(record.draft.tokens for record in done.records)
+    assert len(opened) == 2 and all(map(is_closed, opened))
+
+
+def test_a_sliding_window_is_speculated_on_and_gives_the_same_text(path: Callable[..., Path]) -> None:
+    texts = []
+    for full_window in (True, False):
+        options = LoadOptions(threads=1, full_window=full_window)
+        with Session.load(path(arch="gemma3"), context_length=512, options=options) as session:
+            done = session.generate(PROMPT * 20, max_tokens=100, sampling=GREEDY, ignore_end=True)
+            assert any(record.num_accepted for record in done.records)
+            texts.append(done.tokens)
+            plain = session.generate(
+                PROMPT * 20, max_tokens=100, sampling=GREEDY, ignore_end=True, speculate=False
+            )
+            texts.append(plain.tokens)
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+
+
+def test_contexts_have_the_sizes_asked_for(path: Callable[..., Path]) -> None:
+    pair = Pair.load(path(), path(noise=0.02, context_length=256), options=OPTIONS)
+
+    def sizes(*lengths: int) -> tuple[int, int, int]:
+        session = pair.open(*lengths)
+        settings = settings_of(session, GREEDY, 0)
+        return settings["target"]["context_length"], settings["draft"]["context_length"], len(session.notices)
+
+    assert sizes(0) == (512, 256, 0)  # as they were trained
+    assert sizes(256, 512) == (256, 512, 0)
+    assert sizes(1024) == (1024, 256, 1)
+    assert "trained with a context of 512 tokens, not 1024" in pair.open(1024).notices[0]
+    pair.close()
+
+
+def test_the_settings_are_those_that_were_loaded(path: Callable[..., Path]) -> None:
+    options = LoadOptions(threads=1, batch_tokens=4096, cache_type_k="q8_0", full_window=False)
+    pair = Pair.load(path(), path(noise=0.02), options=options, draft_options=OPTIONS)
+    with pair.open(256, 256, policy=FixedPolicy(draft_max=3)) as session:
+        settings = settings_of(session, GREEDY, 77)
+    assert settings["sampling"]["seed"] == 77 and settings["sampling"]["temperature"] == 0
+    assert settings["context_length"] == 256 and settings["rewind"] == "free"
+    assert settings["drafters"] == ["lookup", "draft"] and settings["policy"]["draft_max"] == 3
+    target, draft = settings["target"], settings["draft"]
+    assert target["path"] == str(path()) and draft["path"] == str(path(noise=0.02))
+    assert (target["cache_type_k"], draft["cache_type_k"]) == ("q8_0", "f16")
+    assert target["threads"] == target["threads_batch"] == 1
+    assert target["batch_tokens"] == target["micro_batch_tokens"] == 256  # a batch ends with the context
+
+
+# Prompts
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_conversation_has_one_start_token(
+    path: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, adds_bos: bool
+) -> None:
+    real = GGUFWriter.add_add_bos_token
+    monkeypatch.setattr(GGUFWriter, "add_add_bos_token", lambda self, _value: real(self, adds_bos))
+    file = path(chat_template=TEMPLATE, name=f"adds {adds_bos}")
+    with Session.load(file, context_length=64, options=OPTIONS) as session:
+        vocabulary = session.target.vocabulary
+        tokens = session.encode(TALK)
+        assert [vocabulary.spelling(t) for t in tokens].count(BEGIN.encode()) == 1
+        text = b"".join(vocabulary.piece(t) for t in tokens).decode()
+        assert text == "user: in the end\nassistant:"
+        assert [vocabulary.spelling(t) for t in session.encode("in")].count(BEGIN.encode()) == adds_bos
+        assert session.generate(TALK, max_tokens=2, sampling=GREEDY).prompt_tokens == len(tokens)
+
+
+def test_a_base_model_takes_text_and_refuses_a_conversation(path: Callable[..., Path]) -> None:
+    with Session.load(path(), context_length=64, options=OPTIONS) as session:
+        assert session.template is None and session.encode("in the")
+        with pytest.raises(PromptError, match="no chat template"):
+            session.encode(TALK)
+
+
+def test_a_prompt_may_be_text_or_tokens_of_any_integer_kind(path: Callable[..., Path]) -> None:
+    with Session.load(path(), context_length=64, options=OPTIONS) as session:
+        tokens = session.encode("in the end")
+        prompts: list[Any] = ["in the end", tokens, list(tokens), list(np.array(tokens)), np.array(tokens)]
+        texts = {session.generate(p, max_tokens=4, sampling=GREEDY).tokens for p in prompts}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", [], (), [289], [-1], [3, 2**40], TEXT[:300], "half a \ud83d"], ids=repr
+)
+def test_a_prompt_that_cannot_be_is_a_prompt_error_and_harms_nothing(
+    path: Callable[..., Path], prompt: Any
+) -> None:
+    with Session.load(path(), path(noise=0.02), context_length=256, options=OPTIONS) as session:
+        with pytest.raises(PromptError):
+            session.generate(prompt, max_tokens=4)
+        assert len(session.generate(PROMPT, max_tokens=4, sampling=GREEDY, ignore_end=True).tokens) == 4
+
+
+# Closing
+
+
+def test_after_closing_there_are_errors_and_no_crash(path: Callable[..., Path]) -> None:
+    session = Session.load(path(), path(noise=0.02), context_length=64, options=OPTIONS)
+    running = session.stream(PROMPT, max_tokens=20, ignore_end=True)
+    next(iter(running))
+    waiting = session.stream(PROMPT, max_tokens=20)
+    session.close()
+    session.close()
+    asked: list[Callable[[], Any]] = [
+        lambda: session.encode("text"),
+        lambda: session.generate("text"),
+        lambda: session.generate(PROMPT),
+        lambda: list(waiting),
+        lambda: session.target.decode([]),
+        session.engine.reset,
+    ]
+    for ask in asked:
+        with pytest.raises(OutriderError):
+            ask()
+    assert settings_of(session, GREEDY, 0)["target"]["path"] == str(path())
+
+
+def test_a_generation_under_way_ends_with_an_error_when_its_session_is_closed(
+    path: Callable[..., Path],
+) -> None:
+    session = Session.load(path(), context_length=64, options=OPTIONS)
+    running = session.stream(PROMPT, max_tokens=20, ignore_end=True)
+    with pytest.raises(BackendError, match="was closed"):
+        for _ in running:
+            session.close()
+    with pytest.raises(SettingError, match="broken off"):
+        _ = running.completion
+
+
+def test_sessions_of_one_pair_share_its_weights(path: Callable[..., Path]) -> None:
+    pair = Pair.load(path(), options=OPTIONS)
+    one, other = pair.open(64), pair.open(128)
+    texts = {s.generate(PROMPT, max_tokens=6, sampling=GREEDY).tokens for s in (one, other)}
+    assert len(texts) == 1
+    one.close()
+    with pytest.raises(BackendError, match="was closed"):
+        other.generate(PROMPT, max_tokens=6)
+    with pytest.raises(BackendError, match="was closed"):
+        pair.open(64)
+
+
+def test_leaving_the_with_block_by_an_error_closes_too(
+    path: Callable[..., Path], opened: list[Weights]
+) -> None:
+    with (
+        pytest.raises(KeyError),
+        Session.load(path(), path(noise=0.02), context_length=64, options=OPTIONS),
+    ):
+        raise KeyError
+    assert len(opened) == 2 and all(map(is_closed, opened))
+
+
+# Memory
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_a_long_generation_takes_no_memory_but_its_records(path: Callable[..., Path]) -> None:
+    # It goes on beyond the 512 tokens that it was trained for.
+    draft = path(noise=0.02)
+    with Session.load(path(), draft, context_length=4096, options=OPTIONS) as session:
+        settings: dict[str, Any] = {"sampling": SamplingParams(seed=1), "ignore_end": True}
+        session.generate(PROMPT, max_tokens=1000, **settings)
+        gc.collect()
+        before = resident_bytes()
+        tracemalloc.start()
+        kept_before = tracemalloc.get_traced_memory()[0]
+        completion = session.generate(TEXT[100:112], max_tokens=2000, **settings)
+        kept = tracemalloc.get_traced_memory()[0] - kept_before
+        tracemalloc.stop()
+        assert len(completion.tokens) == 2000
+        num_records = len(completion.records)
+        del completion
+        gc.collect()
+        assert kept < 4000 * num_records
+        assert resident_bytes() - before < 12e6
