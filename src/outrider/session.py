@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, cast
 
 from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights, build_id, check_build
 from outrider.chat import ChatTemplate
@@ -156,12 +156,8 @@ class Session:
         speculate: bool = True,
     ) -> Generation:
         """Start generating from a text, a conversation or tokens."""
-        if _is_tokens(prompt):
-            tokens = tuple(int(token) for token in prompt)
-        else:
-            tokens = self.encode(prompt)  # type: ignore[arg-type]
         request = Request(
-            prompt=tokens,
+            prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
             sampling=sampling or SamplingParams(),
             max_tokens=max_tokens,
             stop=tuple(stop),
@@ -196,8 +192,11 @@ def _close(model: Model) -> None:
         model.weights.close()
 
 
-def _is_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Integral)
+def _as_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
+    """The prompt if it is one of tokens (integers of any kind), else nothing."""
+    if isinstance(prompt, str) or not all(isinstance(token, Integral) for token in prompt):
+        return ()
+    return tuple(int(token) for token in cast("Sequence[int]", prompt))
 
 
 def encode(

@@ -16,7 +16,7 @@ import numpy as np
 from outrider.core.contracts import Extend, Model, Wish
 from outrider.core.data import Distribution, Draft, DraftWork, Logits, SamplingParams, Span
 from outrider.core.errors import RewindUnsupported
-from outrider.sampling import argmax, distribution, draw, top_probability
+from outrider.sampling import argmax, distribution, draw, confidence
 from outrider.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
@@ -186,7 +186,7 @@ class ModelDrafter:
         """Add the next token, if there is one that the target has and `extend` wants."""
         row = logits[-1]
         best = argmax(row)
-        confidence = top_probability(row, best)
+        confidence = confidence(row, best)
         if not extend(len(draft.tokens), confidence):
             return False
         token = best
