@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +17,18 @@ from outrider.core.data import Draft, DraftWork, Logits, Request, SamplingParams
 from outrider.core.errors import BackendError
 from outrider.drafters.model import ModelDrafter
 from outrider.policy import FixedPolicy
-from outrider.sampling import top_probability
+from outrider.sampling import confidence
 from outrider.vocab import align
 from outrider.vocab import compare as compare_vocabularies
 
+
+class _Endless(FakeVocabulary):
+    def ends_generation(self, token: int) -> bool:
+        del token
+        return False
+
+
+ENDLESS = _Endless("abcd ")  # drafts of any length can be asked for
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
 OTHER = random_logits(VOCABULARY.size, seed=12, order=3)
 PROMPT = (0, 1, 2, 0, 1)
@@ -46,7 +55,7 @@ def evaluated_tokens(model: FakeModel, since: int = 0) -> int:
 def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
     """Whatever is accepted: what is evaluated anew is only what was drafted in vain."""
     rng = np.random.default_rng(seed)
-    model = FakeModel(VOCABULARY, OTHER)
+    model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
     drafter.begin(0, PROMPT)
     text, in_vain = list(PROMPT), 0
@@ -71,7 +80,7 @@ def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
 
 
 def test_the_second_half_of_a_step_costs_one_call_a_token() -> None:
-    model = FakeModel(VOCABULARY, OTHER)
+    model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
     drafter.begin(0, PROMPT)
     draft, work = propose(drafter, 4)
@@ -85,7 +94,7 @@ def test_the_second_half_of_a_step_costs_one_call_a_token() -> None:
 
 
 def test_rounds_that_were_sat_out_are_caught_up_in_one_batch() -> None:
-    model = FakeModel(VOCABULARY, OTHER)
+    model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
     drafter.begin(0, PROMPT)
     propose(drafter, 1)
@@ -105,10 +114,10 @@ def test_output_is_right_with_any_draft_model(rewind: RewindKind, draft_max: int
     for batch in (4, 16):
         draft = FakeModel(VOCABULARY, logits, rewind=rewind, max_batch_tokens=batch)
         policy = FixedPolicy(draft_max=draft_max, p_min=0)
-        engine = CheckedEngine(FakeModel(VOCABULARY, LANGUAGE), [drafter_of(draft)], policy)
+        engine = CheckedEngine(FakeModel(ENDLESS, LANGUAGE), [drafter_of(draft)], policy)
         requests = [Request((i, *PROMPT * 3), GREEDY, max_tokens=20, ignore_end=True) for i in range(3)]
         for request, outcome in zip(requests, engine.run(*requests), strict=True):
-            assert result(outcome) == plain(FakeModel(VOCABULARY, LANGUAGE), request)
+            assert result(outcome) == plain(FakeModel(ENDLESS, LANGUAGE), request)
             # The draft holds a prefix of the text, and drafted tokens behind it.
             text = (*outcome.prompt, *outcome.tokens)
             drafted = outcome.records[-1].draft.tokens
@@ -117,17 +126,17 @@ def test_output_is_right_with_any_draft_model(rewind: RewindKind, draft_max: int
 
 
 def test_the_drafts_context_ends_before_the_targets() -> None:
-    draft = FakeModel(VOCABULARY, LANGUAGE, context_length=12)
-    engine = CheckedEngine(FakeModel(VOCABULARY, LANGUAGE), [drafter_of(draft)])
+    draft = FakeModel(ENDLESS, LANGUAGE, context_length=12)
+    engine = CheckedEngine(FakeModel(ENDLESS, LANGUAGE), [drafter_of(draft)])
     request = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)
     [outcome] = engine.run(request)
-    assert result(outcome) == plain(FakeModel(VOCABULARY, LANGUAGE), request)
+    assert result(outcome) == plain(FakeModel(ENDLESS, LANGUAGE), request)
     offered = [len(record.draft) for record in outcome.records if record.kind == "decode"]
     assert offered[0] == 7 and not any(offered[1:])
 
 
 def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
-    model = FakeModel(VOCABULARY, LANGUAGE, context_length=12)
+    model = FakeModel(ENDLESS, LANGUAGE, context_length=12)
     drafter = drafter_of(model)
     drafter.begin(0, PROMPT * 3)
     assert propose(drafter, 4) == (Draft(), DraftWork())
@@ -135,7 +144,7 @@ def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
 
 
 def test_a_new_request_keeps_what_it_has_in_common() -> None:
-    model = FakeModel(VOCABULARY, OTHER)
+    model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
     drafter.begin(0, PROMPT)
     propose(drafter, 3)
@@ -150,19 +159,33 @@ def test_a_new_request_keeps_what_it_has_in_common() -> None:
 
 
 def test_low_confidence_ends_a_draft_and_is_what_is_claimed() -> None:
-    drafter = drafter_of(FakeModel(VOCABULARY, OTHER))
+    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
     drafter.begin(0, PROMPT)
     draft, _ = propose(drafter, 8)
     sure = []
     for i, token in enumerate(draft.tokens):
         row = OTHER([*PROMPT, *draft.tokens[:i]])
-        sure.append(top_probability(row, int(row.argmax())))
+        sure.append(confidence(row, int(row.argmax())))
         assert token == int(row.argmax())
     assert draft.acceptance == pytest.approx(sure)
     limit = sorted(sure)[3]
     num_sure = next(i for i, p in enumerate(sure) if p < limit)
     again, _ = propose(drafter, 8, p_min=limit)
     assert again.tokens == draft.tokens[:num_sure]
+
+
+def test_a_draft_stops_behind_an_end_token() -> None:
+    def ends_third(tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        row = np.zeros(VOCABULARY.size, dtype=np.float32)
+        row[VOCABULARY.size - 1 if len(tokens) == len(PROMPT) + 2 else 1] = 9
+        return row
+
+    model = FakeModel(VOCABULARY, ends_third)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    draft, work = propose(drafter, 8)
+    assert draft.tokens == (1, 1, VOCABULARY.size - 1)
+    assert work.calls == 3
 
 
 class Unreliable(FakeModel):
@@ -188,7 +211,7 @@ class Unreliable(FakeModel):
 @pytest.mark.parametrize("stores", [False, True])
 @pytest.mark.parametrize("num_observed", [1, 5, 12])
 def test_after_a_failed_call_it_catches_up(forgets: bool, stores: bool, num_observed: int) -> None:
-    model = Unreliable(VOCABULARY, OTHER, max_batch_tokens=8, max_sequences=2)
+    model = Unreliable(ENDLESS, OTHER, max_batch_tokens=8, max_sequences=2)
     drafter = drafter_of(model)
     drafter.begin(0, PROMPT)
     propose(drafter, 3)
@@ -221,7 +244,7 @@ def test_a_draft_ends_before_a_token_that_the_target_lacks() -> None:
 
 def test_sampled_drafts_carry_the_distribution_over_common_tokens() -> None:
     vocabulary = FakeVocabulary("xdcyba")
-    logits = random_logits(vocabulary.size, seed=5, order=1)
+    logits = random_logits(vocabulary.size, seed=4, order=1)
     drafter = ModelDrafter(
         FakeModel(vocabulary, logits), compare_vocabularies(VOCABULARY, vocabulary), sampled=True
     )
@@ -252,7 +275,7 @@ def test_nothing_common_in_the_prompt_means_no_draft() -> None:
 
 
 def test_other_sequences_do_not_disturb() -> None:
-    model = FakeModel(VOCABULARY, OTHER)
+    model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
     prompts = [PROMPT, (2, 2), (3, *PROMPT)]
     for sequence, prompt in enumerate(prompts):

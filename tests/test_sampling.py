@@ -16,11 +16,11 @@ from outrider.core.errors import BackendError
 from outrider.sampling import (
     LazyDistributions,
     argmax,
+    confidence,
     distribution,
     draw,
     point_mass,
     probability,
-    top_probability,
 )
 
 
@@ -152,8 +152,26 @@ def test_logits_that_are_no_numbers_are_refused(bad: float, at: int) -> None:
 def test_confidence_is_the_untempered_probability() -> None:
     row = np.array([1.0, 2.0, -np.inf, 0.5], dtype=np.float32)
     weights = np.exp(row.astype(np.float64))
-    assert top_probability(row, 1) == pytest.approx(weights[1] / weights.sum())
-    assert top_probability(np.array([3e38, -3e38], dtype=np.float32), 0) == 1
+    assert confidence(row, 1) == pytest.approx(weights[1] / weights.sum())
+    assert confidence(np.array([3e38, -3e38], dtype=np.float32), 0) == 1
+
+
+@given(seed=st.integers(0, 2**32), scale=st.floats(0.1, 5), peak=st.floats(0, 30))
+def test_confidence_over_a_large_vocabulary_is_never_too_low_and_sees_every_logit(
+    seed: int, scale: float, peak: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    row = (rng.standard_normal(64 * 100 + 7) * scale).astype(np.float32)
+    row[rng.integers(len(row))] += peak
+    best = argmax(row)
+    exact = 1 / np.exp(row.astype(np.float64) - row[best]).sum()
+    assert exact * (1 - 1e-5) <= confidence(row, best) <= min(1, 64.001 * exact)
+    for rival in rng.permutation(len(row)):
+        if rival % 100 != best % 100:  # a group of its own: an equal candidate halves the confidence
+            again = row.copy()
+            again[rival] = row[best]
+            assert confidence(again, argmax(again)) <= 0.5
+            break
 
 
 @given(seed=st.integers(0, 2**32), weights=st.lists(st.floats(1e-9, 1), min_size=1, max_size=6))

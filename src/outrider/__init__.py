@@ -1,8 +1,8 @@
 """Speculative decoding that measures, decides and proves: the same text in fewer target calls.
 
-    with Session.load("target.gguf", draft="draft.gguf") as session:
-        completion = session.generate("Once upon a time", max_tokens=64)
-        print(completion.text, read_out(completion).tokens_per_target_call)
+with Session.load("target.gguf", draft="draft.gguf") as session:
+    completion = session.generate("Once upon a time", max_tokens=64)
+    print(completion.text, read_out(completion).tokens_per_target_call)
 """
 
 from outrider.backends.llama_cpp import LoadOptions

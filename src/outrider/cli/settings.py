@@ -93,7 +93,7 @@ class RunSettings:
 
     def policy(self) -> FixedPolicy:
         """The draft lengths. Raises SettingError."""
-        return FixedPolicy(self.draft_max, min(self.draft_min, self.draft_max), self.draft_p_min)
+        return FixedPolicy(self.draft_max, self.draft_min, self.draft_p_min)
 
     def sampled_drafts(self) -> bool:
         """Whether the draft model's tokens are drawn. Raises SettingError."""

@@ -62,6 +62,12 @@ class Draft:
     acceptance: tuple[float, ...] = ()
     sources: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if len(self.sources) != len(self.tokens) or len(self.acceptance) != len(self.tokens):
+            raise ValueError("a draft names a source and an acceptance for each of its tokens")
+        if self.probs is not None and len(self.probs) != len(self.tokens):
+            raise ValueError("a sampled draft has a distribution for each of its tokens")
+
     def __len__(self) -> int:
         return len(self.tokens)
 

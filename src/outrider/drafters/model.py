@@ -16,7 +16,7 @@ import numpy as np
 from outrider.core.contracts import Extend, Model, Wish
 from outrider.core.data import Distribution, Draft, DraftWork, Logits, SamplingParams, Span
 from outrider.core.errors import RewindUnsupported
-from outrider.sampling import argmax, distribution, draw, confidence
+from outrider.sampling import argmax, confidence, distribution, draw
 from outrider.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
@@ -186,8 +186,8 @@ class ModelDrafter:
         """Add the next token, if there is one that the target has and `extend` wants."""
         row = logits[-1]
         best = argmax(row)
-        confidence = confidence(row, best)
-        if not extend(len(draft.tokens), confidence):
+        sure = confidence(row, best)
+        if not extend(len(draft.tokens), sure):
             return False
         token = best
         if self._is_sampled(draft.wish.sampling):
@@ -199,8 +199,8 @@ class ModelDrafter:
         elif self._alignment.to_target[token] < 0:
             return False
         draft.tokens.append(token)
-        draft.acceptance.append(confidence)
-        return True
+        draft.acceptance.append(sure)
+        return not self.model.vocabulary.ends_generation(token)  # nothing follows an end
 
     def _is_sampled(self, sampling: SamplingParams) -> bool:
         return self._sampled and sampling.temperature > 0
