@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_cpp_models import SMALL, TEXT, Load, assert_near, next_rows, one_by_one, store, tiny
+from outrider.backends.llama_cpp import Weights
 from outrider.backends.llama_cpp.library import lib
 from outrider.core.data import Span
 from outrider.core.errors import (
     BackendError,
+    ModelFileError,
     OutOfMemory,
 )
 from tiny_gguf import ARCHITECTURES
@@ -226,6 +229,8 @@ def test_a_failure_names_what_the_library_said_of_this_call(
     tiny: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny().open(64)
+    with pytest.raises(ModelFileError):
+        Weights(Path("none.gguf"))  # what is logged here is of no concern to the call
     monkeypatch.setattr(lib, "llama_decode", lambda _context, _batch: -3)
     with pytest.raises(BackendError, match="llama_decode failed with status -3"):
         model.decode([Span(0, (1,), 0, 1)])

@@ -87,7 +87,8 @@ LOADS_AND_FAILS = """
     from pathlib import Path
     from outrider.backends.llama_cpp import Weights, show_log
     from outrider.core.data import Span
-    show_log(sys.argv[2] == "shown")
+    if sys.argv[2] == "shown":
+        show_log(True)
     weights = Weights(Path(sys.argv[1]))
     model = weights.open(64)
     model.decode([Span(0, (1, 2, 3), 0, 1)])

@@ -103,6 +103,10 @@ def test_what_nobody_refers_to_is_freed_contexts_first(
     del vocabulary
     gc.collect()
     assert freed == ["llama_free", "llama_free", "llama_model_free"]
+    model = fresh(tmp_path).open(64)
+    del model
+    gc.collect()
+    assert freed[3:] == ["llama_free", "llama_model_free"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
@@ -182,7 +186,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, kind: str) -> None:
     if kind == "cut":
         del data[len(data) // 2 :]
     path.write_bytes(b"no model " * 99 if kind == "text" else data)
-    path = {"missing": tmp_path / "none.gguf", "folder": tmp_path}.get(kind, path)
+    path = {"missing": tmp_path / "memory.gguf", "folder": tmp_path}.get(kind, path)
     with pytest.raises(ModelFileError) as caught:
         Weights(path)
     assert caught.value.why and "error loading model" not in str(caught.value)
@@ -211,6 +215,16 @@ def test_an_impossible_context_is_out_of_memory_at_once(
     assert f"context of {context_length} tokens" in caught.value.what
     with pytest.raises(OutOfMemory):
         tiny().open(context_length // 2, max_sequences=4)
+
+
+def test_more_positions_than_the_library_can_number_are_never_asked_for(
+    tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_available_bytes", lambda: float("inf"))
+    monkeypatch.setattr(lib, "llama_init_from_model", lambda _model, params: params.n_ctx)
+    for context_length in (2**31, 2**32 + 64):
+        with pytest.raises(OutOfMemory, match="positions"):
+            tiny().open(context_length)
 
 
 def test_the_estimate_of_the_cache_is_what_the_library_takes(

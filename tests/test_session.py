@@ -272,7 +272,7 @@ def test_a_prompt_that_cannot_be_is_a_prompt_error_and_harms_nothing(
     path: Callable[..., Path], prompt: Any
 ) -> None:
     with Session.load(path(), path(noise=0.02), context_length=256, options=OPTIONS) as session:
-        with pytest.raises(PromptError):
+        with pytest.raises(PromptError, match=None if len(prompt) else "it is empty"):
             session.generate(prompt, max_tokens=4)
         assert len(session.generate(PROMPT, max_tokens=4, sampling=GREEDY, ignore_end=True).tokens) == 4
 

@@ -4,7 +4,7 @@
 
 Every prompt is decoded greedily with and without speculation, in turn, each from a cold KV cache.
 The counts do not depend on the machine. Prompts are JSON lines with `id`, `category` and `turns`, of
-which the first is used; `--per-category` takes the first so many of each category of each file.
+which the first is used; PROMPTS.jsonl:2 takes the first two of each category.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from machine import describe
 from outrider import FixedPolicy, Pair, Request, SamplingParams, compare
 
 
-def read_prompts(paths: Iterable[Path], per_category: int) -> list[dict[str, Any]]:
+def read_prompts(files: Iterable[str]) -> list[dict[str, Any]]:
     prompts = []
-    for path in paths:
+    for file in files:
+        path, _, per_category = file.partition(":")
         taken: dict[str, int] = defaultdict(int)
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
             prompt = json.loads(line)
             taken[prompt["category"]] += 1
-            if taken[prompt["category"]] <= per_category:
+            if not per_category or taken[prompt["category"]] <= int(per_category):
                 prompts.append(prompt)
     return prompts
 
@@ -45,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         head = describe(arguments.target, arguments.draft)
         head |= {"policy": asdict(policy), "tokens": arguments.tokens, "temperature": 0}
         file.write(json.dumps(head) + "\n")
-        for prompt in read_prompts(arguments.prompts, arguments.per_category):
+        for prompt in read_prompts(arguments.prompts):
             tokens = session.encode([{"role": "user", "content": prompt["turns"][0]}])
             request = Request(tokens, SamplingParams(temperature=0), max_tokens=arguments.tokens)
             found = compare(session.engine, request, repetitions=1)
@@ -108,10 +109,9 @@ def main() -> None:
     )
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
-    parser.add_argument("prompts", type=Path, nargs="+")
+    parser.add_argument("prompts", nargs="+", metavar="PROMPTS.jsonl[:N]")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--per-category", type=int, default=1 << 30)
     parser.add_argument("--draft-max", type=int, default=8)
     parser.add_argument("--p-min", type=float, default=0.0)
     parser.add_argument("--hand-over", type=float, default=FixedPolicy().hand_over)
