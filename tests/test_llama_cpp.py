@@ -208,6 +208,38 @@ def test_a_failed_call_stores_nothing(
     model.close()
 
 
+@pytest.mark.parametrize("arch", ["llama", "mamba"])
+def test_a_call_that_is_interrupted_when_it_returns_stores_nothing_wrong(
+    tiny: Load, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    weights = tiny(arch)
+    model = weights.open(64)
+    store(model, TEXT[:4])
+    real = lib.llama_decode
+
+    def interrupted(context: Any, batch: Any) -> int:
+        real(context, batch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lib, "llama_decode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.decode([Span(0, TEXT[4:9], 4, 1)])
+    monkeypatch.undo()
+    kept = model.length(0)
+    assert kept == (4 if arch == "llama" else 0)
+    assert_near(next_rows(model, TEXT[kept:12])[-1:], one_by_one(weights, TEXT[:12])[-1:])
+    model.close()
+
+
+def test_a_context_is_as_long_as_was_asked_for(tiny: Load) -> None:
+    model = tiny().open(20, max_sequences=2)
+    assert model.context_length == 20
+    store(model, TEXT[:20], sequence=1)
+    with pytest.raises(BackendError):
+        model.decode([Span(1, (1,), 20, 1)])
+    model.close()
+
+
 @pytest.mark.parametrize("arch", ["mamba", "gemma3"])
 def test_a_sequence_that_a_failed_call_spoilt_starts_anew(
     tiny: Load, monkeypatch: pytest.MonkeyPatch, arch: str

@@ -139,6 +139,8 @@ def test_the_program_prints_the_text_and_nothing_of_the_library(tmp_path: Path) 
         "from outrider.cli.main import main; main()",
         "run",
         "--json",
+        "-t",
+        "1",
         "-n",
         "12",
         "--temp",

@@ -70,6 +70,7 @@ class InstantModel:
     context_length = 1 << 20
     max_sequences = 1
     max_batch_tokens = 2048
+    max_rows = 128
     rewind: RewindKind = "free"
 
     def __init__(self, table: Logits) -> None:

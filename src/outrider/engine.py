@@ -286,7 +286,8 @@ class Engine:
         """One draft for each sequence, no longer than its context, its `max_tokens` and the
         batch leave room for: the target adds a token of its own to every draft."""
         before = perf_counter()
-        share = self.target.max_batch_tokens // max(len(decoding), 1)
+        limit = min(self.target.max_batch_tokens, self.target.max_rows)
+        share = limit // max(len(decoding), 1)
         wishes: dict[int, Wish] = {}
         for sequence in decoding:
             room = min(self.target.context_length - len(sequence.tokens), share) - 1

@@ -101,6 +101,7 @@ class FakeModel:
         context_length: int = 256,
         max_sequences: int = 4,
         max_batch_tokens: int = 64,
+        max_rows: int = 64,
         rewind: RewindKind = "free",
     ) -> None:
         self.name = name
@@ -108,6 +109,7 @@ class FakeModel:
         self.context_length = context_length
         self.max_sequences = max_sequences
         self.max_batch_tokens = max_batch_tokens
+        self.max_rows = max_rows
         self.rewind: RewindKind = rewind
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
@@ -139,6 +141,7 @@ class FakeModel:
         _insist(bool(spans), "a call without spans")
         _insist(all(a != b for a, b in pairwise(sequences)), "two spans of one sequence")
         _insist(sum(len(span.tokens) for span in spans) <= self.max_batch_tokens, "more than a batch")
+        _insist(sum(span.rows for span in spans) <= self.max_rows, "more rows than a call gives")
         for span in spans:
             _insist(0 <= span.sequence < self.max_sequences, f"no sequence {span.sequence}")
             _insist(0 <= span.rows <= len(span.tokens) > 0, f"rows of {span}")

@@ -74,6 +74,11 @@ class Model(Protocol):
         ...
 
     @property
+    def max_rows(self) -> int:
+        """Rows of logits that one call can give, over all sequences."""
+        ...
+
+    @property
     def rewind(self) -> RewindKind: ...
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:

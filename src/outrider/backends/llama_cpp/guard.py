@@ -106,8 +106,14 @@ def _command(path: Path, options: LoadOptions) -> list[str]:
 
 def _run_child(command: Sequence[str]) -> int:
     # A child that crashes on purpose should leave no core file and no words behind.
+    # A session of its own: Ctrl-C must not look like a crash of the build.
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=False,
     ).returncode
 
 

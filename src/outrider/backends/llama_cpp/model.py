@@ -134,7 +134,9 @@ class LlamaCppModel:
         context = _open_context(weights, context_length, max_sequences)
         self._native = Handle(self.name, context, lib.llama_free, keeps=weights.native)
         self._memory = lib.llama_get_memory(context)
-        self.context_length: int = lib.llama_n_ctx(context) // max_sequences
+        # llama.cpp rounds contexts up; the length that was asked for is the one that holds.
+        self.context_length: int = min(context_length, lib.llama_n_ctx(context) // max_sequences)
+        self.max_rows = weights.options.max_rows
         self.max_batch_tokens: int = lib.llama_n_batch(context)
         self.micro_batch_tokens: int = lib.llama_n_ubatch(context)
         self.threads: int = lib.llama_n_threads(context)
@@ -148,12 +150,15 @@ class LlamaCppModel:
         context = self._native.pointer
         batch = self._batch.fill(spans, self._lengths)
         clear_log()
-        status = lib.llama_decode(context, batch)
-        if status != 0:
+        try:
+            status = lib.llama_decode(context, batch)
+            if status != 0:
+                raise self._failure(status, batch.n_tokens)
+            for span in spans:
+                self._lengths[span.sequence] = span.start + len(span.tokens)
+        except BaseException:  # Ctrl-C included: it is raised when the native call returns
             self._undo(spans)
-            raise self._failure(status, batch.n_tokens)
-        for span in spans:
-            self._lengths[span.sequence] += len(span.tokens)
+            raise
         return self._rows(context, spans)
 
     def _rows(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
@@ -180,6 +185,7 @@ class LlamaCppModel:
         """A failed call may have stored some of its micro-batches. Where they cannot be taken back,
         or have pushed out what the sequence still needs, the sequence starts anew."""
         for span in spans:
+            self._lengths[span.sequence] = span.start
             removed = lib.llama_memory_seq_rm(self._memory, span.sequence, span.start, -1)
             if not removed or not self._holds_window(span.sequence, span.start):
                 lib.llama_memory_seq_rm(self._memory, span.sequence, -1, -1)
