@@ -23,6 +23,11 @@ Language = Callable[[tuple[int, ...]], Probs]
 """The probabilities of the next token after a context."""
 
 
+def offer(tokens: Sequence[int], probs: Sequence[Distribution] | None = None) -> Draft:
+    n = len(tokens)
+    return Draft(tuple(tokens), None if probs is None else tuple(probs), (0.5,) * n, ("test",) * n)
+
+
 def dense(probs: Probs) -> Distribution:
     tokens = np.flatnonzero(probs > 0)
     return Distribution(tokens.astype(np.int64), probs[tokens] / probs[tokens].sum())
@@ -96,7 +101,7 @@ def drafts(q: Language, size: int, length: int, sampled: bool) -> Iterator[tuple
             paths = [((*path, int(np.argmax(q(path)))), w) for path, w in paths]
     for path, weight in paths:
         probs = tuple(dense(q(path[:i])) for i in range(length)) if sampled else None
-        yield Draft(path, probs), weight
+        yield offer(path, probs), weight
 
 
 def text_distribution(
@@ -171,7 +176,7 @@ def test_greedy_against_greedy_is_exact_match_without_a_uniform(n: int) -> None:
     target = [point_mass(i % 3) for i in range(5)]
     tokens = tuple(i % 3 if i < n else 9 for i in range(4))
     kind = "bonus" if n == 4 else "recovered"
-    assert verify(target, Draft(tokens), rng) == Verdict(n, n % 3, kind)  # type: ignore[arg-type]
+    assert verify(target, offer(tokens), rng) == Verdict(n, n % 3, kind)  # type: ignore[arg-type]
     assert verify(target, Draft(), rng) == Verdict(0, 0, "bonus")
 
 
@@ -226,7 +231,7 @@ def test_a_greedy_draft_that_claims_to_be_sampled_is_noticed() -> None:
 
     def claims_softmax(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
         probs = tuple(dense(q(draft.tokens[:i])) for i in range(len(draft)))
-        return verify(target, Draft(draft.tokens, probs), rng)
+        return verify(target, offer(draft.tokens, probs), rng)
 
     assert emitted_distance(claims_softmax, p, q, 3, 2, sampled=False) > 0.01
 
@@ -273,4 +278,4 @@ def test_a_token_that_the_target_rules_out_never_stands() -> None:
     p, q = dense(np.array([1.0, 1.0, 0, 0])), dense(np.array([1.0, 0, 1.0, 0]))
     assert accept_probability(p, q, 3) == 0  # nor does the draft give it any chance
     rng = np.random.default_rng(0)
-    assert {verify([p, p], Draft((3,), (q,)), rng).num_accepted for _ in range(20)} == {0}
+    assert {verify([p, p], offer((3,), (q,)), rng).num_accepted for _ in range(20)} == {0}
