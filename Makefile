@@ -17,7 +17,9 @@ rebuild:
 	@$(PYTHON) scripts/setup.py --rebuild
 
 demo: setup
-	@$(BIN)/outrider run --compare --show-source -n 128 --temp 0 "Count from one to thirty in words, then count again."
+	@$(BIN)/outrider run --compare --show-source -n 96 --temp 0 "Turn this list into a Markdown table with the \
+	columns Name, City and Age: Anna lives in Berlin and is 31; Bruno lives in Lisbon and is 45; Carla lives in \
+	Milan and is 27; David lives in Prague and is 52."
 
 test: setup
 	@$(BIN)/python -m pytest -q -m "not slow"
