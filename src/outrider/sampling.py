@@ -65,19 +65,22 @@ def confidence(row: _Row, token: int) -> float:
     low; on the logits of Qwen2.5-Coder 0.5B it is 0.004 too high in the mean, 0.022 at most, and takes
     a third of the time. Good enough to say how far to draft, not to sample from.
     """
+    maxima = _group_maxima(row)
     with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
-        return min(1.0, 1.0 / float(np.exp(_group_maxima(row) - row[token]).sum()))
+        maxima -= row[token]
+    np.exp(maxima, out=maxima)
+    return min(1.0, 1.0 / float(maxima.sum()))
 
 
 def _group_maxima(row: _Row) -> _Row:
-    """The maximum of each of len(row) / 64 groups; the row itself where it is short.
+    """The maximum of each of len(row) / 64 groups; a copy of the row where it is short.
 
     A group's members lie far apart, so that the maxima of all groups are found by comparing whole
     stretches of memory, several times as fast as neighbours would be.
     """
     num_groups = len(row) // _GROUP_SIZE
     if num_groups < _GROUP_SIZE:
-        return row
+        return row.copy()
     maxima: _Row = row[: num_groups * _GROUP_SIZE].reshape(_GROUP_SIZE, num_groups).max(axis=0)
     rest = row[num_groups * _GROUP_SIZE :]
     return np.concatenate([maxima, rest]) if len(rest) else maxima

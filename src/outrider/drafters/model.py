@@ -196,7 +196,7 @@ class ModelDrafter:
                 return False
             token = draw(offered, draft.wish.rng)
             draft.probs.append(offered)
-        elif self._alignment.to_target[token] < 0:
+        elif not self._alignment.identical and self._alignment.to_target[token] < 0:
             return False
         draft.tokens.append(token)
         draft.acceptance.append(sure)
