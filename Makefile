@@ -17,9 +17,9 @@ rebuild:
 	@$(PYTHON) scripts/setup.py --rebuild
 
 demo: setup
-	@$(BIN)/outrider run --compare --show-source -n 96 --temp 0 "Turn this list into a Markdown table with the \
-	columns Name, City and Age: Anna lives in Berlin and is 31; Bruno lives in Lisbon and is 45; Carla lives in \
-	Milan and is 27; David lives in Prague and is 52."
+	@$(BIN)/outrider run --compare --show-source -n 96 --temp 0 "Proofread: The river is wide and the water is cold. \
+	The boat crosses the river in the mornning. The fishermen throw their nets and the nets sink into the cold \
+	water. In the evenning the boat crosses the river again and the fishermen sell their fish at the market."
 
 test: setup
 	@$(BIN)/python -m pytest -q -m "not slow"

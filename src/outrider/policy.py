@@ -30,7 +30,7 @@ class FixedPolicy:
 
     draft_max: int = 8
     draft_min: int = 0
-    p_min: float = 0.5
+    p_min: float = 0.65
     hand_over: float = 0.7
 
     def __post_init__(self) -> None:

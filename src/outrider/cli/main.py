@@ -121,7 +121,7 @@ def _run(
     min_p: options.MinP = 0.05,
     draft_max: options.DraftMax = 8,
     draft_min: options.DraftMin = 0,
-    draft_p_min: options.DraftPMin = 0.5,
+    draft_p_min: options.DraftPMin = 0.65,
     draft_sampling: options.DraftSampling = "greedy",
     lookup: options.Lookup = True,
     show_source: options.ShowSource = False,
