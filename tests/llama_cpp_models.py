@@ -69,8 +69,9 @@ def next_rows(model: LlamaCppModel, tokens: Sequence[int], sequence: int = 0) ->
 
 
 def assert_near(actual: Logits, expected: Logits) -> None:
-    """Equal but for sums in another order; the logits themselves spread over several units."""
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-3)
+    """Equal but for sums in another order: 0.001 was seen, while the logits spread over several units
+    and one wrong position moves them by tenths."""
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-2)
 
 
 def resident_bytes() -> int:
