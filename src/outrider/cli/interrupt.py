@@ -35,30 +35,22 @@ class Interrupt:
         self.asked = True
 
 
-class LoadInterrupt:
+class LoadInterrupt(Interrupt):
     """While active, SIGINT raises KeyboardInterrupt as usual, except while llama.cpp is writing to
     its log: an exception there is printed and forgotten, so it is raised at the end instead.
     """
 
-    def __init__(self) -> None:
-        self._asked = False
-        self._previous: Any = None
-
-    def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGINT, self._note)
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._previous)
-        if self._asked:
+        super().__exit__(kind, error, trace)
+        if self.asked:
             raise KeyboardInterrupt
 
     def _note(self, _number: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_globals.get("__name__") == LOG_MODULE:
-                self._asked = True
+                self.asked = True
                 return
             frame = frame.f_back
         raise KeyboardInterrupt
