@@ -198,7 +198,9 @@ def test_a_path_need_not_be_utf_8(tmp_path: Path) -> None:
         write_tiny(tmp_path / "own.gguf").rename(path)
     except OSError:
         pytest.skip("this file system takes UTF-8 only")
-    Weights(path, SMALL).close()
+    weights = Weights(path, SMALL)
+    assert weights.path == path and weights.vocabulary.size > 0
+    weights.close()
 
 
 @pytest.mark.parametrize("context_length", [2**29, 2**31 - 1, 2**31, 2**32, 2**32 + 64])

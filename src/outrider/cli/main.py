@@ -16,8 +16,12 @@ from outrider import __version__
 from outrider.cli import options
 from outrider.cli.output import readable
 from outrider.cli.settings import RunSettings
+from outrider.core.data import SamplingParams
 from outrider.core.errors import OutriderError
+from outrider.policy import FixedPolicy
 
+_SAMPLING = SamplingParams()
+_POLICY = FixedPolicy()
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
@@ -115,13 +119,13 @@ def _run(
     ignore_eos: options.IgnoreEnd = False,
     interactive: options.Interactive = False,
     seed: options.Seed = -1,
-    temp: options.Temperature = 0.8,
-    top_k: options.TopK = 40,
-    top_p: options.TopP = 0.95,
-    min_p: options.MinP = 0.05,
-    draft_max: options.DraftMax = 8,
-    draft_min: options.DraftMin = 0,
-    draft_p_min: options.DraftPMin = 0.65,
+    temp: options.Temperature = _SAMPLING.temperature,
+    top_k: options.TopK = _SAMPLING.top_k,
+    top_p: options.TopP = _SAMPLING.top_p,
+    min_p: options.MinP = _SAMPLING.min_p,
+    draft_max: options.DraftMax = _POLICY.draft_max,
+    draft_min: options.DraftMin = _POLICY.draft_min,
+    draft_p_min: options.DraftPMin = _POLICY.p_min,
     draft_sampling: options.DraftSampling = "greedy",
     lookup: options.Lookup = True,
     show_source: options.ShowSource = False,
