@@ -11,10 +11,12 @@ import numpy as np
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import Drafter, Extend, Wish
-from outrider.core.data import Draft, DraftWork, Request, SamplingParams, StepRecord
+from outrider.core.data import Draft, DraftWork, Request, StepRecord
+from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
+from outrider.sampling import RequestSampler
 from outrider.vocab import Alignment, align, compare
 
 VOCABULARY = FakeVocabulary("abcd ")
@@ -97,6 +99,11 @@ def nothing(tokens: Sequence[int], length: int) -> list[int]:
     return []
 
 
+def sampler(params: SamplingParams = GREEDY, vocabulary: FakeVocabulary = VOCABULARY) -> RequestSampler:
+    """The sampler of a request whose prompt no penalty looks at."""
+    return RequestSampler(params, vocabulary, ())
+
+
 def same_vocabulary() -> Alignment:
     """The alignment of `VOCABULARY` with itself."""
     return align(VOCABULARY, VOCABULARY)
@@ -107,18 +114,18 @@ def language_model(**options: Any) -> FakeModel:
     return FakeModel(VOCABULARY, LANGUAGE, **options)
 
 
-def other_vocabulary_drafter(*, sampled: bool = False) -> ModelDrafter:
+def other_vocabulary_drafter() -> ModelDrafter:
     """A draft whose ids are another order, which lacks a blank and has tokens of its own."""
     vocabulary = FakeVocabulary("xdcyba")
     logits = random_logits(vocabulary.size, seed=5, order=2)
     alignment = compare(VOCABULARY, vocabulary)
     assert not alignment.identical
-    return ModelDrafter(FakeModel(vocabulary, logits, name="other"), alignment, sampled=sampled)
+    return ModelDrafter(FakeModel(vocabulary, logits, name="other"), alignment)
 
 
-def model_drafter(logits: NextLogits, *, sampled: bool = False, **options: Any) -> ModelDrafter:
+def model_drafter(logits: NextLogits, **options: Any) -> ModelDrafter:
     """A draft model over `VOCABULARY`."""
-    return ModelDrafter(FakeModel(VOCABULARY, logits, **options), same_vocabulary(), sampled=sampled)
+    return ModelDrafter(FakeModel(VOCABULARY, logits, **options), same_vocabulary())
 
 
 @dataclass(slots=True)
@@ -182,8 +189,10 @@ class CheckedEngine:
     def run(self, *requests: Request) -> list[Outcome]:
         """Run requests side by side to their ends."""
         ids = [self.submit(request) for request in requests]
+        num_left = 100 + sum(len(r.prompt) + 2 * (r.max_tokens or self.target.context_length) for r in requests)
         while self.step():
-            pass
+            num_left -= 1
+            assert num_left, "it goes on for ever"
         return [self.outcomes[request_id] for request_id in ids]
 
 

@@ -116,7 +116,7 @@ def test_a_held_back_end_is_shown_in_every_turn(chat: Call) -> None:
 
 def test_what_ctrl_c_left_held_back_is_shown_in_every_turn(capsys: pytest.CaptureFixture[str]) -> None:
     printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False)), Console())
-    answer = Completion("shown held", (), "cancelled", 1, 0, 0, ())
+    answer = Completion("shown held", (), "cancelled", 1, 0, 0, "rule", False, ())
     for _ in range(2):
         printer.print((Piece("shown ", "target"),))
         printer.end(answer)

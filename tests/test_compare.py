@@ -10,9 +10,10 @@ import pytest
 
 from engines import GREEDY, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.compare import compare, find_divergence, is_greedy
-from outrider.core.data import Completion, Logits, Request, SamplingParams, Span
+from outrider.compare import compare, find_divergence, is_deterministic
+from outrider.core.data import Completion, Logits, Request, Span
 from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
 from outrider.readout import read_out
@@ -152,5 +153,41 @@ def test_less_than_one_repetition_is_refused() -> None:
         compare(engine_of(FakeModel(VOCABULARY, LANGUAGE)), REQUEST, repetitions=0)
 
 
-def test_only_greedy_outputs_must_be_equal() -> None:
-    assert is_greedy(GREEDY) and is_greedy(SamplingParams(top_k=1)) and not is_greedy(SamplingParams())
+def test_seed_stable_runs_are_equal_at_any_temperature() -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0, seed=4)
+    request = replace(REQUEST, sampling=sampling, verification=Verification(rule="stable"))
+    comparison = compare(engine_of(FakeModel(VOCABULARY, LANGUAGE)), request)
+    assert comparison.equal and comparison.speculative.drafted_tokens > 0
+
+
+def test_the_margin_of_a_seed_stable_difference_is_that_of_the_draw() -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=3, top_p=1, min_p=0, seed=4)
+    request = replace(REQUEST, sampling=sampling, verification=Verification(rule="stable"))
+    model = FakeModel(VOCABULARY, LANGUAGE)
+    done = Engine(model).generate(request)
+    margins = []
+    for token in range(VOCABULARY.size):
+        found = find_divergence(model, request, done, replace(done, tokens=(*done.tokens[:9], token)))
+        margins.append(0.0 if found is None else found.margin)
+    # The token that was drawn leads each of the others that passed top-k; the rest are out.
+    assert margins[done.tokens[9]] == 0.0
+    assert sum(margin is None for margin in margins) == VOCABULARY.size - 3
+    assert all(margin is None or margin >= 0 for margin in margins)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "verification", "demanded"),
+    [
+        (GREEDY, Verification(), True),
+        (SamplingParams(top_k=1), Verification(), True),
+        (SamplingParams(), Verification(), False),
+        (SamplingParams(), Verification(rule="stable"), True),
+        (GREEDY, Verification(lenience=0.5), False),
+        (SamplingParams(temperature=0, xtc_probability=0.5), Verification(), False),
+    ],
+)
+def test_when_equal_outputs_can_be_demanded(
+    sampling: SamplingParams, verification: Verification, demanded: bool
+) -> None:
+    request = replace(REQUEST, sampling=sampling, verification=verification)
+    assert is_deterministic(request) == demanded

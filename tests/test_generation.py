@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
-from outrider.core.data import SamplingParams
+from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.session import Session
 

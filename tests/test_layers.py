@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("policy", "drafters", "constraints", "costs", "backends"),
     ("engine",),
     ("readout", "session", "trace"),
-    ("compare",),
+    ("compare", "certify"),
     ("server", "bench", "distill"),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),

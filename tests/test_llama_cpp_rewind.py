@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from llama_cpp_models import SMALL, TEXT, Load, assert_near, next_rows, one_by_one, store, tiny
 from outrider.backends.llama_cpp.library import lib
-from outrider.core.data import SamplingParams
 from outrider.core.errors import (
     RewindUnsupported,
 )
+from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.session import Session
 

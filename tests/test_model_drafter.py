@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import GREEDY, VOCABULARY, CheckedEngine, greedy_continuation, plain, result
+from engines import GREEDY, VOCABULARY, CheckedEngine, greedy_continuation, plain, result, sampler
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import RewindKind, Wish
-from outrider.core.data import Draft, DraftWork, Logits, Request, SamplingParams, Span
+from outrider.core.data import Draft, DraftWork, Logits, Request, Span
 from outrider.core.errors import BackendError
+from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.policy import FixedPolicy
-from outrider.sampling import confidence
+from outrider.sampling import confidence, draw
 from outrider.vocab import align
 from outrider.vocab import compare as compare_vocabularies
 
@@ -35,14 +36,21 @@ PROMPT = (0, 1, 2, 0, 1)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
 
 
-def drafter_of(model: FakeModel, *, sampled: bool = False) -> ModelDrafter:
-    return ModelDrafter(model, align(VOCABULARY, VOCABULARY), sampled=sampled)
+def drafter_of(model: FakeModel) -> ModelDrafter:
+    return ModelDrafter(model, align(VOCABULARY, VOCABULARY))
 
 
 def propose(
-    drafter: ModelDrafter, length: int, sequence: int = 0, sampling: SamplingParams = GREEDY, p_min: float = 0
+    drafter: ModelDrafter,
+    length: int,
+    sampling: SamplingParams = GREEDY,
+    *,
+    p_min: float = 0,
+    drawn: bool = False,
+    believe: bool = False,
 ) -> tuple[Draft, DraftWork]:
-    wish = Wish(sequence, length, sampling, np.random.default_rng(1))
+    rng = np.random.default_rng(1)
+    wish = Wish(0, length, sampler(sampling), (lambda q, _i: draw(q, rng)) if drawn else None, believe)
     [draft], work = drafter.propose([wish], lambda n, p: n < length and p >= p_min)
     return draft, work
 
@@ -245,11 +253,9 @@ def test_a_draft_ends_before_a_token_that_the_target_lacks() -> None:
 def test_sampled_drafts_carry_the_distribution_over_common_tokens() -> None:
     vocabulary = FakeVocabulary("xdcyba")
     logits = random_logits(vocabulary.size, seed=4, order=1)
-    drafter = ModelDrafter(
-        FakeModel(vocabulary, logits), compare_vocabularies(VOCABULARY, vocabulary), sampled=True
-    )
+    drafter = ModelDrafter(FakeModel(vocabulary, logits), compare_vocabularies(VOCABULARY, vocabulary))
     drafter.begin(0, VOCABULARY.tokenize("ab c"))  # the blank is left out: the draft has none
-    draft, _ = propose(drafter, 3, sampling=SAMPLED)
+    draft, _ = propose(drafter, 3, SAMPLED, drawn=True)
     assert draft.probs is not None and len(draft) == len(draft.probs) == 3
     text = vocabulary.tokenize("abc")
     for token, offered in zip(draft.tokens, draft.probs, strict=True):
@@ -263,6 +269,56 @@ def test_sampled_drafts_carry_the_distribution_over_common_tokens() -> None:
         text.append(
             vocabulary.size - 1 if token == VOCABULARY.size - 1 else vocabulary.tokenize("abcd"[token])[0]
         )
+
+
+def test_a_draft_whose_common_tokens_are_all_barred_offers_nothing() -> None:
+    """The target has other tokens, so the request goes on without it."""
+    vocabulary = FakeVocabulary("ab")
+    drafter = ModelDrafter(
+        FakeModel(vocabulary, random_logits(3, seed=2)), compare_vocabularies(VOCABULARY, vocabulary)
+    )
+    request = Request(
+        PROMPT, SamplingParams(banned=(0, 1, VOCABULARY.size - 1), seed=1), max_tokens=10, ignore_end=True
+    )
+    for drawn in (False, True):
+        drafter.begin(0, PROMPT)
+        assert propose(drafter, 4, request.sampling, drawn=drawn)[0] == Draft()
+    [outcome] = CheckedEngine(FakeModel(VOCABULARY, LANGUAGE), [drafter]).run(request)
+    assert len(outcome.tokens) == 10
+
+
+def test_a_damaged_draft_model_is_an_error_of_its_own() -> None:
+    broken = FakeModel(VOCABULARY, lambda _tokens: np.full(VOCABULARY.size, np.nan, dtype=np.float32))
+    for sampling in (GREEDY, SAMPLED, SamplingParams(banned=(1,))):
+        drafter = drafter_of(broken)
+        drafter.begin(0, PROMPT)
+        with pytest.raises(BackendError):
+            propose(drafter, 3, sampling, drawn=sampling is SAMPLED)
+
+
+def test_bans_and_penalties_are_the_drafts_too() -> None:
+    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
+    banned = (0, 2)
+    for drawn in (False, True):
+        sampling = SamplingParams(temperature=float(drawn), banned=banned, frequency_penalty=50.0)
+        drafter.begin(0, PROMPT)
+        draft, _ = propose(drafter, 4, sampling, drawn=drawn)
+        assert sorted(draft.tokens) == [1, 3, 4, 5]  # each once, as each use costs the next
+
+
+def test_what_the_likeliest_tokens_were_likeliest_of_is_told_on_request() -> None:
+    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
+    drafter.begin(0, PROMPT)
+    silent, _ = propose(drafter, 3, SAMPLED)
+    assert silent.probs is None and silent.beliefs == ()
+    drafter.begin(0, PROMPT)
+    telling, _ = propose(drafter, 3, SAMPLED, believe=True)
+    assert telling.tokens == silent.tokens and telling.probs is None and len(telling.beliefs) == 3
+    for token, belief in zip(telling.tokens, telling.beliefs, strict=True):
+        assert token == int(belief.tokens[np.argmax(belief.probs)])
+    drafter.begin(0, PROMPT)
+    drawn, _ = propose(drafter, 3, SAMPLED, drawn=True, believe=True)
+    assert drawn.beliefs == () and drawn.probs is not None
 
 
 def test_nothing_common_in_the_prompt_means_no_draft() -> None:
@@ -280,8 +336,7 @@ def test_other_sequences_do_not_disturb() -> None:
     prompts = [PROMPT, (2, 2), (3, *PROMPT)]
     for sequence, prompt in enumerate(prompts):
         drafter.begin(sequence, prompt)
-    rng = np.random.default_rng(0)
-    wishes = [Wish(i, n, GREEDY, rng) for i, n in enumerate((5, 1, 3))]
+    wishes = [Wish(i, n, sampler()) for i, n in enumerate((5, 1, 3))]
     drafts, work = drafter.propose(wishes, lambda _n, _p: True)
     assert [list(d.tokens) for d in drafts] == [
         greedy_continuation(OTHER, prompt, n) for prompt, n in zip(prompts, (5, 1, 3), strict=True)

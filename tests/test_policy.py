@@ -7,20 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engines import GREEDY, ScriptedDrafter, nothing
+from engines import ScriptedDrafter, nothing, sampler
+from exactness import Rng, Rule, Text, distance, texts_of
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.contracts import Drafter, Extend, Wish
-from outrider.core.data import Draft, DraftWork, Logits, SamplingParams
+from outrider.core.data import Draft, DraftWork, Logits
 from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.policy import FixedPolicy
-from outrider.sampling import distribution
-from outrider.verify import verify
+from outrider.sampling import distribution, draw
+from outrider.verify import verify_block, verify_tokens
 from outrider.vocab import align
 
 
 def wish(sequence: int = 0, max_tokens: int = 100) -> Wish:
-    return Wish(sequence, max_tokens, GREEDY, np.random.default_rng(0))
+    return Wish(sequence, max_tokens, sampler())
 
 
 def offering(
@@ -129,8 +131,8 @@ class Dropping(FixedPolicy):
         return [draft if len(draft) >= self.draft_min else Draft() for draft in drafts], work
 
 
-def first_token_distance(policy: FixedPolicy, num_samples: int = 6000) -> float:
-    """How far the first emitted token is from the target's distribution, in standard errors.
+def first_token_bias(policy: FixedPolicy, rule: Rule) -> float:
+    """The total variation between the first emitted token and the target's distribution.
 
     The draft goes on after one of its tokens and stops, unsure, after the other, so its length
     tells which was drawn.
@@ -141,26 +143,29 @@ def first_token_distance(policy: FixedPolicy, num_samples: int = 6000) -> float:
         behind = (4.0, 0.0, -9.0) if tokens[-1] == 0 else (0.0, 0.0, -9.0)
         return np.array((0.5, 0.1, -9.0) if len(tokens) == 2 else behind, dtype=np.float32)
 
-    drafter = ModelDrafter(FakeModel(AB, draft_logits), align(AB, AB), sampled=True)
-    rng = np.random.default_rng(6)
-    counts = np.zeros(AB.size)
-    row = [distribution(target([0, 1]), EVERYTHING)]
-    for _ in range(num_samples):
+    drafter = ModelDrafter(FakeModel(AB, draft_logits), align(AB, AB))
+    first = distribution(target([0, 1]), EVERYTHING)
+
+    def run(rng: Rng) -> Text:
         drafter.begin(0, [0, 1])
-        [draft], _work = policy.propose([drafter], [Wish(0, 2, EVERYTHING, rng)])
-        rows = row + [
-            distribution(target([0, 1, *draft.tokens[: i + 1]]), EVERYTHING) for i in range(len(draft))
-        ]
-        verdict = verify(rows, draft, rng)
-        counts[(*draft.tokens[: verdict.num_accepted], verdict.token)[0]] += 1
-    p = row[0].probs
-    return float(np.max(np.abs(counts / num_samples - p) / np.sqrt(p * (1 - p) / num_samples)))
+        wish = Wish(0, 2, sampler(EVERYTHING, AB), lambda q, _i: draw(q, rng))
+        [draft], _work = policy.propose([drafter], [wish])
+        drafted = [draft.tokens[: i + 1] for i in range(len(draft))]
+        rows = [first, *(distribution(target([0, 1, *tokens]), EVERYTHING) for tokens in drafted)]
+        verdict = rule(rows, draft, rng)
+        assert verdict.token is not None
+        return (*draft.tokens[: verdict.num_accepted], verdict.token)[:1]
+
+    plain: dict[Text, float] = {(token,): float(share) for token, share in enumerate(first.probs)}
+    return distance(texts_of(run), plain)
 
 
+@pytest.mark.parametrize("rule", [verify_tokens, verify_block])
 @pytest.mark.parametrize("draft_min", [0, 2])
-def test_no_limit_biases_what_sampled_drafts_lead_to(draft_min: int) -> None:
-    assert first_token_distance(FixedPolicy(draft_max=2, draft_min=draft_min, p_min=0.55)) < 4
+def test_no_limit_biases_what_sampled_drafts_lead_to(draft_min: int, rule: Rule) -> None:
+    assert first_token_bias(FixedPolicy(draft_max=2, draft_min=draft_min, p_min=0.55), rule) <= 1e-12
 
 
-def test_dropping_short_sampled_drafts_would_bias_it() -> None:
-    assert first_token_distance(Dropping(draft_max=2, draft_min=2, p_min=0.55)) > 8
+@pytest.mark.parametrize("rule", [verify_tokens, verify_block])
+def test_dropping_short_sampled_drafts_would_bias_it(rule: Rule) -> None:
+    assert first_token_bias(Dropping(draft_max=2, draft_min=2, p_min=0.55), rule) > 0.01

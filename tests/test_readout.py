@@ -45,7 +45,7 @@ def record(
 
 def completion(*records: StepRecord, finish_reason: FinishReason = "stop") -> Completion:
     tokens = tuple(token for record in records if record.kind == "decode" for token in record.tokens)
-    return Completion("text", tokens, finish_reason, 11, 5, 3, records)
+    return Completion("text", tokens, finish_reason, 11, 5, 3, "rule", False, records)
 
 
 RECORDS = (

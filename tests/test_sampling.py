@@ -1,20 +1,21 @@
-"""Logits to distributions: against a slow and obvious reference, and against llama.cpp's own samplers."""
+"""Logits to distributions: against a slow and obvious reference."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core.data import Distribution, Logits, SamplingParams
+from outrider.backends.fake import FakeVocabulary
+from outrider.core.data import Distribution, Logits
 from outrider.core.errors import BackendError
+from outrider.core.params import SamplingParams
 from outrider.sampling import (
     LazyDistributions,
+    RequestSampler,
     argmax,
     confidence,
     distribution,
@@ -22,6 +23,7 @@ from outrider.sampling import (
     point_mass,
     probability,
 )
+from outrider.sampling.selection import fewest_reaching
 
 
 def reference(row: Logits, params: SamplingParams) -> dict[int, float]:
@@ -72,7 +74,7 @@ def params(draw_value: st.DrawFn) -> SamplingParams:
 
 
 @given(values=st.lists(LOGITS, min_size=1, max_size=30), settings=params())
-@example(values=[0.0, 1.0, 1.0], settings=SamplingParams(1.0, 2, 1.0, 0.0))
+@example(values=[0.0, 1.0, 1.0], settings=SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0))
 def test_the_filters_against_the_reference(values: list[float], settings: SamplingParams) -> None:
     row = np.array(values, dtype=np.float32)
     if not np.isfinite(row.max()):
@@ -87,14 +89,14 @@ def test_the_filters_against_the_reference(values: list[float], settings: Sampli
 @pytest.mark.parametrize(
     "settings",
     [
-        SamplingParams(0.8, 0, 0.9513, 0),
-        SamplingParams(0.8, 0, 0.1037, 0),
-        SamplingParams(0.8, 0, 0.9999, 0.0511),
-        SamplingParams(1.0, 7, 1, 0),
-        SamplingParams(1.0, 40, 0.9513, 0.0511),
-        SamplingParams(1.0, 30_000, 0.9513, 0),
-        SamplingParams(1.3, 0, 1, 0.0511),
-        SamplingParams(1.3, 0, 1, 0),
+        SamplingParams(temperature=0.8, top_k=0, top_p=0.9513, min_p=0),
+        SamplingParams(temperature=0.8, top_k=0, top_p=0.1037, min_p=0),
+        SamplingParams(temperature=0.8, top_k=0, top_p=0.9999, min_p=0.0511),
+        SamplingParams(temperature=1.0, top_k=7, top_p=1, min_p=0),
+        SamplingParams(temperature=1.0, top_k=40, top_p=0.9513, min_p=0.0511),
+        SamplingParams(temperature=1.0, top_k=30_000, top_p=0.9513, min_p=0),
+        SamplingParams(temperature=1.3, top_k=0, top_p=1, min_p=0.0511),
+        SamplingParams(temperature=1.3, top_k=0, top_p=1, min_p=0),
     ],
 )
 def test_large_vocabularies_against_the_reference(size: int, scale: float, settings: SamplingParams) -> None:
@@ -108,25 +110,47 @@ def test_large_vocabularies_against_the_reference(size: int, scale: float, setti
     assert (np.diff(ours.tokens) > 0).all()
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    steps=st.sampled_from([1, 3, 50, 10**6]),
+    share=st.floats(0, 1),
+    beyond=st.booleans(),
+)
+def test_the_fewest_values_that_reach_a_mass(seed: int, steps: int, share: float, beyond: bool) -> None:
+    rng = np.random.default_rng(seed)
+    values = (rng.integers(0, steps, 5000) * (rng.uniform(0.01, 20) / steps)).astype(np.float32)
+    values[:2] = rng.choice([-3e38, 30, values[0]], 2)
+    weights = rng.integers(0, 100, 5000).astype(np.float64)
+    mass = math.floor(share * weights.sum())  # sums of whole numbers are exact
+    order = sorted(range(5000), key=lambda i: (-values[i], i))
+    reached = np.cumsum(weights[order])
+    count = int(np.sum(reached <= mass if beyond else reached < mass)) + 1
+    assert fewest_reaching(values, weights, mass, beyond=beyond).tolist() == sorted(order[:count])
+
+
 @pytest.mark.parametrize("k", [1, 3, 12, 13, 40])
 def test_the_lower_id_wins_a_tie_in_any_block(k: int) -> None:
     row = np.zeros(128 * 60 + 5, dtype=np.float32)
     row[[100, 200, 7000, 7684]] = 1
     row[300:310] = 0.5
-    check(row, SamplingParams(1.0, k, 1.0, 0.0))
+    check(row, SamplingParams(temperature=1.0, top_k=k, top_p=1.0, min_p=0.0))
 
 
 def test_masked_rows_keep_only_what_is_left() -> None:
     row = np.full(128 * 60, -np.inf, dtype=np.float32)
     row[[5, 6000]] = (1.0, 0.0)
-    for settings in (SamplingParams(), SamplingParams(1.0, 0, 1, 0), SamplingParams(1.0, 0, 0.9999, 0)):
+    for settings in (
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0),
+        SamplingParams(temperature=1.0, top_k=0, top_p=0.9999, min_p=0),
+    ):
         assert check(row, settings).tokens.tolist() == [5, 6000]
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-3, 1e300])
 def test_extreme_temperatures(temperature: float) -> None:
     row = np.array([0.0, 3.0, 3.0, -3e38], dtype=np.float32)
-    ours = distribution(row, SamplingParams(temperature, 0, 1, 0))
+    ours = distribution(row, SamplingParams(temperature=temperature, top_k=0, top_p=1, min_p=0))
     assert ours.tokens.tolist() == ([0, 1, 2, 3] if temperature > 1 else [1, 2])
     assert ours.probs.tolist() == pytest.approx([1 / len(ours.probs)] * len(ours.probs))
 
@@ -134,7 +158,7 @@ def test_extreme_temperatures(temperature: float) -> None:
 def test_no_probability_is_zero() -> None:
     row = np.zeros(4, dtype=np.float32)
     row[3] = -744.45  # e to this power is the smallest number there is; shared by three, it is none
-    assert distribution(row, SamplingParams(1.0, 0, 1, 0)).probs.min() > 0
+    assert distribution(row, SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)).probs.min() > 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -142,7 +166,11 @@ def test_no_probability_is_zero() -> None:
 def test_logits_that_are_no_numbers_are_refused(bad: float, at: int) -> None:
     row = np.zeros(1000, dtype=np.float32)
     row[at] = bad
-    for settings in (SamplingParams(0), SamplingParams(), SamplingParams(1.0, 0, 0.9, 0)):
+    for settings in (
+        SamplingParams(temperature=0),
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0),
+    ):
         with pytest.raises(BackendError, match="logits"):
             distribution(row, settings)
     with pytest.raises(BackendError):
@@ -189,6 +217,17 @@ def test_a_draw_inverts_the_cumulative_distribution(seed: int, weights: list[flo
     assert rng.random() == same.random()
 
 
+@given(seed=st.integers(0, 2**32), size=st.integers(1025, 3000))
+def test_a_draw_from_a_large_support_inverts_it_too(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    probs = rng.exponential(size=size)
+    probs /= probs.sum()
+    u = np.random.default_rng(seed).random()
+    token = draw(Distribution(np.arange(size, dtype=np.int64), probs), np.random.default_rng(seed))
+    cumulative = np.cumsum(probs)
+    assert cumulative[token] - probs[token] - 1e-12 <= u <= cumulative[token] + 1e-12
+
+
 def test_probability_looks_up_the_support() -> None:
     uneven = Distribution(np.array([2, 5], dtype=np.int64), np.array([0.25, 0.75]))
     assert [probability(uneven, t) for t in (0, 2, 3, 5, 9)] == [0, 0.25, 0, 0.75, 0]
@@ -197,56 +236,32 @@ def test_probability_looks_up_the_support() -> None:
 
 def test_rows_are_looked_at_only_when_asked_for() -> None:
     rows = np.array([[0, 1], [np.nan, 0], [1, 0]], dtype=np.float32)
-    lazy = LazyDistributions(rows, SamplingParams(0))
+    lazy = LazyDistributions(
+        rows, RequestSampler(SamplingParams(temperature=0), FakeVocabulary("a"), [0]), [0, 0]
+    )
     assert len(lazy) == 3
     assert [int(lazy[i].tokens[0]) for i in (0, 2, -1)] == [1, 0, 0]
     assert [int(d.tokens[0]) for d in lazy[::2]] == [1, 0]
+    for look in (lazy.__getitem__, lazy.row, lambda i: lazy.ratio(i, 0)):
+        with pytest.raises(IndexError):
+            look(3)
     with pytest.raises(BackendError):
         lazy[1]
+    with pytest.raises(BackendError):
+        lazy.ratio(1, 0)
 
 
-def llama_cpp_distribution(row: Logits, params: SamplingParams) -> dict[int, float]:
-    """What llama.cpp's sampler chain leaves of a row."""
-    data = (lib.llama_token_data * len(row))(
-        *(lib.llama_token_data(id=i, logit=float(x), p=0.0) for i, x in enumerate(row))
-    )
-    array = lib.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
-    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-    for sampler in (
-        lib.llama_sampler_init_top_k(params.top_k),
-        lib.llama_sampler_init_top_p(params.top_p, 1),
-        lib.llama_sampler_init_min_p(params.min_p, 1),
-        lib.llama_sampler_init_temp(params.temperature),
-        lib.llama_sampler_init_dist(1),
-    ):
-        lib.llama_sampler_chain_add(chain, sampler)
-    lib.llama_sampler_apply(chain, ctypes.byref(array))
-    left = {int(array.data[i].id): float(array.data[i].logit) for i in range(array.size)}
-    lib.llama_sampler_free(chain)
-    logits = np.array(list(left.values()), dtype=np.float64)
-    with np.errstate(under="ignore"):
-        weights = np.exp(logits - logits.max())
-    return {t: p for t, p in zip(left, (weights / weights.sum()).tolist(), strict=True) if p > 0}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        SamplingParams(),
-        SamplingParams(0.3, 40, 0.9, 0.0),
-        SamplingParams(1.5, 5, 1.0, 0.1),
-        SamplingParams(1.0, 0, 0.7, 0.0),
-        SamplingParams(1.0, 0, 1.0, 0.02),
-        SamplingParams(0.7, 0, 1.0, 0.0),
-        SamplingParams(2.0, 10_000, 0.5, 0.3),
-        SamplingParams(1.0, 1, 0.5, 0.3),
-    ],
-)
-@pytest.mark.parametrize("size", [7, 300, 3000])
-def test_the_chain_is_that_of_llama_cpp(settings: SamplingParams, size: int) -> None:
-    rng = np.random.default_rng(size)
-    for _ in range(20):
-        row = (rng.standard_normal(size) * rng.choice([0.5, 2.0, 6.0])).astype(np.float32)
-        theirs, ours = llama_cpp_distribution(row, settings), distribution(row, settings)
-        assert ours.tokens.tolist() == sorted(theirs)
-        assert np.abs(ours.probs - [theirs[t] for t in sorted(theirs)]).max() < 1e-5
+def test_every_row_stands_behind_the_drafted_tokens_before_it() -> None:
+    rows = np.array([[2, 1, 0], [2, 1, 0], [2, 1, 0]], dtype=np.float32)
+    settings = SamplingParams(temperature=0, presence_penalty=1.5, banned=(2,))
+    lazy = LazyDistributions(rows, RequestSampler(settings, FakeVocabulary("ab"), [0]), [1, 0])
+    assert [lazy.row(i).tolist() for i in (0, 1, 2)] == [
+        [0.5, 1, -math.inf],
+        [0.5, -0.5, -math.inf],
+        [0.5, -0.5, -math.inf],
+    ]
+    assert lazy.row(-1).tolist() == lazy.row(2).tolist()
+    assert [int(d.tokens[0]) for d in lazy] == [1, 0, 0] and int(lazy[-3].tokens[0]) == 1
+    assert lazy.ratio(0, 1) == lazy.ratio(1, 0) == 1
+    assert lazy.ratio(-2, 1) == pytest.approx(math.exp(-1)) and lazy.ratio(0, 2) == 0
+    assert rows.tolist() == [[2, 1, 0]] * 3

@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 from llama_cpp_models import TEXT, resident_bytes
 from outrider import session as session_module
 from outrider.backends.llama_cpp import LoadOptions, Weights
-from outrider.core.data import SamplingParams
+from outrider.core.data import Request
 from outrider.core.errors import (
     BackendError,
     InputError,
@@ -25,6 +25,7 @@ from outrider.core.errors import (
     SettingError,
     VocabularyMismatch,
 )
+from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, settings_of
 from tiny_gguf import BEGIN, write_tiny
@@ -205,7 +206,7 @@ def test_contexts_have_the_sizes_asked_for(path: Callable[..., Path]) -> None:
 
     def sizes(*lengths: int) -> tuple[int, int, int]:
         session = pair.open(*lengths)
-        settings = settings_of(session, GREEDY, 0)
+        settings = settings_of(session, Request((1,), GREEDY), 0)
         return settings["target"]["context_length"], settings["draft"]["context_length"], len(session.notices)
 
     assert sizes(0) == (512, 256, 0)  # as they were trained
@@ -219,7 +220,7 @@ def test_the_settings_are_those_that_were_loaded(path: Callable[..., Path]) -> N
     options = LoadOptions(threads=1, batch_tokens=4096, cache_type_k="q8_0", full_window=False)
     pair = Pair.load(path(), path(noise=0.02), options=options, draft_options=OPTIONS)
     with pair.open(256, 256, policy=FixedPolicy(draft_max=3)) as session:
-        settings = settings_of(session, GREEDY, 77)
+        settings = settings_of(session, Request((1,), GREEDY), 77)
     assert settings["sampling"]["seed"] == 77 and settings["sampling"]["temperature"] == 0
     assert settings["context_length"] == 256 and settings["rewind"] == "free"
     assert settings["drafters"] == ["lookup", "draft"] and settings["policy"]["draft_max"] == 3
@@ -298,7 +299,7 @@ def test_after_closing_there_are_errors_and_no_crash(path: Callable[..., Path]) 
     for ask in asked:
         with pytest.raises(OutriderError):
             ask()
-    assert settings_of(session, GREEDY, 0)["target"]["path"] == str(path())
+    assert settings_of(session, Request((1,), GREEDY), 0)["target"]["path"] == str(path())
 
 
 def test_a_generation_under_way_ends_with_an_error_when_its_session_is_closed(

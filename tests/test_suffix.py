@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import sampler
 from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork, SamplingParams
+from outrider.core.data import Draft, DraftWork
 from outrider.core.errors import SettingError
 from outrider.drafters.automaton import MAX_CHAIN, SuffixAutomaton
 from outrider.drafters.suffix import SuffixDrafter, estimate
@@ -43,7 +43,7 @@ def propose(
     max_tokens: int = 8,
     extend: Extend = always,
 ) -> Draft:
-    wish = Wish(sequence, max_tokens, SamplingParams(), np.random.default_rng(0))
+    wish = Wish(sequence, max_tokens, sampler())
     (draft,), work = drafter.propose([wish], extend)
     assert work == DraftWork()
     return draft
@@ -208,8 +208,7 @@ def test_several_wishes_are_answered_in_their_order() -> None:
     drafter = SuffixDrafter(min_match=1)
     drafter.begin(3, [1, 2, 1])
     drafter.begin(5, [1, 7, 1])
-    rng = np.random.default_rng(0)
-    wishes = [Wish(sequence, 1, SamplingParams(), rng) for sequence in (5, 4, 3)]
+    wishes = [Wish(sequence, 1, sampler()) for sequence in (5, 4, 3)]
     drafts, _ = drafter.propose(wishes, always)
     assert [draft.tokens for draft in drafts] == [(7,), (), (2,)]
 

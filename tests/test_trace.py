@@ -11,8 +11,9 @@ import pytest
 
 from engines import VOCABULARY, same_vocabulary
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.data import Request, SamplingParams, StepRecord
+from outrider.core.data import Request, StepRecord
 from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.trace import check_writable, write_trace
@@ -20,8 +21,9 @@ from outrider.trace import check_writable, write_trace
 
 def records() -> tuple[StepRecord, ...]:
     logits = random_logits(VOCABULARY.size, seed=11)
-    drafter = ModelDrafter(FakeModel(VOCABULARY, logits), same_vocabulary(), sampled=True)
-    request = Request((0, 1, 2), SamplingParams(seed=1), max_tokens=9, ignore_end=True)
+    drafter = ModelDrafter(FakeModel(VOCABULARY, logits), same_vocabulary())
+    drawn = Verification(draft_sampling="sampled")
+    request = Request((0, 1, 2), SamplingParams(seed=1), max_tokens=9, ignore_end=True, verification=drawn)
     return Engine(FakeModel(VOCABULARY, logits), [drafter]).generate(request).records
 
 
@@ -35,7 +37,7 @@ def test_one_object_a_step_without_distributions(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [record.step for record in made]
     assert [line["tokens"] for line in lines] == [list(record.tokens) for record in made]
     assert any(line["draft"]["sampled"] for line in lines)
-    assert all("probs" not in line["draft"] for line in lines)
+    assert not any({"probs", "beliefs"} & line["draft"].keys() for line in lines)
     assert os.listdir(tmp_path) == ["trace.jsonl"]
 
 

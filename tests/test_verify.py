@@ -1,281 +1,354 @@
-"""The rule by exact enumeration: every drafted path, every acceptance and every draw, weighed."""
+"""The rules' parts: properties over any distributions, lenience, and one request's choice of a rule."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.data import Distribution, Draft, Verdict
-from outrider.sampling import point_mass, probability
-from outrider.verify import accept_probability, residual, verify
-
-Probs = npt.NDArray[np.float64]
-Rule = Callable[[Sequence[Distribution], Draft, np.random.Generator], Verdict]
-Language = Callable[[tuple[int, ...]], Probs]
-"""The probabilities of the next token after a context."""
-
-
-def offer(tokens: Sequence[int], probs: Sequence[Distribution] | None = None) -> Draft:
-    n = len(tokens)
-    return Draft(tuple(tokens), None if probs is None else tuple(probs), (0.5,) * n, ("test",) * n)
-
-
-def dense(probs: Probs) -> Distribution:
-    tokens = np.flatnonzero(probs > 0)
-    return Distribution(tokens.astype(np.int64), probs[tokens] / probs[tokens].sum())
-
-
-class _Split(Exception):
-    """The rule asked for a uniform that the script does not hold; the answers it could matter to."""
-
-
-class Scripted:
-    """A generator that plays a script of uniforms and asks to be told more when it ends."""
-
-    def __init__(self, script: Sequence[float]) -> None:
-        self._left = list(script)
-
-    def random(self) -> float:
-        if not self._left:
-            raise _Split
-        return self._left.pop(0)
-
-
-def outcomes(
-    rule: Rule, target: Sequence[Distribution], draft: Draft, edges: Sequence[float]
-) -> Iterator[tuple[Verdict, float]]:
-    """Every verdict that `rule` can reach, with its probability.
-
-    `edges` are all thresholds that a uniform is compared with anywhere: between two neighbours
-    the rule cannot tell one uniform from another, so one of each interval is tried.
-    """
-    middles = [((a + b) / 2, b - a) for a, b in pairwise(edges)]
-    stack: list[tuple[tuple[float, ...], float]] = [((), 1.0)]
-    while stack:
-        script, weight = stack.pop()
-        try:
-            verdict = rule(target, draft, cast(np.random.Generator, Scripted(script)))
-        except _Split:
-            stack += [((*script, middle), weight * width) for middle, width in middles]
-        else:
-            yield verdict, weight
-
-
-def thresholds(target: Sequence[Distribution], draft: Draft) -> list[float]:
-    """0, 1, every acceptance, and every cumulative probability that a draw may invert."""
-    found = {0.0, 1.0}
-    for p in target:
-        found |= set(np.cumsum(p.probs).tolist())
-    for i, token in enumerate(draft.tokens):
-        q = point_mass(token) if draft.probs is None else draft.probs[i]
-        pq, rest = probability(target[i], token), residual(target[i], q)
-        found |= {
-            accept_probability(target[i], q, token),
-            pq,
-            min(1.0, probability(q, token) / pq if pq else 1),
-        }
-        found |= set(np.cumsum(rest.probs).tolist())
-    return sorted(x for x in found if x <= 1)
-
-
-def drafts(q: Language, size: int, length: int, sampled: bool) -> Iterator[tuple[Draft, float]]:
-    """Every draft of this length with the probability of being drawn from `q`, or the greedy one."""
-    paths: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for _ in range(length):
-        if sampled:
-            paths = [
-                ((*path, t), w * float(q(path)[t]))
-                for path, w in paths
-                for t in range(size)
-                if q(path)[t] > 0
-            ]
-        else:
-            paths = [((*path, int(np.argmax(q(path)))), w) for path, w in paths]
-    for path, weight in paths:
-        probs = tuple(dense(q(path[:i])) for i in range(length)) if sampled else None
-        yield offer(path, probs), weight
-
-
-def text_distribution(
-    p: Language, tokens: tuple[int, ...], size: int, length: int
-) -> Iterator[tuple[tuple[int, ...], float]]:
-    """All texts of `length` that begin with `tokens`, finished by plain decoding."""
-    if len(tokens) >= length:
-        yield tokens[:length], 1.0
-        return
-    for token in range(size):
-        if (share := float(p(tokens)[token])) > 0:
-            for text, weight in text_distribution(p, (*tokens, token), size, length):
-                yield text, share * weight
-
-
-def emitted_distance(rule: Rule, p: Language, q: Language, size: int, length: int, *, sampled: bool) -> float:
-    """Total variation between the texts of one round under `rule`, finished by plain decoding
-    to length + 1, and the texts of plain decoding."""
-    plain = dict(text_distribution(p, (), size, length + 1))
-    emitted: dict[tuple[int, ...], float] = {}
-    for draft, weight in drafts(q, size, length, sampled):
-        target = [dense(p(draft.tokens[:i])) for i in range(length + 1)]
-        for verdict, chance in outcomes(rule, target, draft, thresholds(target, draft)):
-            tokens = (*draft.tokens[: verdict.num_accepted], verdict.token)
-            for text, share in text_distribution(p, tokens, size, length + 1):
-                emitted[text] = emitted.get(text, 0.0) + weight * chance * share
-    assert abs(sum(emitted.values()) - 1) < 1e-12
-    return sum(abs(emitted.get(t, 0.0) - plain.get(t, 0.0)) for t in emitted.keys() | plain.keys()) / 2
-
-
-def language(size: int, seed: int, kind: str = "dense") -> Language:
-    """Random probabilities that depend on the whole context."""
-
-    def probs(context: tuple[int, ...]) -> Probs:
-        key = hashlib.blake2b(repr((seed, context)).encode(), digest_size=8).digest()
-        weights = np.random.default_rng(int.from_bytes(key)).dirichlet(np.ones(size))
-        if kind == "one-hot":
-            weights = (weights == weights.max()).astype(float)
-        elif kind == "zeros":
-            weights[np.argmin(weights)] = 0
-        elif kind == "ties":
-            weights = np.round(weights * 4) + (weights == weights.max())
-        return cast(Probs, weights / weights.sum())
-
-    return probs
-
-
-CASES = [(3, 1), (3, 2), (4, 2), (3, 3)]
-
-
-@pytest.mark.parametrize(("size", "length"), CASES)
-@pytest.mark.parametrize("kind", ["dense", "one-hot", "zeros", "ties"])
-@pytest.mark.parametrize("sampled", [False, True])
-def test_what_is_emitted_is_distributed_as_plain_decoding(
-    size: int, length: int, kind: str, sampled: bool
-) -> None:
-    p, q = language(size, 1, kind), language(size, 2, "zeros" if kind == "zeros" else "dense")
-    assert emitted_distance(verify, p, q, size, length, sampled=sampled) <= 1e-12
-
-
-def test_a_draft_that_is_the_target_is_kept_whole() -> None:
-    p = language(3, 1)
-    for draft, _ in drafts(p, 3, 2, True):
-        target = [dense(p(draft.tokens[:i])) for i in range(3)]
-        verdicts = [v for v, w in outcomes(verify, target, draft, thresholds(target, draft)) if w]
-        assert {v.num_accepted for v in verdicts} == {2} and {v.kind for v in verdicts} == {"bonus"}
-
-
-@pytest.mark.parametrize("n", [0, 1, 4])
-def test_greedy_against_greedy_is_exact_match_without_a_uniform(n: int) -> None:
-    rng = cast(np.random.Generator, Scripted([]))
-    target = [point_mass(i % 3) for i in range(5)]
-    tokens = tuple(i % 3 if i < n else 9 for i in range(4))
-    kind = "bonus" if n == 4 else "recovered"
-    assert verify(target, offer(tokens), rng) == Verdict(n, n % 3, kind)  # type: ignore[arg-type]
-    assert verify(target, Draft(), rng) == Verdict(0, 0, "bonus")
-
-
-# Rules that are wrong, in the ways that have been seen: the enumeration must notice
-
-
-def broken(
-    accept: Callable[[Distribution, Distribution, int], float] = accept_probability,
-    rest: Callable[[Distribution, Distribution], Distribution] = residual,
-    *,
-    keep: int = 0,
-) -> Rule:
-    """The rule with other parts; `keep` 1 keeps the rejected token."""
-
-    def rule(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
-        for i, token in enumerate(draft.tokens):
-            q = point_mass(token) if draft.probs is None else draft.probs[i]
-            chance = accept(target[i], q, token)
-            if chance < 1 and (chance == 0 or rng.random() >= chance):
-                return Verdict(i + keep, _draw(rest(target[i], q), rng), "recovered")
-        return Verdict(len(draft), _draw(target[len(draft)], rng), "bonus")
-
-    return rule
-
-
-def _draw(p: Distribution, rng: np.random.Generator) -> int:
-    if len(p.tokens) == 1:
-        return int(p.tokens[0])
-    at = int(np.searchsorted(np.cumsum(p.probs), rng.random(), side="right"))
-    return int(p.tokens[min(at, len(p.tokens) - 1)])
-
-
-def test_the_unbroken_rule_passes() -> None:
-    assert emitted_distance(broken(), language(3, 1), language(3, 2), 3, 2, sampled=True) <= 1e-12
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        pytest.param(broken(rest=lambda p, _q: p), id="no residual"),
-        pytest.param(broken(accept=lambda p, q, t: accept_probability(q, p, t)), id="p and q swapped"),
-        pytest.param(broken(keep=1), id="the rejected token is kept"),
-        pytest.param(broken(accept=lambda *_: 1.0), id="all is accepted"),
-    ],
+from engines import VOCABULARY, sampler
+from exactness import Drawn, Rng, dense, expected_accepted, explore, language, offer, verdicts
+from outrider.core.data import Distribution, Draft, Request, Verdict
+from outrider.core.errors import BackendError, SettingError
+from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.sampling import LazyDistributions, probability
+from outrider.verify import (
+    Verifier,
+    accept_probability,
+    block_weights,
+    excess,
+    residual,
+    verify_block,
+    verify_stable,
+    verify_tokens,
 )
-def test_a_broken_rule_is_noticed(rule: Rule) -> None:
-    assert emitted_distance(rule, language(3, 1), language(3, 2), 3, 2, sampled=True) > 0.01
 
-
-def test_a_greedy_draft_that_claims_to_be_sampled_is_noticed() -> None:
-    p, q = language(3, 1), language(3, 2)
-
-    def claims_softmax(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
-        probs = tuple(dense(q(draft.tokens[:i])) for i in range(len(draft)))
-        return verify(target, offer(draft.tokens, probs), rng)
-
-    assert emitted_distance(claims_softmax, p, q, 3, 2, sampled=False) > 0.01
-
-
-# Properties of the parts
-
-
+SIZE = 4
 WEIGHTS = st.lists(
-    st.sampled_from([0.0, 1e-300, 1e-12, 0.25, 0.25 + 1e-16, 0.5, 1.0]), min_size=4, max_size=4
+    st.sampled_from([0.0, 1e-300, 1e-12, 0.25, 0.25 + 1e-16, 0.5, 1.0]), min_size=SIZE, max_size=SIZE
 )
+DISTRIBUTIONS = WEIGHTS.filter(any).map(dense)
+SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
 
 
-@given(p=WEIGHTS.filter(any), q=WEIGHTS.filter(any))
-def test_acceptance_and_residual_add_up_to_the_target(p: list[float], q: list[float]) -> None:
-    target, draft = dense(np.array(p)), dense(np.array(q))
-    total = np.zeros(4)
-    rejected = 0.0
-    for token, chance in zip(draft.tokens.tolist(), draft.probs.tolist(), strict=True):
-        accept = accept_probability(target, draft, token)
+def spread(distribution: Distribution) -> np.ndarray:
+    full = np.zeros(SIZE)
+    full[distribution.tokens] = distribution.probs
+    return full
+
+
+@given(p=DISTRIBUTIONS, q=DISTRIBUTIONS)
+def test_acceptance_and_residual_add_up_to_the_target(p: Distribution, q: Distribution) -> None:
+    total, rejected = np.zeros(SIZE), 0.0
+    for token, chance in zip(q.tokens.tolist(), q.probs.tolist(), strict=True):
+        accept = accept_probability(p, q, token)
         assert 0 <= accept <= 1
         total[token] += chance * accept
         rejected += chance * (1 - accept)
-    rest = residual(target, draft)
+    rest = residual(p, q)
     assert rest.probs.min() > 0 and abs(rest.probs.sum() - 1) < 1e-12 and (np.diff(rest.tokens) > 0).all()
-    assert set(rest.tokens.tolist()) <= set(target.tokens.tolist())
-    total[rest.tokens] += rejected * rest.probs
-    assert np.abs(total - [probability(target, t) for t in range(4)]).max() < 1e-12
+    assert set(rest.tokens.tolist()) <= set(p.tokens.tolist())
+    assert np.abs(total + rejected * spread(rest) - spread(p)).max() < 1e-12
 
 
-@given(weights=WEIGHTS.filter(any))
-def test_equal_distributions_leave_the_target(weights: list[float]) -> None:
-    p = dense(np.array(weights))
-    assert residual(p, p) is p
-    assert all(accept_probability(p, p, t) == 1 for t in p.tokens.tolist())
+@given(p=DISTRIBUTIONS, q=DISTRIBUTIONS, scale=st.floats(0, 1), lenience=st.floats(0.01, 1))
+def test_the_excess_is_what_the_target_has_more(
+    p: Distribution, q: Distribution, scale: float, lenience: float
+) -> None:
+    expected = np.maximum(scale * spread(p) - lenience * spread(q), 0)[p.tokens]
+    assert excess(p, q, scale, lenience) == pytest.approx(expected, abs=0)
+
+
+@given(p=DISTRIBUTIONS)
+def test_equal_distributions_leave_the_target(p: Distribution) -> None:
+    same = Distribution(p.tokens.copy(), p.probs.copy())
+    assert residual(p, p) is p and residual(p, same) is p
+    assert all(accept_probability(p, same, token) == 1 for token in p.tokens.tolist())
 
 
 def test_disjoint_supports_reject_and_leave_the_target() -> None:
-    p, q = dense(np.array([0.5, 0.5, 0, 0])), dense(np.array([0, 0, 0.5, 0.5]))
+    p, q = dense([0.5, 0.5, 0, 0]), dense([0, 0, 0.5, 0.5])
     assert accept_probability(p, q, 2) == 0
     assert residual(p, q).probs.tolist() == [0.5, 0.5]
 
 
 def test_a_token_that_the_target_rules_out_never_stands() -> None:
-    p, q = dense(np.array([1.0, 1.0, 0, 0])), dense(np.array([1.0, 0, 1.0, 0]))
+    p, q = dense([1, 1, 0, 0]), dense([1, 0, 1, 0])
     assert accept_probability(p, q, 3) == 0  # nor does the draft give it any chance
-    rng = np.random.default_rng(0)
-    assert {verify([p, p], offer((3,), (q,)), rng).num_accepted for _ in range(20)} == {0}
+    for rule in (verify_tokens, verify_block):
+        assert {v.num_accepted for v, _ in verdicts(rule, [p, p], offer((3,), (q,)))} == {0}
+
+
+# Verdicts
+
+CHAINS = st.integers(0, 3).flatmap(
+    lambda n: st.tuples(
+        st.lists(DISTRIBUTIONS, min_size=n + 1, max_size=n + 1),
+        st.lists(st.tuples(st.integers(0, SIZE - 1), DISTRIBUTIONS), min_size=n, max_size=n),
+    )
+)
+
+
+@given(chain=CHAINS, certain=st.booleans())
+def test_verdicts_are_well_formed(
+    chain: tuple[list[Distribution], list[tuple[int, Distribution]]], certain: bool
+) -> None:
+    """Whatever is claimed of the drafted tokens, even that they cannot be drawn."""
+    target, offered = chain
+    draft = offer([token for token, _ in offered], None if certain else [q for _, q in offered])
+    for rule in (verify_tokens, verify_block):
+        total = 0.0
+        for verdict, weight in verdicts(rule, target, draft):
+            n = verdict.num_accepted
+            total += weight
+            assert 0 <= n <= len(draft)
+            assert verdict.kind == ("bonus" if n == len(draft) else "recovered")
+            assert verdict.token is not None and probability(target[n], verdict.token) > 0
+            assert all(probability(target[i], draft.tokens[i]) > 0 for i in range(n))
+            if certain and n < len(draft):
+                assert verdict.token != draft.tokens[n]
+        assert total == pytest.approx(1, abs=1e-12)
+    ratios, chances = block_weights(target, draft)
+    assert all(0 <= x <= 1 for x in (*ratios, *chances)) and len(chances) == len(ratios) - 1
+    assert all(chance <= 1e-12 for ratio, chance in zip(ratios[1:], chances, strict=True) if ratio == 0)
+
+
+def test_a_block_whose_distributions_differ_by_rounding_alone_is_judged() -> None:
+    """The excess is then so small that adding 1 to it would lose it."""
+    p, q = dense([1.0, 0.3, 2e-17]), dense([1.0, 0.3, 1e-17])
+    draft = offer((0, 0), (p, q))
+    _, chances = block_weights([p, p, p], draft)
+    assert chances == [1.0, 1.0]
+    assert {v.num_accepted for v, _ in verdicts(verify_block, [p, p, p], draft)} == {2}
+
+
+@given(chain=CHAINS)
+def test_a_stable_verdict_is_what_the_target_picks(
+    chain: tuple[list[Distribution], list[tuple[int, Distribution]]],
+) -> None:
+    target, offered = chain
+    draft = offer([token for token, _ in offered])
+    own = [int(p.tokens[i % len(p.tokens)]) for i, p in enumerate(target)]
+    verdict = verify_stable(target, draft, lambda p, i: int(p.tokens[i % len(p.tokens)]))
+    emitted = (*draft.tokens[: verdict.num_accepted], verdict.token)
+    assert emitted == tuple(own[: len(emitted)])
+    assert verdict.num_accepted == len(draft) or draft.tokens[verdict.num_accepted] != verdict.token
+
+
+# Logits that are no numbers
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("rule", ["token", "block", "stable"])
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0), SamplingParams()])
+def test_logits_that_are_no_numbers_are_refused(value: float, rule: Rule, params: SamplingParams) -> None:
+    row = np.zeros((2, VOCABULARY.size), dtype=np.float32)
+    row[0, 2] = value
+    verifier = Verifier(Verification(rule), 1, greedy=params.is_greedy)
+    for draft in (offer((1,)), offer((1,), [dense([1.0] * VOCABULARY.size)])):
+        with pytest.raises(BackendError):
+            verifier.judge(LazyDistributions(row, sampler(params), draft.tokens), draft, 0)
+
+
+def test_a_row_that_rules_out_tokens_is_no_error() -> None:
+    row = np.full((1, VOCABULARY.size), -np.inf, dtype=np.float32)
+    row[0, 3] = 1.0
+    verifier = Verifier(Verification(), 1, greedy=False)
+    assert verifier.judge(LazyDistributions(row, sampler(SAMPLED), ()), Draft(), 0).token == 3
+
+
+# Lenience
+
+
+@given(p=DISTRIBUTIONS, q=DISTRIBUTIONS, lenience=st.sampled_from([0.1, 0.5, 0.9, 1.0]))
+def test_lenience_gives_no_token_more_than_its_share(
+    p: Distribution, q: Distribution, lenience: float
+) -> None:
+    def lenient(target: Sequence[Distribution], draft: Draft, rng: Rng) -> Verdict:
+        return verify_tokens(target, draft, rng, lenience)
+
+    out = np.zeros(SIZE)
+    for x, share in zip(q.tokens.tolist(), q.probs.tolist(), strict=True):
+        for verdict, weight in verdicts(lenient, [p, p], offer((x,), (q,))):
+            assert verdict.token is not None
+            out[x if verdict.num_accepted else verdict.token] += share * weight
+    assert (out <= spread(p) / lenience + 1e-12).all()
+    if lenience == 1:
+        assert np.abs(out - spread(p)).max() < 1e-12
+
+
+def test_lenience_replaces_what_it_rejects_by_what_is_left_then() -> None:
+    p, q = dense([0.2, 0.3, 0.5]), dense([0.6, 0.4, 0.0])
+    found = dict.fromkeys(range(3), 0.0)
+    # A 0 stands with 0.2 / 0.3, and leaves max(0, p - q / 2), which is 0, 0.1 and 0.5.
+    for verdict, weight in explore(lambda rng: verify_tokens([p, p], offer((0,), (q,)), rng, 0.5)):
+        if verdict.num_accepted == 0:
+            assert verdict.token is not None
+            found[verdict.token] += weight
+    assert list(found.values()) == pytest.approx([0, 1 / 18, 5 / 18])
+
+
+def test_lenience_accepts_more_and_biases_the_text() -> None:
+    p, q = language(3, 1), language(3, 2)
+
+    def kept(lenience: float) -> float:
+        return expected_accepted(lambda t, d, rng: verify_tokens(t, d, rng, lenience), p, Drawn(q, 2))
+
+    assert kept(1.0) + 0.05 < kept(0.5) < kept(0.1)
+
+
+def logits(*rows: Sequence[float]) -> np.ndarray:
+    return np.log(np.array(rows, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("lenience", "accepted"), [(1.0, 0), (0.81, 0), (0.79, 1), (0.5, 1), (0.24, 2), (0.01, 2)]
+)
+def test_greedy_lenience_accepts_within_the_ratio(lenience: float, accepted: int) -> None:
+    rows = logits(
+        [0.1, 0.2, 0.25, 0.2, 0.2, 0.05], [0.4, 0.1, 0.2, 0.1, 0.1, 0.1], [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
+    )
+    draft = offer((1, 4))  # 0.8 and 0.25 of the best
+    verifier = Verifier(Verification(lenience=lenience), 1, greedy=True)
+    verdict = verifier.judge(LazyDistributions(rows, sampler(), draft.tokens), draft, 0)
+    assert verdict.num_accepted == accepted and verdict.token == (2, 0, 0)[accepted]
+
+
+def test_greedy_lenience_never_accepts_a_banned_token() -> None:
+    rows = logits([0.4, 0.3, 0.1, 0.1, 0.05, 0.05], [0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    banning = sampler(SamplingParams(temperature=0, banned=(1,)))
+    verifier = Verifier(Verification(lenience=0.01), 1, greedy=True)
+    verdict = verifier.judge(LazyDistributions(rows, banning, (1,)), offer((1,)), 0)
+    assert (verdict.num_accepted, verdict.token) == (0, 0)
+
+
+def test_nothing_is_lossy_unless_asked_for() -> None:
+    assert Verification().lenience == 1 and not Verification().is_lossy
+    assert Verification(lenience=0.9).is_lossy and Verification("token", lenience=0.9).is_lossy
+    assert "lossy" in Verifier(Verification(lenience=0.9), 1, greedy=True).name
+    for settings in (
+        {"lenience": 0.0},
+        {"lenience": 1.1},
+        {"lenience": float("nan")},
+        {"rule": "block", "lenience": 0.5},
+        {"rule": "stable", "lenience": 0.5},
+        {"lenience": 0.5, "strict_margin": 0.1},
+        {"strict_margin": -1.0},
+        {"rule": "none"},
+        {"draft_sampling": "some"},
+    ):
+        with pytest.raises(SettingError):
+            Verification(**cast(Any, settings))
+
+
+# One request's Verifier
+
+
+def verifier(
+    rule: Rule = "auto", draft_sampling: DraftSampling = "auto", *, greedy: bool = False, seed: int = 5
+) -> Verifier:
+    return Verifier(Verification(rule, draft_sampling), seed, greedy=greedy)
+
+
+def test_greedy_requests_never_draw_nor_compare() -> None:
+    for rule in ("auto", "token", "block", "stable"):
+        for kind in ("auto", "greedy", "sampled"):
+            made = verifier(rule, kind, greedy=True)
+            assert made.drawing(0) is None and not made.compares and "greedy" in made.name
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "draws", "compares"),
+    [
+        ("auto", "auto", False, True),
+        ("block", "sampled", True, False),
+        ("token", "sampled", True, False),
+        ("block", "greedy", False, False),
+        ("stable", "auto", True, False),
+        ("stable", "greedy", False, False),
+    ],
+)
+def test_what_is_drawn_is_what_is_said(rule: Rule, kind: DraftSampling, draws: bool, compares: bool) -> None:
+    made = verifier(rule, kind)
+    assert (made.drawing(0) is not None, made.compares) == (draws, compares)
+    assert made.name.endswith(
+        "the better of drawn and likeliest drafts"
+        if compares
+        else "drawn drafts"
+        if draws
+        else "likeliest drafts"
+    )
+
+
+def in_a_row(p: Sequence[float], num: int) -> LazyDistributions:
+    return LazyDistributions(
+        np.log(np.array([[*p, *[1e-30] * (VOCABULARY.size - len(p))]] * num, dtype=np.float32)),
+        sampler(SAMPLED),
+        (0,) * (num - 1),
+    )
+
+
+def test_auto_goes_over_to_the_kind_that_is_accepted_more() -> None:
+    """Flat and alike: drawn tokens always stand. One-sided p, flat q: the likeliest does."""
+    flat, peak = (0.26, 0.25, 0.25, 0.24), (0.97, 0.01, 0.01, 0.01)
+    made = verifier()
+    believed = Draft((0,), None, (0.5,), ("draft",), (dense(flat),))
+    made.judge(in_a_row(flat, 2), believed, 0)
+    assert made.drawing(1) is not None
+    for _ in range(40):
+        made.judge(in_a_row(peak, 2), offer((0,), (dense(flat),)), 1)
+    assert made.drawing(2) is None
+    for _ in range(40):
+        made.judge(in_a_row(flat, 2), offer((0,)), 2)  # a lookup teaches nothing
+    assert made.drawing(3) is None
+
+
+def test_only_positions_that_were_reached_teach() -> None:
+    """A later position is looked at only if all before it stood, as the text will have it."""
+    made = verifier()
+    impossible = Draft((3, 0), None, (0.5,) * 2, ("draft",) * 2, (dense((0, 0, 0, 1)), dense((0.5, 0.5))))
+    made.judge(in_a_row((0.5, 0.5), 3), impossible, 0)
+    assert made.drawing(1) is None
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_rule_in_force_is_the_one_asked_for(rule: Rule) -> None:
+    p, q = language(3, 1), language(3, 2)
+
+    class Enumerated(Verifier):
+        def __init__(self, rng: Rng) -> None:
+            super().__init__(Verification(rule, "sampled"), 0, greedy=False)
+            self._rng = rng
+
+    def run(rng: Rng) -> int:
+        made = Enumerated(rng)
+        draw = made.drawing(0)
+        assert draw is not None
+        tokens: tuple[int, ...] = ()
+        probs = []
+        for i in range(2):
+            probs.append(dense(q(tokens)))
+            tokens = (*tokens, draw(probs[-1], i))
+        rows = [dense(p(tokens[:i])) for i in range(3)]
+        return made.judge(cast(LazyDistributions, rows), offer(tokens, probs), 0).num_accepted
+
+    expected = {"token": verify_tokens, "block": verify_block}
+    kept = sum(n * weight for n, weight in explore(run))
+    assert kept == pytest.approx(expected_accepted(expected[rule], p, Drawn(q, 2)), abs=1e-12)
+    other = expected["block" if rule == "token" else "token"]
+    assert abs(kept - expected_accepted(other, p, Drawn(q, 2))) > 1e-6
+
+
+def test_a_request_gets_its_own_rule_and_seed() -> None:
+    request = Request((0,), SAMPLED, verification=Verification("stable"))
+    assert Verifier.of(request, 3).name.startswith("seed-stable")
+    again, other = (Verifier.of(request, seed).drawing(0) for seed in (3, 4))
+    first = Verifier.of(request, 3).drawing(0)
+    assert first is not None and again is not None and other is not None
+    flat = dense([1.0] * 50)
+    assert [first(flat, i) for i in range(9)] == [again(flat, i) for i in range(9)]
+    assert [first(flat, i) for i in range(9)] != [other(flat, i) for i in range(9)]

@@ -44,9 +44,16 @@ def compare_sizes(model: Model, prompt: tuple[int, ...], answer: tuple[int, ...]
     for size in SIZES:
         batched = evaluate(model, prompt, answer, size)
         changes = np.abs(batched[positions, best] - batched[positions, second] - gap)
-        flips = int((batched.argmax(axis=1) != best).sum())
+        flipped = batched.argmax(axis=1) != best
         rows.append(
-            {"kind": "rounding", "size": size, "flips": flips, "gap_changes": changes.round(4).tolist()}
+            {
+                "kind": "rounding",
+                "size": size,
+                "flips": int(flipped.sum()),
+                "flip_margins": gap[flipped].round(4).tolist(),
+                "margins": gap.round(4).tolist(),
+                "gap_changes": changes.round(4).tolist(),
+            }
         )
     return rows
 

@@ -8,8 +8,9 @@ with Session.load("target.gguf", draft="draft.gguf") as session:
 from outrider.backends.llama_cpp import LoadOptions
 from outrider.compare import Comparison, compare
 from outrider.core.contracts import Drafter, Model, Policy, Vocabulary
-from outrider.core.data import Completion, Draft, Request, SamplingParams, Span, StepRecord, Update
+from outrider.core.data import Completion, Draft, Request, Span, StepRecord, Update
 from outrider.core.errors import BackendError, InputError, OutriderError
+from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
 from outrider.readout import Readout, read_out
@@ -39,6 +40,7 @@ __all__ = [
     "Span",
     "StepRecord",
     "Update",
+    "Verification",
     "Vocabulary",
     "__version__",
     "compare",

@@ -7,6 +7,7 @@ close its two candidates were at that token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -15,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Model
-from outrider.core.data import Completion, Request, SamplingParams, Span
+from outrider.core.data import Completion, Request, Span
 from outrider.core.errors import SettingError
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.readout import Readout, read_out
+from outrider.sampling import RequestSampler
+from outrider.verify import scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,13 @@ class Speedup:
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """Where two outputs part: the index of the generated token, the token that each has there,
-    and by how much logit the plain one leads in plain decoding."""
+    and by how much the plain one leads in plain decoding: by logit, or under the seed-stable rule by
+    log probability plus the seed's noise. None where the other one is not in question there."""
 
     position: int
     plain_token: int
     speculative_token: int
-    margin: float
+    margin: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +143,20 @@ def find_divergence(
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if position is None:
         return None
-    row = _plain_logits(target, request.prompt, plain.tokens[:position])
+    generated = plain.tokens[:position]
+    row = _plain_logits(target, request.prompt, generated)
+    sampler = RequestSampler(request.sampling, target.vocabulary, request.prompt)
+    sampler.accept(generated)
     ours, theirs = plain.tokens[position], speculative.tokens[position]
-    return Divergence(position, ours, theirs, float(row[ours] - row[theirs]))
+    if request.verification.rule == "stable" and not request.sampling.is_greedy:
+        drawn = sampler.distribution(row, ())
+        by_token = dict(zip(drawn.tokens.tolist(), scores(drawn, plain.seed, position).tolist(), strict=True))
+        margin = by_token[ours] - by_token[theirs] if {ours, theirs} <= by_token.keys() else None
+    else:
+        adjusted = sampler.adjust(row, ())
+        gap = float(adjusted[ours]) - float(adjusted[theirs])
+        margin = gap if math.isfinite(gap) else None
+    return Divergence(position, ours, theirs, margin)
 
 
 def _plain_logits(target: Model, prompt: Sequence[int], generated: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -159,6 +174,7 @@ def _plain_logits(target: Model, prompt: Sequence[int], generated: Sequence[int]
     return row
 
 
-def is_greedy(sampling: SamplingParams) -> bool:
-    """Whether equal outputs can be demanded at all."""
-    return sampling.temperature == 0 or sampling.top_k == 1
+def is_deterministic(request: Request) -> bool:
+    """Whether equal outputs can be demanded: the text depends on no draft. Lenient ones do."""
+    settled = request.sampling.is_greedy or request.verification.rule == "stable"
+    return settled and not request.verification.is_lossy

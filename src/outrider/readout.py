@@ -15,6 +15,9 @@ Definitions (tokens and seconds throughout):
 - `time_s`: where `decode_s` went. `draft` is proposing (`draft_model` of it in the draft model's
   calls), `verify` the target's calls, `sampling` logits to tokens, `other` everything else.
 - `overhead`: the share of `decode_s` that is not spent in a model call.
+- `rule`: the verification rule in force; `drawn_tokens`: drafted tokens that were drawn from the
+  draft model's distribution, not its likeliest. `lossy`: the output may differ from plain
+  decoding's because the request asked for it.
 - `burst_latency_s`: seconds between successive steps that emitted tokens.
 """
 
@@ -64,6 +67,8 @@ class Readout:
     """The counts and times of one generation; the module's docstring defines each."""
 
     finish_reason: str
+    rule: str
+    lossy: bool
     prompt_tokens: int
     reused_tokens: int
     generated_tokens: int
@@ -74,6 +79,7 @@ class Readout:
     tokens_per_target_call: float
     target_calls_saved: float
     drafted_tokens: int
+    drawn_tokens: int
     accepted_tokens: int
     acceptance_rate: float | None
     acceptance_by_position: tuple[float | None, ...]
@@ -100,6 +106,8 @@ def read_out(completion: Completion) -> Readout:
     decode_s = time.draft + time.verify + time.sampling + time.other
     return Readout(
         finish_reason=completion.finish_reason,
+        rule=completion.rule,
+        lossy=completion.lossy,
         prompt_tokens=completion.prompt_tokens,
         reused_tokens=completion.reused_tokens,
         generated_tokens=generated,
@@ -110,6 +118,7 @@ def read_out(completion: Completion) -> Readout:
         tokens_per_target_call=_ratio(generated, len(decode)),
         target_calls_saved=1 - _ratio(len(decode), generated) if generated else 0.0,
         drafted_tokens=overall.drafted_tokens,
+        drawn_tokens=sum(len(record.draft) for record in decode if record.draft.probs is not None),
         accepted_tokens=overall.accepted_tokens,
         acceptance_rate=overall.acceptance_rate,
         acceptance_by_position=overall.acceptance_by_position,

@@ -16,8 +16,9 @@ from typing import Any, Self, cast
 from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights, build_id, check_build
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Drafter, Model, Policy
-from outrider.core.data import Completion, Request, SamplingParams, StepRecord, Update
+from outrider.core.data import Completion, Request, StepRecord, Update
 from outrider.core.errors import PromptError, SettingError
+from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
@@ -91,7 +92,7 @@ class Session:
     """Generates text with a target model and its drafters.
 
     >>> from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
-    >>> from outrider.core.data import SamplingParams
+    >>> from outrider.core.params import SamplingParams
     >>> vocabulary = FakeVocabulary("abcdefgh, ")
     >>> target = FakeModel(vocabulary, scripted_logits(vocabulary, "abc, "))
     >>> session = Session(target, [SuffixDrafter()])
@@ -154,8 +155,10 @@ class Session:
         stop: Sequence[str] = (),
         ignore_end: bool = False,
         speculate: bool = True,
+        verification: Verification | None = None,
+        logprobs: int | None = None,
     ) -> Generation:
-        """Start generating from a text, a conversation or tokens."""
+        """Start generating from a text, a conversation or tokens. The settings are Request's."""
         request = Request(
             prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
             sampling=sampling or SamplingParams(),
@@ -163,6 +166,8 @@ class Session:
             stop=tuple(stop),
             ignore_end=ignore_end,
             speculate=speculate,
+            verification=verification or Verification(),
+            logprobs=logprobs,
         )
         return Generation(self.engine, request)
 
@@ -289,7 +294,6 @@ class Pair:
         draft_context_length: int = 0,
         *,
         lookup: bool = True,
-        sampled_drafts: bool = False,
         policy: Policy | None = None,
         max_sequences: int = 1,
     ) -> Session:
@@ -310,7 +314,7 @@ class Pair:
             if self.draft is not None and self.alignment is not None:
                 length = draft_context_length or min(target.context_length, self.draft.trained_context)
                 model = self.draft.open(length, max_sequences=max_sequences)
-                drafters.append(ModelDrafter(model, self.alignment, sampled=sampled_drafts))
+                drafters.append(ModelDrafter(model, self.alignment))
             return Session(target, drafters, policy, template=self.template, notices=notices)
         except BaseException:
             target.close()
@@ -354,17 +358,17 @@ def _template(weights: Weights, card: ModelCard) -> ChatTemplate | None:
     return ChatTemplate(card.chat_template, bos=bos, eos=eos)
 
 
-def settings_of(session: Session, sampling: SamplingParams, seed: int) -> dict[str, Any]:
+def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]:
     """The settings in force, read back from the loaded models rather than from what was asked."""
     target = session.target
     policy = session.engine.policy
     settings: dict[str, Any] = {
         "context_length": target.context_length,
         "rewind": target.rewind,
-        "sampling": asdict(replace(sampling, seed=seed)),
+        "sampling": asdict(replace(request.sampling, seed=seed)),
+        "verification": asdict(request.verification),
         "drafters": [drafter.name for drafter in session.engine.drafters],
         "policy": asdict(policy) if isinstance(policy, FixedPolicy) else type(policy).__name__,
-        "rule": "rejection sampling",
     }
     drafts = [drafter.model for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
     for role, model in (("target", target), *(("draft", draft) for draft in drafts)):

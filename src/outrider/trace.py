@@ -19,9 +19,9 @@ from outrider.core.errors import SettingError
 
 def as_json(record: StepRecord) -> dict[str, Any]:
     """A record as plain data."""
-    fields = asdict(replace(record, draft=replace(record.draft, probs=None)))
+    fields = asdict(replace(record, draft=replace(record.draft, probs=None, beliefs=())))
     fields["draft"]["sampled"] = record.draft.probs is not None
-    del fields["draft"]["probs"]
+    del fields["draft"]["probs"], fields["draft"]["beliefs"]
     return fields
 
 

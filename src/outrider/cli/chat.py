@@ -12,7 +12,7 @@ from outrider.cli.prompt import ask, read_prompt
 from outrider.cli.report import print_readout
 from outrider.cli.run import TokenPrinter, check_settings, load_pair, open_session, print_notices, show
 from outrider.cli.settings import RunSettings
-from outrider.core.data import Completion, Request, StepRecord
+from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import InputError, PromptError, SettingError
 from outrider.readout import read_out
 from outrider.session import Generation, Message, Pair, Session
@@ -103,13 +103,8 @@ class _Conversation:
         """Answer one message. A message that does not fit is said to be one, and taken back."""
         self._messages.append({"role": "user", "content": message})
         try:
-            request = Request(
-                prompt=self._session.encode(self._messages),
-                sampling=self._settings.sampling(),
-                max_tokens=self._settings.max_tokens(),
-                stop=tuple(self._settings.stop or ()),
-                ignore_end=self._settings.ignore_eos,
-            )
+            prompt = self._session.encode(self._messages)
+            request = self._settings.request(prompt, self._session.target.vocabulary)
             generation = Generation(self._session.engine, request)
             self._last = show(generation, self._printer)
         except InputError as error:  # too long, or the template refuses it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version
+from inspect import signature
 from typing import Annotated, Any, TextIO, cast
 
 import typer
@@ -16,16 +17,17 @@ from outrider import __version__
 from outrider.cli import options
 from outrider.cli.output import readable
 from outrider.cli.settings import RunSettings
-from outrider.core.data import SamplingParams
 from outrider.core.errors import OutriderError
+from outrider.core.params import SamplingParams, Verification
 from outrider.policy import FixedPolicy
 
 _SAMPLING = SamplingParams()
+_VERIFICATION = Verification()
 _POLICY = FixedPolicy()
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
-_NOT_IN_CHAT = {"file", "raw", "interactive", "compare", "repetitions", "json"}
+_NOT_IN_CHAT = {"file", "raw", "interactive", "compare", "repetitions", "json", "logprobs"}
 """Options that a conversation refuses, so its help leaves them out."""
 
 
@@ -123,15 +125,37 @@ def _run(
     top_k: options.TopK = _SAMPLING.top_k,
     top_p: options.TopP = _SAMPLING.top_p,
     min_p: options.MinP = _SAMPLING.min_p,
+    typical: options.TypicalP = _SAMPLING.typical_p,
+    top_n_sigma: options.TopNSigma = _SAMPLING.top_n_sigma,
+    xtc_probability: options.XtcProbability = _SAMPLING.xtc_probability,
+    xtc_threshold: options.XtcThreshold = _SAMPLING.xtc_threshold,
+    dynatemp_range: options.DynatempRange = _SAMPLING.dynatemp_range,
+    dynatemp_exp: options.DynatempExponent = _SAMPLING.dynatemp_exponent,
+    repeat_penalty: options.RepeatPenalty = _SAMPLING.repeat_penalty,
+    presence_penalty: options.PresencePenalty = _SAMPLING.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = _SAMPLING.frequency_penalty,
+    repeat_last_n: options.RepeatLastN = _SAMPLING.repeat_last_n,
+    dry_multiplier: options.DryMultiplier = _SAMPLING.dry_multiplier,
+    dry_base: options.DryBase = _SAMPLING.dry_base,
+    dry_allowed_length: options.DryAllowedLength = _SAMPLING.dry_allowed_length,
+    dry_penalty_last_n: options.DryLastN = _SAMPLING.dry_last_n,
+    dry_sequence_breaker: options.DryBreaker = None,
+    logit_bias: options.LogitBias = None,
+    ban: options.Ban = None,
+    min_tokens: options.MinTokens = _SAMPLING.min_tokens,
+    rule: options.Rule = _VERIFICATION.rule,
+    lenience: options.Lenience = _VERIFICATION.lenience,
+    strict: options.Strict = False,
     draft_max: options.DraftMax = _POLICY.draft_max,
     draft_min: options.DraftMin = _POLICY.draft_min,
     draft_p_min: options.DraftPMin = _POLICY.p_min,
-    draft_sampling: options.DraftSampling = "greedy",
+    draft_sampling: options.DraftSampling = _VERIFICATION.draft_sampling,
     lookup: options.Lookup = True,
     show_source: options.ShowSource = False,
     compare: options.Compare = False,
     repetitions: options.Repetitions = 3,
     json: options.Json = False,
+    logprobs: options.Logprobs = None,
     trace: options.Trace = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -167,6 +191,69 @@ def _run(
         typer.echo("\ninterrupted", err=True)
         status = INTERRUPTED
     raise typer.Exit(status)
+
+
+@app.command("verify", cls=_Command, help="Test that speculation does not change the output; certify it.")
+def _verify(
+    model: options.Model = None,
+    model_draft: options.DraftModel = None,
+    hf_repo: options.HubModel = None,
+    hf_repo_draft: options.HubDraft = None,
+    hf_token: options.HubToken = None,
+    offline: options.Offline = False,
+    prompts: options.Prompts = None,
+    prompts_file: options.PromptsFile = None,
+    raw: options.Raw = False,
+    tokens: options.TestedTokens = None,
+    quick: options.Quick = False,
+    test_seed: options.TestSeed = 0,
+    rule: options.Rule = _VERIFICATION.rule,
+    lenience: options.Lenience = _VERIFICATION.lenience,
+    draft_max: options.DraftMax = _POLICY.draft_max,
+    draft_min: options.DraftMin = _POLICY.draft_min,
+    draft_p_min: options.DraftPMin = _POLICY.p_min,
+    lookup: options.Lookup = True,
+    inject: options.Inject = None,
+    output: options.CertificateFile = None,
+    print_json: options.CertificateJson = False,
+    verbose: options.Verbose = False,
+    ctx_size: options.Context = None,
+    ctx_size_draft: options.DraftContext = 0,
+    gpu_layers: options.GpuLayers = "all",
+    gpu_layers_draft: options.DraftGpuLayers = None,
+    split_mode: options.SplitMode = "layer",
+    main_gpu: options.MainGpu = 0,
+    threads: options.Threads = -1,
+    threads_batch: options.ThreadsBatch = -1,
+    batch_size: options.BatchTokens = 2048,
+    ubatch_size: options.MicroBatchTokens = 512,
+    flash_attn: options.FlashAttention = "auto",
+    cache_type_k: options.CacheTypeK = "f16",
+    cache_type_v: options.CacheTypeV = "f16",
+    mmap: options.Mmap = True,
+    mlock: options.Mlock = False,
+    swa_full: options.FullWindow = True,
+    repack: options.Repack = True,
+) -> None:
+    given = dict(locals())
+    from outrider.backends.llama_cpp import show_log
+    from outrider.cli.verify import VerifySettings, verify
+
+    show_log(verbose)
+    own = {name: given[name] for name in VerifySettings.__dataclass_fields__ if name in given}
+    try:
+        status = verify(VerifySettings(run=_as_run(given), **own))
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted", err=True)
+        status = INTERRUPTED
+    raise typer.Exit(status)
+
+
+def _as_run(given: dict[str, Any]) -> RunSettings:
+    """Settings of `run` with these options, and its defaults for the rest."""
+    names = RunSettings.__dataclass_fields__
+    defaults = {name: param.default for name, param in signature(_run).parameters.items() if name in names}
+    return RunSettings(**(defaults | {name: value for name, value in given.items() if name in names}))
 
 
 def main() -> None:

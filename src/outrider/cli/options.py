@@ -105,8 +105,115 @@ MinP = Annotated[
     float,
     _option(_SAMPLING, "--min-p", metavar="P", help="Keep tokens of at least P times the top's probability."),
 ]
+TypicalP = Annotated[
+    float,
+    _option(_SAMPLING, "--typical", "--typical-p", metavar="P", help="Typical tokens of mass P; 1: all."),
+]
+TopNSigma = Annotated[
+    float,
+    _option(
+        _SAMPLING,
+        "--top-n-sigma",
+        "--top-nsigma",
+        metavar="N",
+        help="Keep logits within N standard deviations of the top; 0: all.",
+    ),
+]
+XtcProbability = Annotated[
+    float,
+    _option(_SAMPLING, "--xtc-probability", metavar="P", help="How often XTC drops top tokens; 0: never."),
+]
+XtcThreshold = Annotated[
+    float, _option(_SAMPLING, "--xtc-threshold", metavar="P", help="XTC: what probability makes a top token.")
+]
+DynatempRange = Annotated[
+    float,
+    _option(_SAMPLING, "--dynatemp-range", metavar="R", help="Temperature ±R by entropy; 0: constant."),
+]
+DynatempExponent = Annotated[
+    float, _option(_SAMPLING, "--dynatemp-exp", metavar="E", help="Exponent of that.")
+]
+RepeatPenalty = Annotated[
+    float,
+    _option(_SAMPLING, "--repeat-penalty", metavar="X", help="Divide logits of repeated tokens; 1: off."),
+]
+PresencePenalty = Annotated[
+    float, _option(_SAMPLING, "--presence-penalty", metavar="X", help="Subtract X from repeated tokens.")
+]
+FrequencyPenalty = Annotated[
+    float,
+    _option(_SAMPLING, "--frequency-penalty", metavar="X", help="Subtract X for each repetition."),
+]
+RepeatLastN = Annotated[
+    int,
+    _option(_SAMPLING, "--repeat-last-n", metavar="N", help="Tokens that penalties look at; -1: all."),
+]
+DryMultiplier = Annotated[
+    float,
+    _option(_SAMPLING, "--dry-multiplier", metavar="X", help="DRY: penalise going on as before; 0: off."),
+]
+DryBase = Annotated[float, _option(_SAMPLING, "--dry-base", metavar="X", help="DRY: its growth per token.")]
+DryAllowedLength = Annotated[
+    int, _option(_SAMPLING, "--dry-allowed-length", metavar="N", help="DRY: repetitions this short are free.")
+]
+DryLastN = Annotated[
+    int,
+    _option(_SAMPLING, "--dry-penalty-last-n", metavar="N", help="DRY: tokens looked at; -1: all."),
+]
+DryBreaker = Annotated[
+    list[str] | None,
+    _option(
+        _SAMPLING,
+        "--dry-sequence-breaker",
+        metavar="TEXT",
+        help="DRY: ends a repetition (repeatable; replaces the usual ones; none: no breakers).",
+    ),
+]
+LogitBias = Annotated[
+    list[str] | None,
+    _option(
+        _SAMPLING,
+        "-l",
+        "--logit-bias",
+        metavar="ID±BIAS",
+        help="Add to a logit: 15043+1 (repeatable).",
+    ),
+]
+Ban = Annotated[
+    list[str] | None,
+    _option(_SAMPLING, "--ban", metavar="TOKEN", help="Never this token: its id, or its text (repeatable)."),
+]
+MinTokens = Annotated[
+    int, _option(_SAMPLING, "--min-tokens", metavar="N", help="No end token before N tokens.")
+]
 
 # Speculation
+Rule = Annotated[
+    str,
+    _option(
+        _SPECULATION,
+        "--rule",
+        metavar="RULE",
+        help="What keeps drafted tokens: auto, token, block, or stable (the text depends on the seed alone).",
+    ),
+]
+Lenience = Annotated[
+    float,
+    _option(
+        _SPECULATION,
+        "--lenience",
+        metavar="L",
+        help="Below 1: accept more and CHANGE the text (tokens up to 1/L times too likely).",
+    ),
+]
+Strict = Annotated[
+    bool,
+    _option(
+        _SPECULATION,
+        "--strict",
+        help="Greedy: decide close calls one by one, as plain decoding does.",
+    ),
+]
 DraftMax = Annotated[
     int,
     _option(
@@ -146,7 +253,7 @@ DraftSampling = Annotated[
         _SPECULATION,
         "--draft-sampling",
         metavar="HOW",
-        help="The draft model's tokens: its likeliest (greedy) or drawn from its distribution (sampled).",
+        help="The draft's tokens: its likeliest (greedy), drawn (sampled), or the better (auto).",
     ),
 ]
 Lookup = Annotated[
@@ -174,6 +281,15 @@ Trace = Annotated[
 ]
 Quiet = Annotated[bool, _option(_OUTPUT, "-q", "--quiet", help="The text alone, without a readout.")]
 Verbose = Annotated[bool, _option(_OUTPUT, "-v", "--verbose", help="Let llama.cpp's own log through.")]
+Logprobs = Annotated[
+    int | None,
+    _option(
+        _OUTPUT,
+        "--logprobs",
+        metavar="N",
+        help="With --json: log probabilities, with the N likeliest.",
+    ),
+]
 
 # Machine
 Context = Annotated[
@@ -254,4 +370,47 @@ Repack = Annotated[
     _option(
         _MACHINE, "--repack/--no-repack", help="Repacked weights: often faster, sometimes not. On by default."
     ),
+]
+
+# verify
+Prompts = Annotated[
+    list[str] | None,
+    _option(_TEXT, "-p", "--prompt", metavar="TEXT", help="A prompt (repeatable). None: a built-in set."),
+]
+PromptsFile = Annotated[
+    Path | None,
+    _option(
+        _TEXT,
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="One prompt a line; in a .jsonl a string or an object with `prompt` (- for stdin).",
+    ),
+]
+TestedTokens = Annotated[
+    int | None,
+    _option(_TEXT, "-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate for each prompt."),
+]
+TestSeed = Annotated[
+    int, _option(_SAMPLING, "-s", "--seed", metavar="N", help="Seed of all tests: their outcome repeats.")
+]
+Quick = Annotated[bool, _option(_TEXT, "--quick", help="Fewer prompts, tokens and samples: under a minute.")]
+Inject = Annotated[
+    str | None,
+    _option(
+        _SPECULATION,
+        "--inject",
+        metavar="FAULT",
+        help="Break the rule, to see the tests fail: no-residual, swapped, argmax-draft, reused-random "
+        "or kept-rejected.",
+    ),
+]
+CertificateFile = Annotated[
+    Path | None,
+    _option(
+        _OUTPUT, "-o", "--output", metavar="FILE", help="The certificate. Default: outrider-verify.json."
+    ),
+]
+CertificateJson = Annotated[
+    bool, _option(_OUTPUT, "--json", help="Print the certificate; write it only where --output says so.")
 ]

@@ -42,6 +42,8 @@ def print_readout(console: Console, readout: Readout, target: str, draft: str | 
         if len(readout.drafters) == 1:
             name, line = rows.popitem()
             rows["drafted"] = f"{line} (all by {name.strip()})"
+    drawn = f" ({readout.drawn_tokens} of the tokens were drawn)" if readout.drawn_tokens else ""
+    rows["rule"] = readout.rule + drawn
     if readout.generated_tokens:
         rows["time"] = _time_line(readout)
     if readout.burst_latency_s:
@@ -113,7 +115,7 @@ def _time_line(readout: Readout) -> str:
     return f"{shares}; {readout.overhead:.1%} of it outside model calls"
 
 
-def print_comparison(console: Console, comparison: Comparison, *, greedy: bool) -> None:
+def print_comparison(console: Console, comparison: Comparison, *, deterministic: bool) -> None:
     """Speed-up with its spread, and whether the outputs are equal."""
     speedup, plain = comparison.speedup, comparison.plain
     runs = f"{_number(speedup.repetitions, 'run')} of each, in turn"
@@ -123,22 +125,26 @@ def print_comparison(console: Console, comparison: Comparison, *, greedy: bool) 
             f"{speedup.decode_median:.2f}x ({speedup.decode_low:.2f} to {speedup.decode_high:.2f}); "
             f"with the prompt {speedup.median:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}); {runs}"
         ),
-        "output": _equality_line(comparison, greedy),
+        "output": _equality_line(comparison, deterministic),
     }
     _print_rows(console, rows)
 
 
-def _equality_line(comparison: Comparison, greedy: bool) -> str:
+def _equality_line(comparison: Comparison, deterministic: bool) -> str:
     divergence = comparison.divergence
     if comparison.equal:
         return "the same, token for token"
-    if not greedy:
-        return "differs, as two samples do (not their distribution); --temp 0 compares texts"
+    if comparison.speculative.lossy:
+        return f"differs from token {divergence.position if divergence else 0} on: --lenience allows it"
+    if not deterministic:
+        return "differs, as two samples do (not their distribution); --rule stable or --temp 0 compares texts"
     if divergence is None:
         return "differs between runs of the same kind: this backend is not deterministic"
+    if divergence.margin is None:
+        return f"differs from token {divergence.position} on, where plain decoding rules the other token out"
     return (
         f"differs from token {divergence.position} on, where plain decoding prefers its own "
-        f"by a logit margin of {divergence.margin:.4f}; a margin near 0 is rounding: "
+        f"by a margin of {divergence.margin:.4f}; a margin near 0 is rounding: "
         "calls over several tokens add up in another order"
     )
 

@@ -16,8 +16,9 @@ from outrider.cli.output import readable, write
 from outrider.cli.prompt import encodable, read_prompt
 from outrider.cli.report import SOURCE_STYLES, print_comparison, print_legend, print_readout
 from outrider.cli.settings import RunSettings
-from outrider.compare import Comparison, compare, is_greedy
-from outrider.core.data import Completion, Piece, Request
+from outrider.compare import Comparison, compare, is_deterministic
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Completion, Piece, Request, TokenLogprob
 from outrider.core.errors import PromptError, SettingError
 from outrider.models.hub import HubOptions
 from outrider.readout import read_out
@@ -38,20 +39,14 @@ def run(settings: RunSettings) -> int:
     prompt = read_prompt(settings.prompt_argument, settings.prompt, settings.file, escape=settings.escape)
     pair = load_pair(settings, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
-    request = Request(
-        prompt=tokens,
-        sampling=settings.sampling(),
-        max_tokens=settings.max_tokens(),
-        stop=tuple(settings.stop or ()),
-        ignore_end=settings.ignore_eos,
-    )
+    request = settings.request(tokens, pair.target.vocabulary)
     with open_session(settings, pair, len(tokens)) as session:
         print_notices(session, errors)
         completion = _generate(settings, session, request, errors)
         comparison = None
         if settings.compare and completion.finish_reason != "cancelled":
             comparison = _compare(settings, session, request, completion, errors)
-        _report(settings, session, pair, completion, comparison, errors)
+        _report(settings, session, pair, request, completion, comparison, errors)
     interrupted = completion.finish_reason == "cancelled" or (settings.compare and comparison is None)
     return INTERRUPTED if interrupted else 0
 
@@ -61,7 +56,7 @@ def check_settings(settings: RunSettings) -> None:
     settings.sampling()
     settings.max_tokens()
     settings.policy()
-    settings.sampled_drafts()
+    settings.verification()
     settings.check_contexts()
     settings.target_reference()
     settings.draft_reference()
@@ -70,6 +65,8 @@ def check_settings(settings: RunSettings) -> None:
     settings.load_options()
     if "" in (settings.stop or ()):
         raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
+    if settings.logprobs is not None and not settings.json:
+        raise SettingError("--logprobs", "they are part of the JSON output", "Add --json.")
     if settings.repetitions < 1:
         raise SettingError("--repetitions", f"{settings.repetitions} is too few", "Give 1 or more.")
     if settings.trace:
@@ -99,7 +96,6 @@ def open_session(settings: RunSettings, pair: Pair, prompt_tokens: int) -> Sessi
             context,
             settings.ctx_size_draft,
             lookup=settings.lookup,
-            sampled_drafts=settings.sampled_drafts(),
             policy=settings.policy(),
         )
 
@@ -208,27 +204,30 @@ def _report(
     settings: RunSettings,
     session: Session,
     pair: Pair,
+    request: Request,
     completion: Completion,
     comparison: Comparison | None,
     errors: Console,
 ) -> None:
     readout = comparison.speculative if comparison else read_out(completion)
     if settings.json:
-        in_force = request_settings(settings, session, completion)
+        in_force = request_settings(settings, session, request, completion)
         write(json.dumps(_as_json(session, in_force, completion, comparison)) + "\n")
     elif not settings.quiet:
         errors.print()
         print_readout(errors, readout, pair.target.name, pair.draft.name if pair.draft else None)
         if comparison:
-            print_comparison(errors, comparison, greedy=is_greedy(settings.sampling()))
+            print_comparison(errors, comparison, deterministic=is_deterministic(request))
 
 
-def request_settings(settings: RunSettings, session: Session, completion: Completion) -> dict[str, Any]:
+def request_settings(
+    settings: RunSettings, session: Session, request: Request, completion: Completion
+) -> dict[str, Any]:
     """The effective settings of the run, models and request."""
-    return settings_of(session, settings.sampling(), completion.seed) | {
-        "max_tokens": settings.max_tokens(),
-        "stop": settings.stop or [],
-        "ignore_end": settings.ignore_eos,
+    return settings_of(session, request, completion.seed) | {
+        "max_tokens": request.max_tokens,
+        "stop": list(request.stop),
+        "ignore_end": request.ignore_end,
         "raw": settings.raw,
     }
 
@@ -240,6 +239,9 @@ def _as_json(
     readout = comparison.speculative if comparison else read_out(completion)
     shown = comparison.speculative_completion if comparison else completion
     result = {"text": shown.text, **readout.as_json(), "settings": settings, "notices": session.notices}
+    if shown.logprobs:
+        vocabulary = session.target.vocabulary
+        result["logprobs"] = [_logprob_json(scored, vocabulary) for scored in shown.logprobs]
     if comparison:
         result |= {
             "plain": comparison.plain.as_json(),
@@ -248,3 +250,13 @@ def _as_json(
             "divergence": asdict(comparison.divergence) if comparison.divergence else None,
         }
     return result
+
+
+def _logprob_json(scored: TokenLogprob, vocabulary: Vocabulary) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        piece = vocabulary.piece(token)
+        text = piece.decode("utf-8", errors="replace")
+        return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
+
+    top = [entry(token, logprob) for token, logprob in scored.top]
+    return entry(scored.token, scored.logprob) | {"forced": scored.forced, "top_logprobs": top}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from outrider.backends.llama_cpp import LoadOptions
-from outrider.core.data import SamplingParams
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Request
 from outrider.core.errors import SettingError
+from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.policy import FixedPolicy
+
+STRICT_MARGIN = 1.0
+"""Logits whose lead is below this are decided again under --strict; benchmarks/exactness measures it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,27 @@ class RunSettings:
     top_k: int
     top_p: float
     min_p: float
+    typical: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exp: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    repeat_last_n: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breaker: list[str] | None
+    logit_bias: list[str] | None
+    ban: list[str] | None
+    min_tokens: int
+    rule: str
+    lenience: float
+    strict: bool
     draft_max: int
     draft_min: int
     draft_p_min: float
@@ -45,6 +73,7 @@ class RunSettings:
     compare: bool
     repetitions: int
     json: bool
+    logprobs: int | None
     trace: Path | None
     quiet: bool
     verbose: bool
@@ -66,14 +95,61 @@ class RunSettings:
     swa_full: bool
     repack: bool
 
-    def sampling(self) -> SamplingParams:
-        """The sampling settings. Raises SettingError."""
+    def sampling(self, vocabulary: Vocabulary | None = None) -> SamplingParams:
+        """The sampling settings; tokens that --ban gives as text need the vocabulary.
+
+        Raises SettingError.
+        """
+        breakers = SamplingParams().dry_breakers
+        if self.dry_sequence_breaker is not None:
+            breakers = tuple(text for text in self.dry_sequence_breaker if text != "none")
         return SamplingParams(
             temperature=self.temp,
+            dynatemp_range=self.dynatemp_range,
+            dynatemp_exponent=self.dynatemp_exp,
             top_k=max(self.top_k, 0),
             top_p=self.top_p,
             min_p=self.min_p,
+            typical_p=self.typical,
+            top_n_sigma=max(self.top_n_sigma, 0),
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            repeat_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repeat_last_n=self.repeat_last_n,
+            dry_multiplier=self.dry_multiplier,
+            dry_base=self.dry_base,
+            dry_allowed_length=self.dry_allowed_length,
+            dry_last_n=self.dry_penalty_last_n,
+            dry_breakers=breakers,
+            logit_bias=tuple(_bias(text, vocabulary) for text in self.logit_bias or ()),
+            banned=tuple(_token(text, vocabulary) for text in self.ban or ()) if vocabulary else (),
+            min_tokens=self.min_tokens,
             seed=None if self.seed == -1 else self.seed,
+        )
+
+    def verification(self) -> Verification:
+        """How drafts are checked. Raises SettingError."""
+        if self.strict and not self.sampling().is_greedy:
+            raise SettingError("--strict", "it is about greedy decoding", "Add --temp 0.")
+        return Verification(
+            rule=cast(Rule, self.rule),
+            draft_sampling=cast(DraftSampling, self.draft_sampling),
+            lenience=self.lenience,
+            strict_margin=STRICT_MARGIN if self.strict else 0.0,
+        )
+
+    def request(self, prompt: tuple[int, ...], vocabulary: Vocabulary) -> Request:
+        """The generation that was asked for. Raises SettingError."""
+        return Request(
+            prompt=prompt,
+            sampling=self.sampling(vocabulary),
+            max_tokens=self.max_tokens(),
+            stop=tuple(self.stop or ()),
+            ignore_end=self.ignore_eos,
+            verification=self.verification(),
+            logprobs=self.logprobs,
         )
 
     def max_tokens(self) -> int | None:
@@ -94,14 +170,6 @@ class RunSettings:
     def policy(self) -> FixedPolicy:
         """The draft lengths. Raises SettingError."""
         return FixedPolicy(self.draft_max, self.draft_min, self.draft_p_min)
-
-    def sampled_drafts(self) -> bool:
-        """Whether the draft model's tokens are drawn. Raises SettingError."""
-        if self.draft_sampling not in ("greedy", "sampled"):
-            raise SettingError(
-                "--draft-sampling", f"{self.draft_sampling!r} is not known", "Choose greedy or sampled."
-            )
-        return self.draft_sampling == "sampled"
 
     def target_reference(self) -> str | None:
         """The target as one reference; None for the embedded default. Raises SettingError."""
@@ -131,6 +199,32 @@ class RunSettings:
             max_rows=max(128, self.draft_max + 1),
             extra_buffer_types=self.repack,
         )
+
+
+def _bias(text: str, vocabulary: Vocabulary | None) -> tuple[int, float]:
+    """A token and its bias, as in 15043+1.5 or 15043-inf."""
+    found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
+    if not found or found[2] == "+inf":
+        raise SettingError(f"-l {text}", "it is no token id with a bias", "Write, for instance, 15043+1.5.")
+    return _known(int(found[1]), f"-l {text}", vocabulary), float(found[2])
+
+
+def _token(text: str, vocabulary: Vocabulary) -> int:
+    """A token by its id, or by its text where that is a single token."""
+    if text.isdecimal():
+        return _known(int(text), f"--ban {text}", vocabulary)
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+    if len(tokens) != 1:
+        raise SettingError(
+            f"--ban {text!r}", f"this model writes it with {len(tokens)} tokens", "Name one token, or its id."
+        )
+    return tokens[0]
+
+
+def _known(token: int, what: str, vocabulary: Vocabulary | None) -> int:
+    if vocabulary is not None and token >= vocabulary.size:
+        raise SettingError(what, f"the vocabulary has {vocabulary.size} tokens", "Give a smaller id.")
+    return token
 
 
 def _reference(path: str | None, repo: str | None, path_flag: str, repo_flag: str) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
-
-from outrider.core.data import Draft, DraftWork, Logits, SamplingParams, Span
+from outrider.core.data import Distribution, Draft, DraftWork, Logits, Row, Span
+from outrider.core.params import SamplingParams
 
 RewindKind = Literal["free", "window", "none"]
 """Whether a model can forget its last tokens. "free": any number of them, at no cost.
@@ -106,18 +105,40 @@ class Model(Protocol):
         ...
 
 
+class Sampler(Protocol):
+    """One request's way from logits to the distribution that a token is drawn from.
+
+    It knows the committed tokens; `drafted` are those that a draft puts between them and the
+    position in question. Rows are logits over the target's vocabulary and are never changed.
+    """
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
+        """The logits after bias, bans and penalties; the row itself where none applies."""
+        ...
+
+    def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
+        """The distribution that plain decoding would draw from at this position."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What a sequence would like from the drafters in this step.
 
-    `max_tokens` is the most that can be of use (at least 1). The generator is the request's
-    own: sampled drafts draw from it.
+    `max_tokens` is the most that can be of use (at least 1). `draw` is None when a draft model is
+    to offer its likeliest tokens as certain; else it offers tokens that `draw` takes from its
+    distributions (after `sampler`), given each and its index in the draft. `believe` asks for
+    the distributions behind certain tokens too (`Draft.beliefs`).
     """
 
     sequence: int
     max_tokens: int
-    sampling: SamplingParams
-    rng: np.random.Generator
+    sampler: Sampler
+    draw: Callable[[Distribution, int], int] | None = None
+    believe: bool = False
 
 
 class Extend(Protocol):

@@ -9,10 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams, Verification
 
 Logits = npt.NDArray[np.float32]
 """Rows of logits, shape (rows, vocabulary size). Backends hand out views of their own
 buffer: a row is valid only until the next `decode` of the same model."""
+
+Row = npt.NDArray[np.float32]
+"""One row of logits, shape (vocabulary size,)."""
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 """Why a generation ended: an end token or stop string; `max_tokens`; the context is full;
@@ -55,18 +59,23 @@ class Draft:
     `probs[i]` is the distribution that `tokens[i]` was drawn from; `probs` is None when
     every token is certain (a point mass). `acceptance[i]` is the drafter's estimate that
     token i is accepted given that all before it were. `sources[i]` names the drafter.
+    `beliefs[i]` is the distribution that a certain token is the mode of, where the drafter has
+    one: it plays no part in the verification, but tells what drawing from it would have given.
     """
 
     tokens: tuple[int, ...] = ()
     probs: tuple[Distribution, ...] | None = None
     acceptance: tuple[float, ...] = ()
     sources: tuple[str, ...] = ()
+    beliefs: tuple[Distribution, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sources) != len(self.tokens) or len(self.acceptance) != len(self.tokens):
             raise ValueError("a draft names a source and an acceptance for each of its tokens")
         if self.probs is not None and len(self.probs) != len(self.tokens):
             raise ValueError("a sampled draft has a distribution for each of its tokens")
+        if self.beliefs and len(self.beliefs) != len(self.tokens):
+            raise ValueError("a draft has a belief about each of its tokens or about none")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -99,41 +108,13 @@ class Verdict:
     """What the target makes of a draft: the first `num_accepted` tokens stand, then `token`.
 
     `kind` is "recovered" when `token` replaces a rejected one and "bonus" when it follows
-    a draft that was accepted whole (an empty draft included).
+    a draft that was accepted whole (an empty draft included). A "deferred" verdict has no token:
+    the next one is decided by a call of its own.
     """
 
     num_accepted: int
-    token: int
-    kind: Literal["recovered", "bonus"]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is chosen. The defaults are llama.cpp's.
-
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
-    `seed` None draws a fresh one.
-
-    Raises SettingError for a value out of range.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(0 <= self.temperature < float("inf"), "temperature", self.temperature, "be 0 or more")
-        _require(self.top_k >= 0, "top-k", self.top_k, "be 0 (off) or more")
-        _require(0 < self.top_p <= 1, "top-p", self.top_p, "lie in (0, 1]; 1 is off")
-        _require(0 <= self.min_p <= 1, "min-p", self.min_p, "lie in [0, 1]; 0 is off")
-        _require(self.seed is None or self.seed >= 0, "seed", self.seed, "be 0 or more, or absent")
-
-
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
-    if not holds:
-        raise SettingError(name, f"{value} cannot be used", f"It must {rule}.")
+    token: int | None
+    kind: Literal["recovered", "bonus", "deferred"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +122,8 @@ class Request:
     """One generation to be made.
 
     `max_tokens` None runs until an end token, a stop string or the end of the context.
-    `speculate` False decodes plainly: every drafter stays out of it.
+    `speculate` False decodes plainly: every drafter stays out of it. `logprobs` asks for the log
+    probability of every token and of so many of the likeliest beside it; None: for none.
     """
 
     prompt: tuple[int, ...]
@@ -150,6 +132,8 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     speculate: bool = True
+    verification: Verification = field(default_factory=Verification)
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -158,6 +142,22 @@ class Request:
             raise SettingError("max tokens", f"{self.max_tokens} asks for nothing", "Give 1 or more.")
         if any(not stop for stop in self.stop):
             raise SettingError("stop", "an empty stop string ends every text at once", "Leave it out.")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise SettingError("logprobs", f"{self.logprobs} is negative", "Give 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model itself held an emitted token to be: natural logarithms of the softmax
+    of its logits, before bias, penalties, temperature and filters, as in llama.cpp's server.
+
+    `top` are the likeliest tokens, best first. `forced` tokens were the only ones allowed.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +198,8 @@ class StepRecord:
     batch_tokens: int = 0
     """tokens of all sequences in the target call"""
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """one for each of `tokens`, where the request asked for them"""
 
     @property
     def total_s(self) -> float:
@@ -238,4 +240,13 @@ class Completion:
     """prompt tokens whose KV was kept from an earlier request"""
     seed: int
     """the seed that was in force"""
+    rule: str
+    """the verification rule that was in force, for people"""
+    lossy: bool
+    """whether the request allowed another text than plain decoding's"""
     records: tuple[StepRecord, ...]
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """One for each of `tokens`, where the request asked for them."""
+        return tuple(scored for record in self.records for scored in record.logprobs)

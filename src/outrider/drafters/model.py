@@ -14,9 +14,9 @@ from time import perf_counter
 import numpy as np
 
 from outrider.core.contracts import Extend, Model, Wish
-from outrider.core.data import Distribution, Draft, DraftWork, Logits, SamplingParams, Span
-from outrider.core.errors import RewindUnsupported
-from outrider.sampling import argmax, confidence, distribution, draw
+from outrider.core.data import Distribution, Draft, DraftWork, Logits, Row, Span
+from outrider.core.errors import RewindUnsupported, SettingError
+from outrider.sampling import argmax, confidence
 from outrider.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
@@ -51,6 +51,9 @@ class _Growing:
 
     wish: Wish
     tokens: list[int] = field(default_factory=list)
+    """in the target's ids"""
+    last: int = -1
+    """the last of them in the draft's"""
     probs: list[Distribution] = field(default_factory=list)
     acceptance: list[float] = field(default_factory=list)
 
@@ -58,17 +61,16 @@ class _Growing:
 class ModelDrafter:
     """The Drafter over a draft model, for all sequences in one batch.
 
-    `sampled` draws the drafted tokens from the draft's own distribution under the request's
-    sampling settings; otherwise they are its most likely tokens, offered as certain. The
-    estimated acceptance is the draft's untempered top probability.
+    Under the request's own bias, bans, penalties and filters it offers its likeliest tokens as
+    certain, or tokens drawn from its distribution, as the wish has it. The estimated acceptance
+    is its untempered top probability.
     """
 
     name = "draft"
 
-    def __init__(self, model: Model, alignment: Alignment, *, sampled: bool = False) -> None:
+    def __init__(self, model: Model, alignment: Alignment) -> None:
         self.model = model
         self._alignment = alignment
-        self._sampled = sampled
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
         self._contexts: dict[int, _Context] = {}
@@ -179,58 +181,57 @@ class ModelDrafter:
         context = self._contexts[draft.wish.sequence]
         stored = len(context.evaluated)
         if draft.tokens:
-            return Span(draft.wish.sequence, (draft.tokens[-1],), stored, 1)
+            return Span(draft.wish.sequence, (draft.last,), stored, 1)
         return Span(draft.wish.sequence, tuple(context.final[stored:]), stored, 1)
 
     def _append(self, draft: _Growing, logits: Logits, extend: Extend) -> bool:
-        """Add the next token, if there is one that the target has and `extend` wants."""
-        row = logits[-1]
-        best = argmax(row)
-        sure = confidence(row, best)
+        """Add the next token, if `extend` wants it; whether another may follow."""
+        wish = draft.wish
+        if wish.draw is None and self._wants_foreign(logits[-1]):
+            return False
+        row = self._as_target(logits[-1])
+        try:
+            adjusted = wish.sampler.adjust(row, draft.tokens)
+        except SettingError:
+            return False  # all that it has in common with the target is barred here
+        best = argmax(adjusted)
+        sure = confidence(adjusted, best)
         if not extend(len(draft.tokens), sure):
             return False
         token = best
-        if self._is_sampled(draft.wish.sampling):
-            offered = self._restrict(distribution(row, draft.wish.sampling))
-            if offered is None:
-                return False
-            token = draw(offered, draft.wish.rng)
-            draft.probs.append(offered)
-        elif not self._alignment.identical and self._alignment.to_target[token] < 0:
-            return False
+        if wish.draw is not None or wish.believe:
+            draft.probs.append(wish.sampler.distribution(row, draft.tokens))
+        if wish.draw is not None:
+            token = wish.draw(draft.probs[-1], len(draft.tokens))
         draft.tokens.append(token)
         draft.acceptance.append(sure)
-        return not self.model.vocabulary.ends_generation(token)  # nothing follows an end
+        draft.last = token if self._alignment.identical else int(self._alignment.to_draft[token])
+        return not self.model.vocabulary.ends_generation(draft.last)  # nothing follows an end
 
-    def _is_sampled(self, sampling: SamplingParams) -> bool:
-        return self._sampled and sampling.temperature > 0
+    def _wants_foreign(self, row: Row) -> bool:
+        """Whether the draft's likeliest token is one that the target lacks: its second best would be
+        offered with a confidence that it never had."""
+        return not self._alignment.identical and bool(self._alignment.to_target[argmax(row)] < 0)
 
-    def _restrict(self, offered: Distribution) -> Distribution | None:
-        """The distribution over the tokens that the target has; None when it has none of them.
+    def _as_target(self, row: Row) -> Row:
+        """The draft's logits over the target's vocabulary; -inf for tokens that it lacks.
 
-        Drawing from the restriction, instead of giving up on a token that the target lacks,
-        keeps what is offered distributed as it claims.
+        Restricting what can be drawn, instead of giving up on a draw that the target lacks, keeps
+        what is offered distributed as it claims.
         """
-        common = self._alignment.to_target[offered.tokens] >= 0
-        if common.all():
-            return offered
-        total = offered.probs[common].sum()
-        return Distribution(offered.tokens[common], offered.probs[common] / total) if total > 0 else None
+        if self._alignment.identical:
+            return row
+        common = np.flatnonzero(self._alignment.to_target >= 0)
+        mapped = np.full(len(self._alignment.to_draft), -np.inf, dtype=np.float32)
+        mapped[self._alignment.to_target[common]] = row[common]
+        return mapped
 
     def _finish(self, draft: _Growing) -> Draft:
-        """The draft in the target's token ids."""
-        tokens = self._alignment.to_target[draft.tokens].tolist() if draft.tokens else []
-        probs = tuple(self._to_target(offered) for offered in draft.probs)
+        probs = tuple(draft.probs)
         return Draft(
-            tokens=tuple(tokens),
-            probs=probs or None,
+            tokens=tuple(draft.tokens),
+            probs=probs if draft.wish.draw is not None and probs else None,
             acceptance=tuple(draft.acceptance),
-            sources=(self.name,) * len(tokens),
+            sources=(self.name,) * len(draft.tokens),
+            beliefs=probs if draft.wish.draw is None else (),
         )
-
-    def _to_target(self, offered: Distribution) -> Distribution:
-        if self._alignment.identical:
-            return offered
-        tokens = self._alignment.to_target[offered.tokens]
-        order = np.argsort(tokens)
-        return Distribution(tokens[order], offered.probs[order])

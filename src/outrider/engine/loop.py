@@ -10,9 +10,8 @@ committed tokens minus one, and drafters have been told exactly the committed to
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from collections.abc import Callable, Generator, Sequence
+from itertools import islice, takewhile
 from time import perf_counter
 from typing import cast
 
@@ -23,7 +22,6 @@ from outrider.core.data import (
     TARGET,
     Completion,
     Draft,
-    DraftWork,
     FinishReason,
     Logits,
     Piece,
@@ -34,76 +32,37 @@ from outrider.core.data import (
     Verdict,
 )
 from outrider.core.errors import InputError, PromptError, RewindUnsupported
+from outrider.engine.sequence import Judged, Plan, Shared, complete
+from outrider.engine.sequence import Sequence as Running
 from outrider.policy import FixedPolicy
-from outrider.sampling import LazyDistributions
+from outrider.sampling import LazyDistributions, RequestSampler, score_tokens, top_gap
 from outrider.text import TextStream
-from outrider.verify import verify
+from outrider.verify import Judge, Verifier
 
 PREFILL_CHUNK_TOKENS = 256
 """Prompt tokens per call: enough rows to run at full speed, few enough to stay interruptible."""
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """The state of one running request."""
-
-    request: Request
-    id: int
-    slot: int
-    tokens: list[int]
-    """committed: the prompt and everything emitted"""
-    reused_tokens: int
-    rng: np.random.Generator
-    seed: int
-    text: TextStream
-    started_s: float
-    updates: list[Update] = field(default_factory=list)
-    tail: str = ""
-    """text that a cancelled request still held back"""
-    finish_reason: FinishReason | None = None
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def num_remaining(self) -> int | None:
-        limit = self.request.max_tokens
-        return None if limit is None else limit - self.num_generated
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What one sequence puts into the step's target call."""
-
-    sequence: _Sequence
-    span: Span
-    draft: Draft | None
-    """None for a chunk of the prompt"""
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What all sequences of a step share: wall times in seconds, the drafters' work, the plans."""
-
-    start_s: float
-    propose_s: float = 0.0
-    verify_s: float = 0.0
-    work: DraftWork = field(default_factory=DraftWork)
-    plans: list[_Plan] = field(default_factory=list)
 
 
 class Engine:
     """Runs requests on a target model with any number of drafters.
 
     `drafters` are asked by `policy`; without a policy the drafts are of fixed length. A target
-    that cannot rewind decodes plainly, and `notices` says so.
+    that cannot rewind decodes plainly, and `notices` says so. `judge` makes each request's
+    verification rule of its settings and seed.
     """
 
-    def __init__(self, target: Model, drafters: Sequence[Drafter] = (), policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        target: Model,
+        drafters: Sequence[Drafter] = (),
+        policy: Policy | None = None,
+        *,
+        judge: Callable[[Request, int], Judge] = Verifier.of,
+    ) -> None:
         self.target = target
         self.drafters = tuple(drafters)
         self.policy: Policy = policy or FixedPolicy()
+        self._judge_of = judge
         self.notices: list[str] = []
         if self.drafters and target.rewind == "none":
             self.drafters = ()
@@ -111,7 +70,7 @@ class Engine:
                 f"{target.name} cannot forget tokens (recurrent or hybrid state), so a rejected draft "
                 "could not be undone: decoding plainly"
             )
-        self._running: list[_Sequence] = []
+        self._running: list[Running] = []
         self._kept: dict[int, list[int]] = {}
         self._num_submitted = 0
         self._num_steps = 0
@@ -137,14 +96,15 @@ class Engine:
         seed = request.sampling.seed
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
-        sequence = _Sequence(
+        sequence = Running(
             request=request,
             id=self._num_submitted,
             slot=slot,
             tokens=list(request.prompt),
             reused_tokens=reused,
-            rng=np.random.default_rng(seed),
             seed=seed,
+            sampler=RequestSampler(request.sampling, self.target.vocabulary, request.prompt),
+            judge=self._judge_of(request, seed),
             text=TextStream(self.target.vocabulary, request.stop),
             started_s=perf_counter(),
         )
@@ -198,13 +158,13 @@ class Engine:
             for drafter in self._drafters_of(sequence):
                 drafter.begin(sequence.slot, sequence.tokens)
 
-    def _release(self, sequence: _Sequence) -> None:
+    def _release(self, sequence: Running) -> None:
         self._running.remove(sequence)
         self._kept[sequence.slot] = sequence.tokens[: self.target.length(sequence.slot)]
         for drafter in self._drafters_of(sequence):
             drafter.end(sequence.slot)
 
-    def _drafters_of(self, sequence: _Sequence) -> tuple[Drafter, ...]:
+    def _drafters_of(self, sequence: Running) -> tuple[Drafter, ...]:
         return self.drafters if sequence.request.speculate else ()
 
     # Generating
@@ -234,7 +194,7 @@ class Engine:
                 yield from unread
         finally:
             self.cancel(request_id)
-        return _complete(sequence)
+        return complete(sequence)
 
     # One step
 
@@ -245,7 +205,7 @@ class Engine:
         """
         if not self._running:
             return []
-        shared = _Shared(perf_counter())
+        shared = Shared(perf_counter())
         try:
             plans = shared.plans = self._plan(shared)
             before = perf_counter()
@@ -253,8 +213,8 @@ class Engine:
             shared.verify_s = perf_counter() - before
             self._num_steps += 1
             # All verdicts before the first commit: bad logits leave every request as it was.
-            verdicts = [self._judge(plan, row) for plan, row in zip(plans, rows, strict=True)]
-            return [self._settle(p, *verdict, shared) for p, verdict in zip(plans, verdicts, strict=True)]
+            judged = [self._judge(plan, row, shared) for plan, row in zip(plans, rows, strict=True)]
+            return [self._settle(p, j, shared) for p, j in zip(plans, judged, strict=True)]
         except BaseException:
             self._restore()
             raise
@@ -264,12 +224,15 @@ class Engine:
         for sequence in self._running:
             self._rewind(sequence.slot, len(sequence.tokens) - 1)
 
-    def _plan(self, shared: _Shared) -> list[_Plan]:
+    def _plan(self, shared: Shared) -> list[Plan]:
         """Decoding sequences first, each with its draft; prompts share what room is left."""
         decoding = [s for s in self._running if self.target.length(s.slot) == len(s.tokens) - 1]
+        alone = next((s for s in decoding if s.alone), None)
+        if alone:
+            return [Plan(alone, Span(alone.slot, (alone.tokens[-1],), len(alone.tokens) - 1, 1), Draft())]
         drafts = self._propose(decoding, shared)
         plans = [
-            _Plan(s, Span(s.slot, (s.tokens[-1], *draft.tokens), len(s.tokens) - 1, 1 + len(draft)), draft)
+            Plan(s, Span(s.slot, (s.tokens[-1], *draft.tokens), len(s.tokens) - 1, 1 + len(draft)), draft)
             for s, draft in zip(decoding, drafts, strict=True)
         ]
         room = self.target.max_batch_tokens - sum(len(plan.span.tokens) for plan in plans)
@@ -278,11 +241,11 @@ class Engine:
             stored = self.target.length(sequence.slot)
             chunk = sequence.tokens[stored:-1][: max(room, 0)]
             if chunk:
-                plans.append(_Plan(sequence, Span(sequence.slot, tuple(chunk), stored, 0), None))
+                plans.append(Plan(sequence, Span(sequence.slot, tuple(chunk), stored, 0), None))
                 room -= len(chunk)
         return plans
 
-    def _propose(self, decoding: Sequence[_Sequence], shared: _Shared) -> list[Draft]:
+    def _propose(self, decoding: Sequence[Running], shared: Shared) -> list[Draft]:
         """One draft for each sequence, no longer than its context, its `max_tokens` and the
         batch leave room for: the target adds a token of its own to every draft."""
         before = perf_counter()
@@ -294,7 +257,10 @@ class Engine:
             if sequence.num_remaining is not None:
                 room = min(room, sequence.num_remaining - 1)
             if room > 0 and self._drafters_of(sequence):
-                wishes[sequence.slot] = Wish(sequence.slot, room, sequence.request.sampling, sequence.rng)
+                drawing = sequence.judge.drawing(sequence.num_generated)
+                wishes[sequence.slot] = Wish(
+                    sequence.slot, room, sequence.sampler, drawing, believe=sequence.judge.compares
+                )
         drafts: dict[int, Draft] = {}
         if wishes:
             offers, shared.work = self.policy.propose(self.drafters, list(wishes.values()))
@@ -304,36 +270,47 @@ class Engine:
 
     # What a step leaves behind
 
-    def _judge(self, plan: _Plan, logits: Logits) -> tuple[Verdict | None, float]:
-        """The verdict on a draft (None for a chunk of the prompt), and the seconds it took."""
+    def _judge(self, plan: Plan, logits: Logits, shared: Shared) -> Judged:
+        """The verdict on a draft; none for a chunk of the prompt."""
         if plan.draft is None:
-            return None, 0.0
+            return Judged()
         before = perf_counter()
-        target = LazyDistributions(logits, plan.sequence.request.sampling)
-        return verify(target, plan.draft, plan.sequence.rng), perf_counter() - before
+        sequence, request = plan.sequence, plan.sequence.request
+        rows = LazyDistributions(logits, sequence.sampler, plan.draft.tokens)
+        verdict = sequence.judge.judge(rows, plan.draft, sequence.num_generated)
+        margin = request.verification.strict_margin
+        if margin and shared.batch_tokens > 1 and request.sampling.is_greedy:
+            verdict = _cut_where_close(verdict, rows, margin)
+        emitted = plan.draft.tokens[: verdict.num_accepted]
+        emitted += () if verdict.token is None else (verdict.token,)
+        logprobs = () if request.logprobs is None else score_tokens(logits, rows, emitted, request.logprobs)
+        return Judged(verdict, perf_counter() - before, logprobs)
 
-    def _settle(self, plan: _Plan, verdict: Verdict | None, sampling_s: float, shared: _Shared) -> Update:
+    def _settle(self, plan: Plan, judged: Judged, shared: Shared) -> Update:
         """Commit, rewind and record one sequence's share of the step."""
         sequence, draft = plan.sequence, plan.draft
         position, pieces = len(sequence.tokens), []
-        if draft is not None and verdict is not None:
-            pieces = self._commit(sequence, draft, verdict)
+        if draft is not None and judged.verdict is not None:
+            pieces = self._commit(sequence, draft, judged.verdict)
+            sequence.alone = judged.verdict.kind == "deferred"
             self._rewind(sequence.slot, len(sequence.tokens) - 1)
+            sequence.sampler.accept(sequence.tokens[position:])
             for drafter in self._drafters_of(sequence):
                 drafter.observe(sequence.slot, sequence.tokens[position:])
             if sequence.finish_reason is not None:
                 self._release(sequence)
-        record = self._record(plan, position, verdict, sampling_s, shared)
+        record = self._record(plan, position, judged, shared)
         sequence.updates.append(Update(record, tuple(pieces)))
         return sequence.updates[-1]
 
-    def _commit(self, sequence: _Sequence, draft: Draft, verdict: Verdict) -> list[Piece]:
+    def _commit(self, sequence: Running, draft: Draft, verdict: Verdict) -> list[Piece]:
         """Append the tokens that stand, up to where the text ends; returns what may be shown."""
-        sources = (*draft.sources[: verdict.num_accepted], TARGET)
+        offered = zip(draft.tokens, draft.sources, strict=True)
+        standing = list(islice(offered, verdict.num_accepted))
+        if verdict.token is not None:
+            standing.append((verdict.token, TARGET))
         pieces = []
-        for token, source in zip(
-            (*draft.tokens[: verdict.num_accepted], verdict.token), sources, strict=True
-        ):
+        for token, source in standing:
             sequence.tokens.append(token)
             pieces.append(Piece(sequence.text.push(token), source))
             sequence.finish_reason = self._finish_reason(sequence, token)
@@ -344,7 +321,7 @@ class Engine:
                 break
         return [piece for piece in pieces if piece.text]
 
-    def _finish_reason(self, sequence: _Sequence, token: int) -> FinishReason | None:
+    def _finish_reason(self, sequence: Running, token: int) -> FinishReason | None:
         if sequence.text.stopped is not None:
             return "stop"
         if not sequence.request.ignore_end and self.target.vocabulary.ends_generation(token):
@@ -355,13 +332,11 @@ class Engine:
             return "context"
         return None
 
-    def _record(
-        self, plan: _Plan, position: int, verdict: Verdict | None, sampling_s: float, shared: _Shared
-    ) -> StepRecord:
-        sequence = plan.sequence
+    def _record(self, plan: Plan, position: int, judged: Judged, shared: Shared) -> StepRecord:
+        sequence, verdict = plan.sequence, judged.verdict
         tokens = tuple(sequence.tokens[position:])
         now = perf_counter()
-        known_s = shared.propose_s + shared.verify_s + sampling_s
+        known_s = shared.propose_s + shared.verify_s + judged.sampling_s
         return StepRecord(
             request=sequence.id,
             step=self._num_steps,
@@ -374,12 +349,13 @@ class Engine:
             work=shared.work,
             draft_s=shared.propose_s - shared.work.prefill_s,
             verify_s=shared.verify_s,
-            sampling_s=sampling_s,
+            sampling_s=judged.sampling_s,
             other_s=now - shared.start_s - known_s,
             end_s=now - sequence.started_s,
             num_sequences=len(shared.plans),
-            batch_tokens=sum(len(p.span.tokens) for p in shared.plans),
+            batch_tokens=shared.batch_tokens,
             finish_reason=sequence.finish_reason,
+            logprobs=judged.logprobs[: len(tokens)],
         )
 
 
@@ -387,14 +363,8 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def _complete(sequence: _Sequence) -> Completion:
-    prompt_tokens = len(sequence.request.prompt)
-    return Completion(
-        text="".join(update.text for update in sequence.updates) + sequence.tail,
-        tokens=tuple(sequence.tokens[prompt_tokens:]),
-        finish_reason=cast(FinishReason, sequence.finish_reason),
-        prompt_tokens=prompt_tokens,
-        reused_tokens=sequence.reused_tokens,
-        seed=sequence.seed,
-        records=tuple(update.record for update in sequence.updates),
-    )
+def _cut_where_close(verdict: Verdict, rows: LazyDistributions, margin: float) -> Verdict:
+    """The verdict up to the first token whose two best logits lie closer than `margin`."""
+    close = (i for i in range(verdict.num_accepted + 1) if top_gap(rows.row(i)) < margin)
+    first = next(close, None)
+    return verdict if first is None else Verdict(first, None, "deferred")

@@ -1,0 +1,199 @@
+"""The certificate: what was found, on what, in a form that outlives the terminal.
+
+The JSON's schema is `outrider.verify/1`. It is self-contained: models by their hashes, versions,
+machine, settings in force, every near-tie with its margins and every test with its p-value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.certify.plan import Findings, Plan
+from outrider.certify.sampled import LENGTH, POWER_SHIFT
+from outrider.certify.texts import Compared, Counts
+from outrider.core.errors import SettingError
+
+__all__ = ["SCHEMA", "Certificate", "as_json", "check_place", "reasons", "totals", "write_certificate"]
+
+SCHEMA = "outrider.verify/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Findings, and everything that they depend on.
+
+    `models`, `versions`, `machine` and `settings` are plain data; `started` is a UTC time in
+    ISO 8601, `duration_s` what the tests took.
+    """
+
+    plan: Plan
+    findings: Findings
+    prompts: tuple[str, ...]
+    models: dict[str, Any]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    started: str
+    duration_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether every test holds."""
+        return self.findings.holds
+
+
+def totals(findings: Findings) -> Counts:
+    """What all runs on the real models took, those behind the samples left out."""
+    texts = [part.counts for part in (*findings.greedy, *findings.stable)]
+    return sum((*texts, *(run.counts for run in findings.repeated)), Counts())
+
+
+def reasons(findings: Findings) -> list[str]:
+    """Why a certificate does not hold, one line for each kind of test; nothing where it does."""
+    lines = []
+    for name, parts in (("greedy", findings.greedy), ("seed-stable", findings.stable)):
+        failed = [part for part in parts if not part.holds]
+        if failed:
+            worst = failed[0].differences[-1]
+            lines.append(
+                f"{name}: {len(failed)} of {len(parts)} texts differ, not by rounding; first in prompt "
+                f"{failed[0].prompt + 1} at token {worst.position + 1}: {worst.speculative_text!r} "
+                f"instead of {worst.plain_text!r}"
+            )
+    unsteady = [run for run in findings.repeated if run.position is not None]
+    if unsteady:
+        lines.append(f"same seed twice: {len(unsteady)} of {len(findings.repeated)} texts differ")
+    failing = [test for test, bad in zip(findings.sampled, findings.rejected, strict=True) if bad]
+    if failing:
+        worst_test = min(failing, key=lambda test: (test.p_value, -test.impossible))
+        lines.append(
+            f"sampled: {len(failing)} of {len(findings.sampled)} tests find another distribution; for "
+            f"instance {worst_test.setting} (p = {worst_test.p_value:.1e}"
+            + (f", {worst_test.impossible} impossible texts)" if worst_test.impossible else ")")
+        )
+    return lines
+
+
+def as_json(certificate: Certificate) -> dict[str, Any]:
+    """The certificate as plain data."""
+    findings, plan = certificate.findings, certificate.plan
+    return {
+        "schema": SCHEMA,
+        "verdict": "holds" if findings.holds else "does not hold",
+        "reasons": reasons(findings),
+        "speculated": findings.speculates,
+        "lossy": plan.verification.is_lossy,
+        "lenience": plan.lenience,
+        "fault": plan.fault,
+        "seed": plan.seed,
+        "started": certificate.started,
+        "duration_s": round(certificate.duration_s, 3),
+        "models": certificate.models,
+        "versions": certificate.versions,
+        "machine": certificate.machine,
+        "settings": certificate.settings,
+        "plan": asdict(plan),
+        "counts": _counts(certificate),
+        "greedy": _compared(findings.greedy),
+        "determinism": {
+            "same_seed_twice": [asdict(run) for run in findings.repeated],
+            "with_and_without_drafters": _compared(findings.stable),
+        },
+        "sampled": _sampled(certificate),
+        "prompts": list(certificate.prompts),
+    }
+
+
+def _counts(certificate: Certificate) -> dict[str, int]:
+    findings = certificate.findings
+    return {
+        "prompts": len(certificate.prompts),
+        **asdict(totals(findings)),
+        "near_ties": sum(
+            difference.near_tie
+            for part in (*findings.greedy, *findings.stable)
+            for difference in part.differences
+        ),
+        "tests": len(findings.sampled),
+        "samples": sum(test.samples for test in findings.sampled),
+        "sampled_model_calls": findings.sampled_calls,
+    }
+
+
+def _compared(parts: tuple[Compared, ...]) -> dict[str, Any]:
+    flat = [
+        {"prompt": part.prompt, "temperature": part.temperature, **asdict(difference)}
+        for part in parts
+        for difference in part.differences
+    ]
+    return {
+        "holds": all(part.holds for part in parts),
+        "texts": len(parts),
+        "compared_tokens": sum(part.tokens for part in parts),
+        "near_ties": [entry for entry in flat if entry["near_tie"]],
+        "differences": [entry for entry in flat if not entry["near_tie"]],
+    }
+
+
+def _sampled(certificate: Certificate) -> dict[str, Any]:
+    findings, plan = certificate.findings, certificate.plan
+    draft = None
+    if findings.speculates:
+        draft = "the target's own logits, disturbed" if findings.stand_in else "the draft model"
+    return {
+        "holds": not any(findings.rejected),
+        "method": (
+            f"chi-square of the first {LENGTH} tokens against their exact distribution, null distribution "
+            "simulated, rare cells pooled"
+        ),
+        "draft_model": draft,
+        "significance": plan.significance,
+        "correction": "Holm",
+        "power_shift": POWER_SHIFT,
+        "tests": [
+            asdict(test) | {"rejected": rejected}
+            for test, rejected in zip(findings.sampled, findings.rejected, strict=True)
+        ],
+    }
+
+
+def check_place(path: Path) -> None:
+    """Raise SettingError where a certificate could not be written in the end."""
+    if path.is_dir():
+        raise SettingError(str(path), "it is a folder", "Name a file for the certificate (--output).")
+    folder = path.resolve().parent
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe
+    if not folder.is_dir():
+        raise SettingError(str(path), "its folder does not exist", "Create it, or name another file.")
+    if not os.access(folder, os.W_OK):
+        raise SettingError(str(path), "its folder cannot be written to", "Name another file (--output).")
+
+
+def write_certificate(path: Path, certificate: Certificate) -> None:
+    """Write the JSON to `path`, all of it or nothing: what was there stays until then.
+
+    Raises SettingError when it cannot be written.
+    """
+    text = json.dumps(as_json(certificate), indent=1, allow_nan=False) + "\n"
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must stay what it is
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        reason = f"the certificate could not be written ({(error.strerror or str(error)).lower()})"
+        raise SettingError(str(path), reason, "Free some space, or name another file.") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,94 @@
+"""All tests of a certificate, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.certify.faults import judge_with
+from outrider.certify.plan import Findings, Plan, Progress, Subject
+from outrider.certify.remembered import sampled_tests
+from outrider.certify.sampled import LENGTH, SampledTest
+from outrider.certify.statistics import holm
+from outrider.certify.texts import Compared, Repeated, compare_greedy, compare_stable, repeat
+from outrider.core.contracts import Model
+from outrider.core.data import Request
+from outrider.core.errors import PromptError
+from outrider.core.params import Rule, SamplingParams, Verification
+from outrider.engine import Engine
+
+__all__ = ["certify"]
+
+_TEMPERATURES = (0.7, 1.0)
+
+
+def certify(
+    subject: Subject,
+    prompts: Sequence[tuple[int, ...]],
+    plan: Plan,
+    progress: Progress = lambda _stage, _done, _total: None,
+) -> Findings:
+    """Run every test on these prompts (tokens of the target).
+
+    The models' sequence 0 is used and forgotten. Where nothing is drafted the sampled tests are left
+    out. Raises PromptError without prompts, or for one that leaves no room in the context.
+    """
+    _check(subject.target, prompts, plan)
+    engine = Engine(subject.target, subject.drafters, subject.policy, judge=judge_with(plan.fault))
+    greedy = []
+    for i, prompt in enumerate(prompts):
+        progress("greedy", i, len(prompts))
+        request = Request(
+            prompt, SamplingParams(temperature=0), plan.num_tokens, verification=plan.verification
+        )
+        greedy.append(compare_greedy(engine, request, i))
+    stable, repeated = _check_seeds(engine, prompts, plan, progress)
+    engine.reset()
+    tests: list[SampledTest] = []
+    calls = 0
+    if subject.speculates:
+        tests, calls = sampled_tests(subject, prompts, plan, progress)
+    return Findings(
+        speculates=subject.speculates,
+        stand_in=subject.speculates and subject.draft is None,
+        greedy=tuple(greedy),
+        stable=tuple(stable),
+        repeated=tuple(repeated),
+        sampled=tuple(tests),
+        rejected=tuple(holm([test.p_value for test in tests], plan.significance)),
+        sampled_calls=calls,
+    )
+
+
+def _check(target: Model, prompts: Sequence[tuple[int, ...]], plan: Plan) -> None:
+    if not prompts:
+        raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
+    room = max(plan.num_tokens, plan.num_seeded, LENGTH)
+    for i, prompt in enumerate(prompts, 1):
+        if len(prompt) + room >= target.context_length:
+            raise PromptError(
+                f"prompt {i}",
+                f"its {len(prompt)} tokens and {room} more do not fit a context of {target.context_length}",
+                "Give a larger context (-c), fewer tokens (-n) or a shorter prompt.",
+            )
+
+
+def _check_seeds(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], plan: Plan, progress: Progress
+) -> tuple[list[Compared], list[Repeated]]:
+    """The same seed twice, and with and without the drafters where the rule promises that."""
+    rules: tuple[Rule, ...] = ("auto", "stable") if plan.rule == "auto" else (plan.rule,)
+    if plan.lenience < 1:
+        rules = (plan.rule,)
+    chosen = list(enumerate(prompts))[: plan.num_repeated]
+    stable, repeated = [], []
+    for done, (i, prompt) in enumerate(chosen):
+        progress("seeds", done, len(chosen))
+        for temperature in _TEMPERATURES:
+            sampling = SamplingParams(temperature=temperature, seed=plan.seed + i)
+            for rule in rules:
+                verification = Verification(rule, lenience=plan.lenience)
+                request = Request(prompt, sampling, plan.num_seeded, verification=verification)
+                repeated.append(repeat(engine, request, i))
+                if rule == "stable":
+                    stable.append(compare_stable(engine, request, i))
+    return stable, repeated

@@ -1,0 +1,107 @@
+"""What is tested, how much of it, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider.certify.faults import Fault
+from outrider.certify.sampled import SampledTest
+from outrider.certify.texts import Compared, Repeated
+from outrider.core.contracts import Drafter, Model, Policy
+from outrider.core.errors import SettingError
+from outrider.core.params import Rule, Verification
+from outrider.policy import FixedPolicy
+from outrider.vocab import Alignment
+
+__all__ = ["Findings", "Plan", "Progress", "Subject"]
+
+Progress = Callable[[str, int, int], None]
+"""Told the stage, how much of it is done and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is put to the test: a target with its drafters, and the policy that asks them.
+
+    `draft` is the model behind a model drafter, `alignment` how its tokens map to the target's.
+    """
+
+    target: Model
+    drafters: tuple[Drafter, ...] = ()
+    policy: Policy = field(default_factory=FixedPolicy)
+    draft: Model | None = None
+    alignment: Alignment | None = None
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything is ever drafted for this target."""
+        off = isinstance(self.policy, FixedPolicy) and self.policy.draft_max == 0
+        return bool(self.drafters) and self.target.rewind != "none" and not off
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is tested, and how.
+
+    `num_tokens` per prompt and greedy run; `num_seeded` per run with a seed, on `num_repeated` prompts;
+    `samples` for each setting on each of `num_sampled` prompts. `significance` is the chance that sound
+    sampling fails at all. A `rule` that is not auto is tested alone.
+
+    Raises SettingError for a value out of range.
+    """
+
+    num_tokens: int = 128
+    num_seeded: int = 64
+    num_repeated: int = 3
+    num_sampled: int = 3
+    samples: int = 6_000
+    significance: float = 0.001
+    seed: int = 0
+    rule: Rule = "auto"
+    lenience: float = 1.0
+    fault: Fault | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("tokens", self.num_tokens),
+            ("seeded tokens", self.num_seeded),
+            ("samples", self.samples),
+        ):
+            if value < 1:
+                raise SettingError(name, f"{value} is too few", "Give 1 or more.")
+        if not 0 < self.significance < 1:
+            raise SettingError("significance", f"{self.significance} is no chance", "Give one in (0, 1).")
+        if self.seed < 0:
+            raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
+        _ = self.verification
+
+    @property
+    def verification(self) -> Verification:
+        """The rule in force, as a request has it."""
+        return Verification(self.rule, lenience=self.lenience)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the tests found. `rejected[i]` says whether sampled test i fails, after correction."""
+
+    speculates: bool
+    stand_in: bool
+    """whether the draft model of the sampled tests was the target's own, disturbed"""
+    greedy: tuple[Compared, ...]
+    stable: tuple[Compared, ...]
+    repeated: tuple[Repeated, ...]
+    sampled: tuple[SampledTest, ...]
+    rejected: tuple[bool, ...]
+    sampled_calls: int
+    """calls of the real models behind all samples"""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every test holds."""
+        return (
+            all(compared.holds for compared in (*self.greedy, *self.stable))
+            and all(run.position is None for run in self.repeated)
+            and not any(self.rejected)
+        )

@@ -1,0 +1,73 @@
+"""What a certificate was made with: the files, the versions, the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.backends.llama_cpp import build_id
+from outrider.core.errors import ModelFileError
+from outrider.models.shards import local_shards
+
+__all__ = ["machine", "model_files", "versions"]
+
+_BLOCK_BYTES = 1 << 22
+
+
+def model_files(path: Path, on_bytes: Callable[[int], None] = lambda _count: None) -> list[dict[str, Any]]:
+    """Name, size and SHA-256 of each of a model's files; `on_bytes` is told how much was read.
+
+    Raises ModelFileError when a file is gone or cannot be read.
+    """
+    return [
+        {"name": file.name, "bytes": file.stat().st_size, "sha256": _sha256(file, on_bytes)}
+        for file in local_shards(path)
+    ]
+
+
+def _sha256(path: Path, on_bytes: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+                on_bytes(len(block))
+    except OSError as error:
+        reason = (error.strerror or "it cannot be read").lower()
+        raise ModelFileError(str(path), reason, "Check the file, and start again.") from error
+    return digest.hexdigest()
+
+
+def versions(outrider: str) -> dict[str, str]:
+    """Versions of everything that computes."""
+    return {
+        "outrider": outrider,
+        "llama_cpp": build_id(),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, logical cores and operating system."""
+    return {
+        "cpu": _cpu(),
+        "logical_cores": os.cpu_count() or 0,
+        "os": platform.platform(terse=True),
+        "architecture": platform.machine(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -1,0 +1,184 @@
+"""Speculation and plain decoding, token by token: greedy, and under a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from outrider.certify.audit import Choice, Decide, Difference, Run, audit, best_of, first_difference
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Completion, Request, Row
+from outrider.engine import Engine
+from outrider.sampling import RequestSampler
+from outrider.verify import scores
+
+__all__ = ["Compared", "Counts", "Repeated", "compare_greedy", "compare_stable", "repeat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What runs on the real models took: tokens generated, target calls (prefill included), tokens
+    drafted and accepted."""
+
+    tokens: int = 0
+    target_calls: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.tokens + other.tokens,
+            self.target_calls + other.target_calls,
+            self.drafted_tokens + other.drafted_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+        )
+
+
+def _count(completion: Completion) -> Counts:
+    records = completion.records
+    return Counts(
+        len(completion.tokens),
+        len(records),
+        sum(len(record.draft) for record in records),
+        sum(record.num_accepted for record in records),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One prompt's outcome: how many tokens of the speculative text were compared, and every
+    difference that was found."""
+
+    prompt: int
+    temperature: float
+    tokens: int
+    differences: tuple[Difference, ...]
+    counts: Counts
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing differs but near-ties."""
+        return all(difference.near_tie for difference in self.differences)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Two runs with the same seed: `position` is the first token that differs, None where none does."""
+
+    prompt: int
+    temperature: float
+    rule: str
+    position: int | None
+    counts: Counts
+
+
+def compare_greedy(engine: Engine, request: Request, prompt: int = 0) -> Compared:
+    """Compare the greedy text of `request` with plain decoding's.
+
+    Behind a near-tie plain decoding goes on from the speculative text, the flipped token included, so
+    that every token is compared. A difference that is none ends the comparison.
+    """
+    speculative = _run(engine, replace(request, speculate=True))
+    plain = _run(engine, replace(request, speculate=False))
+    differences: list[Difference] = []
+    counts = _count(speculative.completion) + _count(plain.completion)
+    num_tokens = len(speculative.completion.tokens)
+    while (found := _differ(engine, speculative, plain, _likeliest)) is not None:
+        differences.append(found)
+        num_compared = found.position + 1
+        if not found.near_tie or num_compared >= num_tokens:
+            num_tokens = min(num_tokens, num_compared)
+            break
+        plain = _run(engine, _resumed(request, speculative.completion.tokens[:num_compared]))
+        counts += _count(plain.completion)
+    engine.reset()
+    return Compared(prompt, 0.0, num_tokens, tuple(differences), counts)
+
+
+def compare_stable(engine: Engine, request: Request, prompt: int = 0) -> Compared:
+    """Compare the text that the seed-stable rule gives with speculation and without.
+
+    The first difference is audited, with log probability plus noise in place of logits, and ends
+    the comparison: the noise belongs to a place in the request, which cannot be entered midway.
+    """
+    speculative = _run(engine, replace(request, speculate=True))
+    plain = _run(engine, replace(request, speculate=False))
+    found = _differ(engine, speculative, plain, _noisy(request, engine.target.vocabulary))
+    engine.reset()
+    tokens = len(speculative.completion.tokens) if found is None else found.position + 1
+    counts = _count(speculative.completion) + _count(plain.completion)
+    differences = () if found is None else (found,)
+    return Compared(prompt, request.sampling.temperature, tokens, differences, counts)
+
+
+def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
+    """Run a request twice from a cold start; its seed must be given."""
+    first, second = (_run(engine, request).completion for _ in range(2))
+    engine.reset()
+    position = first_difference(first.tokens, second.tokens)
+    counts = _count(first) + _count(second)
+    return Repeated(prompt, request.sampling.temperature, request.verification.rule, position, counts)
+
+
+def _run(engine: Engine, request: Request) -> Run:
+    engine.reset()
+    return Run(request.prompt, engine.generate(request))
+
+
+def _resumed(request: Request, tokens: Sequence[int]) -> Request:
+    limit = None if request.max_tokens is None else request.max_tokens - len(tokens)
+    return replace(request, prompt=(*request.prompt, *tokens), max_tokens=limit, speculate=False)
+
+
+def _differ(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Difference | None:
+    """The first difference behind the plain run's prompt, audited."""
+    num_prompt, start = len(speculative.prompt), len(plain.prompt)
+    ours, theirs = speculative.text[start:], plain.text[start:]
+    at = first_difference(ours, theirs)
+    if at is None:
+        return None
+    position = start + at - num_prompt
+    our_token = ours[at] if at < len(ours) else None
+    their_token = theirs[at] if at < len(theirs) else None
+    vocabulary = engine.target.vocabulary
+    difference = Difference(
+        position,
+        our_token,
+        their_token,
+        _shown(vocabulary, our_token),
+        _shown(vocabulary, their_token),
+        near_tie=False,
+    )
+    if our_token is None or their_token is None:  # no rounding ends a text early
+        return difference
+    spoken, said = audit(engine.target, speculative, plain, start + at, decide)
+    return replace(
+        difference,
+        near_tie=spoken.token == our_token and said.token == their_token,
+        speculative_margin=spoken.margin,
+        plain_margin=said.margin,
+    )
+
+
+def _likeliest(row: Row, _generated: Sequence[int]) -> Choice:
+    return best_of(row)
+
+
+def _noisy(request: Request, vocabulary: Vocabulary) -> Decide:
+    """What the seed-stable rule picks: the greatest log probability plus noise."""
+    sampler = RequestSampler(request.sampling, vocabulary, request.prompt)
+    seed = request.sampling.seed or 0
+
+    def decide(row: Row, generated: Sequence[int]) -> Choice:
+        distribution = sampler.distribution(row, generated)
+        return best_of(scores(distribution, seed, len(generated)), distribution.tokens)
+
+    return decide
+
+
+def _shown(vocabulary: Vocabulary, token: int | None) -> str:
+    """A token's text for people; control tokens by their spelling."""
+    if token is None:
+        return "(end of the text)"
+    piece = vocabulary.piece(token) or vocabulary.spelling(token)
+    return piece.decode(errors="replace")

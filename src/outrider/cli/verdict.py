@@ -1,0 +1,136 @@
+"""A certificate as people read it, on one screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.certify import Certificate, reasons, totals
+from outrider.certify.audit import Difference
+from outrider.certify.plan import Findings
+from outrider.certify.texts import Compared
+from outrider.cli.output import readable
+
+_SHOWN_TIES = 4
+
+
+def print_verdict(certificate: Certificate, place: Path | None) -> None:
+    """The verdict on standard output, then what it rests on."""
+    console = Console(highlight=False, emoji=False, markup=False)
+    console.print(_headline(certificate))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True, min_width=11)
+    table.add_column()
+    for name, line in _rows(certificate):
+        table.add_row(name, Text(readable(line)))
+    if place is not None:
+        table.add_row("certificate", Text(readable(str(place)), overflow="fold"))
+    console.print(table)
+
+
+def _headline(certificate: Certificate) -> Text:
+    plan, findings = certificate.plan, certificate.findings
+    if not certificate.holds:
+        headline = Text("DOES NOT HOLD", style="bold red").append(
+            ": speculation changes the output", "not bold"
+        )
+    elif not findings.speculates:
+        headline = Text("HOLDS, BUT NOTHING WAS SPECULATED", style="bold yellow").append(
+            ": this target decoded plainly", "not bold"
+        )
+    else:
+        headline = Text("HOLDS", style="bold green").append(
+            ": speculation did not change the output", "not bold"
+        )
+    if plan.fault:
+        headline.append(f" (fault injected: {plan.fault})", "not bold")
+    if plan.verification.is_lossy:
+        headline.append(f" (lossy: lenience {plan.lenience:g})", "not bold")
+    return headline
+
+
+def _rows(certificate: Certificate) -> list[tuple[str, str]]:
+    findings = certificate.findings
+    rows = [("because", reason) for reason in reasons(findings)]
+    names = [f"{role} {model['name']}" for role, model in certificate.models.items()]
+    if findings.stand_in:
+        names.append("no draft model: for the samples the target's own logits, disturbed, stand in for one")
+    rows.append(("models", ", ".join(names)))
+    rows.append(("greedy", _texts_line(findings.greedy)))
+    rows += [("", line) for line in _tie_lines(findings.greedy)]
+    rows.append(("same seed", _seeds_line(findings)))
+    if findings.stable:
+        rows.append(("seed-stable", f"with and without drafts: {_texts_line(findings.stable)}"))
+    rows.append(("sampled", _sampled_line(certificate)))
+    counts = totals(findings)
+    rows.append(
+        (
+            "took",
+            f"{certificate.duration_s:.0f} s, {counts.target_calls} target calls for {counts.tokens} tokens; "
+            f"{counts.drafted_tokens} tokens drafted, {counts.accepted_tokens} accepted",
+        )
+    )
+    return rows
+
+
+def _texts_line(parts: tuple[Compared, ...]) -> str:
+    tokens = sum(part.tokens for part in parts)
+    differences = [difference for part in parts for difference in part.differences]
+    ties = [difference for difference in differences if difference.near_tie]
+    failed = len(differences) - len(ties)
+    line = f"{len(parts)} texts, {tokens} tokens: "
+    if not differences:
+        return line + "the same, token for token"
+    if failed:
+        line += f"{failed} differ beyond rounding" + (", " if ties else "")
+    if ties:
+        line += "" if failed else "the same but for "
+        noun = "near-tie" if len(ties) == 1 else "near-ties"
+        line += f"{len(ties)} {noun} that rounding flips (widest {_widest(ties):.3f})"
+    return line
+
+
+def _widest(ties: list[Difference]) -> float:
+    return max(max(tie.speculative_margin or 0.0, tie.plain_margin or 0.0) for tie in ties)
+
+
+def _tie_lines(parts: tuple[Compared, ...]) -> list[str]:
+    ties = [(part.prompt, tie) for part in parts for tie in part.differences if tie.near_tie]
+    ties.sort(key=lambda entry: -_widest([entry[1]]))
+    lines = [
+        f"prompt {prompt + 1}, token {tie.position + 1}: {tie.speculative_text!r} for {tie.plain_text!r}, "
+        f"ahead by {tie.speculative_margin:.4f} with drafts, {tie.plain_margin:.4f} the other way without"
+        for prompt, tie in ties[:_SHOWN_TIES]
+    ]
+    if len(ties) > _SHOWN_TIES:
+        lines.append(f"and {len(ties) - _SHOWN_TIES} more, in the certificate")
+    return lines
+
+
+def _seeds_line(findings: Findings) -> str:
+    bad = sum(run.position is not None for run in findings.repeated)
+    line = f"twice: {len(findings.repeated)} texts, "
+    return line + (f"{bad} differ" if bad else "each the same both times")
+
+
+def _sampled_line(certificate: Certificate) -> str:
+    findings, plan = certificate.findings, certificate.plan
+    if not findings.sampled:
+        return "not tested: nothing is drafted"
+    least = min(test.p_value for test in findings.sampled)
+    shifts = [test.detectable_shift for test in findings.sampled]
+    found = [shift for shift in shifts if shift is not None]
+    rejected = sum(findings.rejected)
+    line = (
+        f"{len(findings.sampled)} tests of {plan.samples} texts: "
+        + (f"{rejected} reject" if rejected else "none rejects")
+        + f" (least p {least:.2g}; significance {plan.significance:g} over all, Holm)"
+    )
+    if found:
+        line += f"; any shift of {max(found):.1%} or more is found with probability 0.95"
+    if len(found) < len(shifts):
+        line += f"; {len(shifts) - len(found)} too certain to tell anything"
+    return line

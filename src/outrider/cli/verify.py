@@ -1,0 +1,249 @@
+"""`outrider verify`: the tests of the certificate, their verdict, and the certificate itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from outrider import __version__
+from outrider.certify import (
+    BUILT_IN,
+    Certificate,
+    Plan,
+    Subject,
+    as_json,
+    certify,
+    check_fault,
+    check_place,
+    machine,
+    model_files,
+    versions,
+    write_certificate,
+)
+from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.output import write
+from outrider.cli.prompt import encodable, read_prompt, unescape
+from outrider.cli.run import check_settings, load_pair, open_session, print_notices
+from outrider.cli.settings import RunSettings
+from outrider.cli.verdict import print_verdict
+from outrider.core.data import Request
+from outrider.core.errors import PromptError, SettingError
+from outrider.core.params import SamplingParams
+from outrider.drafters.model import ModelDrafter
+from outrider.session import Pair, Session, settings_of
+
+DEFAULT_OUTPUT = Path("outrider-verify.json")
+
+_QUICK_PROMPTS = 4
+_QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
+"""A code edit, an extraction, a translation and something to invent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """What the command line asked for; `run` holds the options that `outrider run` has too."""
+
+    run: RunSettings
+    prompts: list[str] | None
+    prompts_file: Path | None
+    tokens: int | None
+    quick: bool
+    test_seed: int
+    inject: str | None
+    output: Path | None
+    print_json: bool
+
+    def plan(self) -> Plan:
+        """How much is tested. Raises SettingError."""
+        plan = Plan(num_tokens=48, num_seeded=32, num_repeated=1, num_sampled=1, samples=800)
+        if not self.quick:
+            plan = Plan()
+        if self.tokens is not None:
+            if self.tokens < 1:
+                raise SettingError(f"-n {self.tokens}", "it asks for nothing", "Give 1 or more.")
+            plan = replace(plan, num_tokens=self.tokens, num_seeded=min(self.tokens, plan.num_seeded))
+        verification = self.run.verification()
+        return replace(
+            plan,
+            seed=self.test_seed,
+            rule=verification.rule,
+            lenience=verification.lenience,
+            fault=None if self.inject is None else check_fault(self.inject),
+        )
+
+    def place(self) -> Path | None:
+        """Where the certificate is written; None for nowhere. Raises SettingError."""
+        if self.output is None and self.print_json:
+            return None
+        path = self.output or DEFAULT_OUTPUT
+        if self.prompts_file is not None and _same_file(path, self.prompts_file):
+            raise SettingError(str(path), "it holds the prompts", "Name another file (--output).")
+        check_place(path)
+        return path
+
+
+def verify(settings: VerifySettings) -> int:
+    """Test and certify; returns the exit status: 0 where everything holds, else 1."""
+    errors = Console(stderr=True, highlight=False)
+    place = settings.place()
+    plan, texts = settings.plan(), _texts(settings)
+    check_settings(settings.run)
+    certificate = _certify(settings, plan, texts, place, errors)
+    if place is not None:
+        write_certificate(place, certificate)
+    if settings.print_json:
+        write(json.dumps(as_json(certificate)) + "\n")
+    else:
+        print_verdict(certificate, place)
+    return 0 if certificate.holds else 1
+
+
+def _certify(
+    settings: VerifySettings, plan: Plan, texts: list[str], place: Path | None, errors: Console
+) -> Certificate:
+    """Load the models and run every test on them."""
+    started, before = datetime.now(UTC), perf_counter()
+    pair = load_pair(settings.run, errors)
+    prompts = [_encode(pair, text, raw=settings.run.raw) for text in texts]
+    _spare_models(place, pair)
+    greedy = Request(prompts[0], SamplingParams(temperature=0), verification=plan.verification)
+    with open_session(settings.run, pair, max(map(len, prompts))) as session:
+        print_notices(session, errors)
+        with LoadInterrupt(), _progress(errors) as bars:
+            models = _models(pair, bars)
+            findings = certify(_subject(session, pair), prompts, plan, bars.show)
+        return Certificate(
+            plan=plan,
+            findings=findings,
+            prompts=tuple(texts),
+            models=models,
+            versions=versions(__version__),
+            machine=machine(),
+            settings=settings_of(session, greedy, plan.seed),
+            started=started.isoformat(timespec="seconds"),
+            duration_s=perf_counter() - before,
+        )
+
+
+def _subject(session: Session, pair: Pair) -> Subject:
+    """What a request to this session would be generated with."""
+    engine = session.engine
+    draft = next((drafter.model for drafter in engine.drafters if isinstance(drafter, ModelDrafter)), None)
+    return Subject(session.target, engine.drafters, engine.policy, draft, pair.alignment)
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
+
+
+def _spare_models(place: Path | None, pair: Pair) -> None:
+    """Refuse to write the certificate over a model."""
+    for weights in (pair.target, pair.draft):
+        if place is not None and weights is not None and _same_file(place, weights.path):
+            raise SettingError(str(place), "it is the model itself", "Name another file (--output).")
+
+
+def _models(pair: Pair, bars: _Bars) -> dict[str, Any]:
+    """Names and hashes of target and draft."""
+    cards = {"target": (pair.target.name, pair.target_card)}
+    if pair.draft is not None and pair.draft_card is not None:
+        cards["draft"] = (pair.draft.name, pair.draft_card)
+    total = sum(card.file_bytes for _, card in cards.values())
+    done = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        bars.show("hashing", done, total)
+
+    models: dict[str, Any] = {}
+    for role, (name, card) in cards.items():
+        facts = {"quantization": card.quantization, "architecture": card.architecture}
+        models[role] = {"name": name, **facts, "files": model_files(card.path, count)}
+    return models
+
+
+# Prompts
+
+
+def _texts(settings: VerifySettings) -> list[str]:
+    """The prompts that were given, or the built-in ones."""
+    texts = [encodable(unescape(text), "prompt") for text in settings.prompts or ()]
+    if settings.prompts_file is not None:
+        texts += _read_prompts(settings.prompts_file)
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise PromptError(f"prompt {number}", "it is empty", "Give it some text, or leave it out.")
+    if not texts:
+        return list(_QUICK_BUILT_IN if settings.quick else BUILT_IN)
+    return texts[:_QUICK_PROMPTS] if settings.quick else texts
+
+
+def _read_prompts(path: Path) -> list[str]:
+    """One prompt a line; blank lines are passed over."""
+    lines = read_prompt(None, None, path, escape=False).split("\n")
+    if path.suffix != ".jsonl":
+        return [line.rstrip("\r") for line in lines if line.strip()]
+    return [_from_json(line, f"{path}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+
+
+def _from_json(line: str, where: str) -> str:
+    """A prompt of a JSON line: a string, an object's `prompt`, or the first of its `turns`."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise PromptError(where, f"it is no JSON ({error})", "Write one JSON value a line.") from None
+    if isinstance(value, dict):
+        turns = value.get("turns")
+        value = value.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    if not isinstance(value, str):
+        raise PromptError(where, "it holds no prompt", 'Write a string, or {"prompt": "…"}.')
+    return encodable(value, where)
+
+
+def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
+    return pair.encode(text if raw or pair.template is None else [{"role": "user", "content": text}])
+
+
+# Progress
+
+
+_TITLES = {
+    "hashing": "models' hashes",
+    "greedy": "greedy texts",
+    "seeds": "seeded texts",
+    "sampled": "samples",
+}
+
+
+class _Bars:
+    """One bar for each stage, in the order in which they begin."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """So much of a stage is done; the stages before it are over."""
+        if stage not in self._tasks:
+            for task in self._progress.tasks:
+                self._progress.update(task.id, completed=task.total)
+            self._tasks[stage] = self._progress.add_task(_TITLES.get(stage, stage), total=total)
+        self._progress.update(self._tasks[stage], completed=done)
+
+
+@contextmanager
+def _progress(errors: Console) -> Iterator[_Bars]:
+    """Bars on standard error where that is a terminal; they are gone at the end."""
+    columns = (TextColumn("{task.description:>14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        yield _Bars(progress)

@@ -1,0 +1,150 @@
+"""What a user may set about sampling and verification, checked where it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from outrider.core.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen: llama.cpp's samplers, in its order, with its defaults.
+
+    Temperature 0 is greedy. A neutral value switches a sampler off: 0 for `dynatemp_range`,
+    `top_k`, `min_p`, `top_n_sigma`, `xtc_probability`, the presence and frequency penalties and
+    `dry_multiplier`; 1 for `top_p`, `typical_p` and `repeat_penalty`. `repeat_last_n` and
+    `dry_last_n` are windows in tokens, prompt included (0: off, -1: everything). `logit_bias`
+    adds to single tokens' logits; `banned` tokens are never chosen, end tokens not before
+    `min_tokens` were generated. `seed` None draws a fresh one.
+
+    Raises SettingError for a value out of range.
+    """
+
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_last_n: int = 64
+    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    banned: tuple[int, ...] = ()
+    min_tokens: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(_finite(self.temperature, 0), "temperature", self.temperature, "be 0 or more")
+        _require(_finite(self.dynatemp_range, 0), "dynatemp range", self.dynatemp_range, "be 0 (off) or more")
+        _require(_finite(self.dynatemp_exponent), "dynatemp exponent", self.dynatemp_exponent, "be a number")
+        _require(self.top_k >= 0, "top-k", self.top_k, "be 0 (off) or more")
+        _require(0 < self.top_p <= 1, "top-p", self.top_p, "lie in (0, 1]; 1 is off")
+        _require(0 <= self.min_p <= 1, "min-p", self.min_p, "lie in [0, 1]; 0 is off")
+        _require(0 < self.typical_p <= 1, "typical", self.typical_p, "lie in (0, 1]; 1 is off")
+        _require(_finite(self.top_n_sigma, 0), "top-n-sigma", self.top_n_sigma, "be 0 (off) or more")
+        _require(0 <= self.xtc_probability <= 1, "xtc probability", self.xtc_probability, "lie in [0, 1]")
+        _require(0 <= self.xtc_threshold <= 1, "xtc threshold", self.xtc_threshold, "lie in [0, 1]")
+        self._check_penalties()
+        _require(self.min_tokens >= 0, "min tokens", self.min_tokens, "be 0 or more")
+        _require(self.seed is None or self.seed >= 0, "seed", self.seed, "be 0 or more, or absent")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the same logits always give the same token: nothing is left to chance."""
+        xtc = self.xtc_probability > 0 and self.xtc_threshold <= 0.5
+        return self.top_k == 1 or (self.temperature == 0 and self.dynatemp_range == 0 and not xtc)
+
+    def _check_penalties(self) -> None:
+        _require(
+            _finite(self.repeat_penalty, 0) and self.repeat_penalty > 0,
+            "repeat penalty",
+            self.repeat_penalty,
+            "be more than 0; 1 is off",
+        )
+        for name, value in (
+            ("presence penalty", self.presence_penalty),
+            ("frequency penalty", self.frequency_penalty),
+        ):
+            _require(_finite(value), name, value, "be a number; 0 is off")
+        for name, window in (("repeat last n", self.repeat_last_n), ("dry last n", self.dry_last_n)):
+            _require(window >= -1, name, window, "be a number of tokens, 0 (off) or -1 (everything)")
+        _require(_finite(self.dry_multiplier, 0), "dry multiplier", self.dry_multiplier, "be 0 (off) or more")
+        _require(_finite(self.dry_base, 1), "dry base", self.dry_base, "be 1 or more")
+        _require(self.dry_allowed_length >= 0, "dry allowed length", self.dry_allowed_length, "be 0 or more")
+        for token, bias in self.logit_bias:
+            _require(
+                bias == bias and bias < float("inf"),
+                "logit bias",
+                f"{bias} for token {token}",
+                "be a number or -inf",
+            )
+
+
+def _finite(value: float, least: float = float("-inf")) -> bool:
+    return math.isfinite(value) and value >= least
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise SettingError(name, f"{value} cannot be used", f"It must {rule}.")
+
+
+Rule = Literal["auto", "token", "block", "stable"]
+"""Which drafted tokens are kept (`outrider.verify`). "auto": block verification of whichever kind
+of draft is measured to be accepted more. "token": one decision for each token. "block": one for
+the whole draft, never fewer tokens. "stable": the text depends on the seed alone, not on drafts."""
+
+DraftSampling = Literal["auto", "greedy", "sampled"]
+"""A draft model's tokens: its likeliest, drawn from its distribution, or what is accepted more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How drafts are checked.
+
+    `lenience` below 1 accepts tokens up to 1 / lenience times as likely as the target has them:
+    more tokens, other texts. `strict_margin` above 0 decides greedy tokens whose top two logits
+    lie closer than this in a call of their own, as plain decoding does.
+
+    Raises SettingError for a value out of range, or where two of them exclude each other.
+    """
+
+    rule: Rule = "auto"
+    draft_sampling: DraftSampling = "auto"
+    lenience: float = 1.0
+    strict_margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("rule", self.rule, get_args(Rule)),
+            ("draft sampling", self.draft_sampling, get_args(DraftSampling)),
+        ):
+            if value not in known:
+                raise SettingError(name, f"{value!r} is not known", f"Choose one of {', '.join(known)}.")
+        _require(0 < self.lenience <= 1, "lenience", self.lenience, "lie in (0, 1]; 1 changes nothing")
+        _require(_finite(self.strict_margin, 0), "strict margin", self.strict_margin, "be 0 (off) or more")
+        if self.lenience < 1 and self.rule not in ("auto", "token"):
+            raise SettingError(
+                "lenience", f"it is defined for the token rule, not for {self.rule}", "Choose --rule token."
+            )
+        if self.lenience < 1 and self.strict_margin:
+            raise SettingError("lenience", "it changes the text, strict keeps it", "Choose one of them.")
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the output may differ from plain decoding's."""
+        return self.lenience < 1

@@ -1,0 +1,104 @@
+"""The state of one running request, and what it puts into a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from outrider.core.data import (
+    Completion,
+    Draft,
+    DraftWork,
+    FinishReason,
+    Request,
+    Span,
+    TokenLogprob,
+    Update,
+    Verdict,
+)
+from outrider.sampling import RequestSampler
+from outrider.text import TextStream
+from outrider.verify import Judge
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The state of one running request."""
+
+    request: Request
+    id: int
+    slot: int
+    tokens: list[int]
+    """committed: the prompt and everything emitted"""
+    reused_tokens: int
+    seed: int
+    sampler: RequestSampler
+    judge: Judge
+    text: TextStream
+    started_s: float
+    updates: list[Update] = field(default_factory=list)
+    tail: str = ""
+    """text that a cancelled request still held back"""
+    finish_reason: FinishReason | None = None
+    alone: bool = False
+    """the next token is to be decided in a call of its own, as plain decoding does"""
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_remaining(self) -> int | None:
+        limit = self.request.max_tokens
+        return None if limit is None else limit - self.num_generated
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one sequence puts into the step's target call."""
+
+    sequence: Sequence
+    span: Span
+    draft: Draft | None
+    """None for a chunk of the prompt"""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the target makes of one sequence's share: no verdict on a chunk of the prompt."""
+
+    verdict: Verdict | None = None
+    sampling_s: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all sequences of a step share: wall times in seconds, the drafters' work, the plans."""
+
+    start_s: float
+    propose_s: float = 0.0
+    verify_s: float = 0.0
+    work: DraftWork = field(default_factory=DraftWork)
+    plans: list[Plan] = field(default_factory=list)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of all sequences in the target call."""
+        return sum(len(plan.span.tokens) for plan in self.plans)
+
+
+def complete(sequence: Sequence) -> Completion:
+    """The outcome of a sequence that has ended."""
+    prompt_tokens = len(sequence.request.prompt)
+    return Completion(
+        text="".join(update.text for update in sequence.updates) + sequence.tail,
+        tokens=tuple(sequence.tokens[prompt_tokens:]),
+        finish_reason=cast(FinishReason, sequence.finish_reason),
+        prompt_tokens=prompt_tokens,
+        reused_tokens=sequence.reused_tokens,
+        seed=sequence.seed,
+        rule=sequence.judge.name,
+        lossy=sequence.request.verification.is_lossy,
+        records=tuple(update.record for update in sequence.updates),
+    )

@@ -1,0 +1,20 @@
+"""From logits to the distribution that plain decoding would sample from."""
+
+from outrider.sampling.chain import distribution
+from outrider.sampling.distributions import draw, point_mass, probability
+from outrider.sampling.logprobs import score_tokens, top_gap
+from outrider.sampling.sampler import LazyDistributions, RequestSampler
+from outrider.sampling.selection import argmax, confidence
+
+__all__ = [
+    "LazyDistributions",
+    "RequestSampler",
+    "argmax",
+    "confidence",
+    "distribution",
+    "draw",
+    "point_mass",
+    "probability",
+    "score_tokens",
+    "top_gap",
+]

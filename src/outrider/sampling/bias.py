@@ -1,0 +1,76 @@
+"""What is added to single logits whatever the text: bias, bans, and the bar on end tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Row
+from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams
+from outrider.sampling.selection import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """`values[i]` is added to the logit of `tokens[i]`; -inf bars it. No token stands twice."""
+
+    tokens: Tokens
+    values: npt.NDArray[np.float32]
+
+    def __bool__(self) -> bool:
+        return len(self.tokens) > 0
+
+    def add_to(self, row: Row) -> None:
+        """Change a row of logits in place."""
+        row[self.tokens] += self.values
+
+
+def bias_of(params: SamplingParams, vocabulary: Vocabulary) -> Bias:
+    """The logit bias and the bans of a request.
+
+    Raises SettingError for a token that the vocabulary lacks.
+    """
+    for name, tokens in (("logit bias", (t for t, _ in params.logit_bias)), ("banned", params.banned)):
+        _check_tokens(name, tokens, vocabulary.size)
+    return _merged([*params.logit_bias, *((token, -math.inf) for token in params.banned)])
+
+
+def with_end_barred(params: SamplingParams, vocabulary: Vocabulary) -> Bias:
+    """The same while fewer than `min_tokens` tokens were generated: no end token may be chosen."""
+    barred = (*params.banned, *end_tokens(vocabulary))
+    return _merged([*params.logit_bias, *((token, -math.inf) for token in barred)])
+
+
+def _check_tokens(name: str, tokens: Iterable[int], size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < size:
+            why = f"the vocabulary of {size} tokens has none numbered {token}"
+            raise SettingError(name, why, f"Give ids from 0 to {size - 1}.")
+
+
+def _merged(biases: Iterable[tuple[int, float]]) -> Bias:
+    sums: dict[int, float] = {}
+    for token, bias in biases:
+        sums[token] = sums.get(token, 0.0) + bias
+    with np.errstate(over="ignore"):  # what is too large is refused with the row it is added to
+        values = np.fromiter(sums.values(), np.float64, len(sums)).astype(np.float32)
+    return Bias(np.fromiter(sums, np.int64, len(sums)), values)
+
+
+_end_tokens: WeakKeyDictionary[Vocabulary, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def end_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Every token that ends a generation; looked for once in each vocabulary."""
+    found = _end_tokens.get(vocabulary)
+    if found is None:
+        found = tuple(token for token in range(vocabulary.size) if vocabulary.ends_generation(token))
+        _end_tokens[vocabulary] = found
+    return found

@@ -1,0 +1,78 @@
+"""The chain of filters: from one row of logits to the distribution that a token is drawn from."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.data import Distribution, Row
+from outrider.core.params import SamplingParams
+from outrider.sampling import filters
+from outrider.sampling.candidates import Candidates, softmax, whole
+from outrider.sampling.distributions import point_mass
+from outrider.sampling.selection import argmax
+
+
+def distribution(row: Row, params: SamplingParams) -> Distribution:
+    """The distribution that the next token is drawn from, given one row of logits to which bias,
+    bans and penalties were already applied.
+
+    Raises BackendError when the logits are not numbers.
+    """
+    return distribution_of(row, argmax(row), params)
+
+
+def distribution_of(row: Row, best: int, params: SamplingParams) -> Distribution:
+    """The same, where the row's finite argmax is known."""
+    if _keeps_only_the_best(params):
+        return point_mass(best)
+    candidates = _survivors(row, best, params)
+    probs = _tempered(candidates, params)
+    if _excludes_top_choices(params):
+        rest = filters.xtc(candidates, params.xtc_threshold)
+        if rest is not None:
+            # Both outcomes of the coin that llama.cpp tosses: a distribution, not a draw.
+            num_impossible = candidates.num_impossible
+            probs *= 1 - params.xtc_probability
+            probs[rest] += params.xtc_probability * _tempered(candidates.only(rest, num_impossible), params)
+    if probs.min() > 0:
+        return Distribution(candidates.tokens, probs)
+    kept = np.flatnonzero(probs)
+    return Distribution(candidates.tokens[kept], probs[kept])
+
+
+def _keeps_only_the_best(params: SamplingParams) -> bool:
+    greedy = params.temperature == 0 and params.dynatemp_range == 0
+    return params.top_k == 1 or (greedy and params.typical_p == 1 and not _excludes_top_choices(params))
+
+
+def _excludes_top_choices(params: SamplingParams) -> bool:
+    # No two tokens can both have more than half of the probability.
+    return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
+
+
+def _survivors(row: Row, best: int, params: SamplingParams) -> Candidates:
+    """What the filters before XTC leave."""
+    candidates = whole(row, best)
+    if params.top_n_sigma:
+        candidates = filters.top_n_sigma(candidates.possible(), params.top_n_sigma)
+    if params.top_k:
+        candidates = filters.top_k(candidates, params.top_k)
+    candidates = candidates.possible()
+    if params.typical_p < 1:
+        candidates = filters.typical(candidates, params.typical_p)
+    if params.top_p < 1:
+        candidates = filters.top_p(candidates, params.top_p)
+    if params.min_p:
+        candidates = filters.min_p(candidates, params.min_p)
+    return candidates
+
+
+def _tempered(candidates: Candidates, params: SamplingParams) -> npt.NDArray[np.float64]:
+    """The probability of each candidate at its temperature; the maximum has it all at 0."""
+    temperature = filters.temperature(candidates, params)
+    if temperature > 0:
+        return softmax(candidates, temperature)
+    probs = np.zeros(len(candidates))
+    probs[candidates.logits.argmax()] = 1
+    return probs

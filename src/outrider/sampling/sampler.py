@@ -1,0 +1,137 @@
+"""One request's sampler: what it added to the logits, then the chain of filters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from outrider.core.contracts import Sampler, Vocabulary
+from outrider.core.data import Distribution, Logits, Row
+from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams
+from outrider.sampling.bias import Bias, bias_of, with_end_barred
+from outrider.sampling.chain import distribution, distribution_of
+from outrider.sampling.dry import Dry
+from outrider.sampling.penalties import TokenCounts, penalise, penalises
+from outrider.sampling.selection import argmax
+
+
+class RequestSampler:
+    """The Sampler of one request, over the target's vocabulary; `tokens` is its prompt.
+
+    Raises SettingError for a bias or ban of a token that the vocabulary lacks, and on a row of
+    which bias, bans and penalties leave no token.
+    """
+
+    def __init__(self, params: SamplingParams, vocabulary: Vocabulary, tokens: Sequence[int]) -> None:
+        self._params = params
+        self._num_generated = 0
+        self._bias = bias_of(params, vocabulary)
+        self._early_bias = with_end_barred(params, vocabulary) if params.min_tokens else self._bias
+        self._counts = TokenCounts(params.repeat_last_n, tokens) if penalises(params) else None
+        repeats_cost = params.dry_multiplier > 0 and params.dry_last_n != 0
+        self._dry = Dry(params, vocabulary, tokens) if repeats_cost else None
+
+    @property
+    def params(self) -> SamplingParams:
+        """The settings of the request."""
+        return self._params
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """These tokens became final."""
+        self._num_generated += len(tokens)
+        if self._counts is not None:
+            self._counts.extend(tokens)
+        if self._dry is not None:
+            self._dry.extend(tokens)
+
+    def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
+        bias = self._bias_after(drafted)
+        return self._adjusted(row, drafted, bias) if self._applies(bias) else row
+
+    def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
+        bias = self._bias_after(drafted)
+        if not self._applies(bias):
+            return distribution(row, self._params)
+        adjusted = self._adjusted(row, drafted, bias)
+        return distribution_of(adjusted, int(adjusted.argmax()), self._params)
+
+    def _bias_after(self, drafted: Sequence[int]) -> Bias:
+        is_early = self._num_generated + len(drafted) < self._params.min_tokens
+        return self._early_bias if is_early else self._bias
+
+    def _applies(self, bias: Bias) -> bool:
+        return bool(bias) or self._counts is not None or self._dry is not None
+
+    def _adjusted(self, row: Row, drafted: Sequence[int], bias: Bias) -> Row:
+        adjusted = row.copy()
+        # What is no number, in the row or by these sums, is refused below.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if bias:
+                bias.add_to(adjusted)
+            if self._counts is not None:
+                penalise(adjusted, *self._counts.after(drafted), self._params)
+            if self._dry is not None:
+                tokens, penalties = self._dry.penalties(drafted)
+                adjusted[tokens] -= penalties
+        best = float(adjusted.max())
+        if not math.isfinite(best):
+            argmax(row)
+            raise _unusable(best)
+        return adjusted
+
+
+def _unusable(best: float) -> SettingError:
+    """Why a row that was sound has no finite maximum any more."""
+    if best == -math.inf:
+        return SettingError(
+            "banned", "no token is left", "Ban fewer tokens, or soften the logit bias and the penalties."
+        )
+    why = "they raise a logit beyond all numbers"
+    return SettingError("logit bias and penalties", why, "Choose values nearer to 0 (repeat penalty: 1).")
+
+
+class LazyDistributions(Sequence[Distribution]):
+    """The distributions of several rows, each computed once, when it is first asked for.
+
+    Row i stands behind the first i drafted tokens. A rejected draft never looks at the rows
+    behind the rejection.
+    """
+
+    def __init__(self, logits: Logits, sampler: Sampler, drafted: Sequence[int]) -> None:
+        self._logits = logits
+        self._sampler = sampler
+        self._drafted = drafted
+        self._computed: dict[int, Distribution] = {}
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    @overload
+    def __getitem__(self, index: int) -> Distribution: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Distribution]: ...
+    def __getitem__(self, index: int | slice) -> Distribution | list[Distribution]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = self._position(index)
+        if i not in self._computed:
+            self._computed[i] = self._sampler.distribution(self._logits[i], self._drafted[:i])
+        return self._computed[i]
+
+    def row(self, index: int) -> Row:
+        """The logits after bias, bans and penalties."""
+        i = self._position(index)
+        return self._sampler.adjust(self._logits[i], self._drafted[:i])
+
+    def ratio(self, index: int, token: int) -> float:
+        """How likely a token is beside the likeliest one, before temperature and filters: 1 for
+        that one, 0 for a barred token."""
+        row = self.row(index)
+        return math.exp(float(row[token]) - float(row[argmax(row)]))
+
+    def _position(self, index: int) -> int:
+        return range(len(self))[index]

@@ -1,0 +1,29 @@
+"""Which drafted tokens the target keeps: rules over distributions, and one request's use of them."""
+
+from outrider.verify.noise import pick, scores
+from outrider.verify.rules import (
+    accept_probability,
+    block_weights,
+    excess,
+    residual,
+    verify_block,
+    verify_lenient,
+    verify_stable,
+    verify_tokens,
+)
+from outrider.verify.verifier import Judge, Verifier
+
+__all__ = [
+    "Judge",
+    "Verifier",
+    "accept_probability",
+    "block_weights",
+    "excess",
+    "pick",
+    "residual",
+    "scores",
+    "verify_block",
+    "verify_lenient",
+    "verify_stable",
+    "verify_tokens",
+]

@@ -1,0 +1,154 @@
+"""Which drafted tokens the target keeps: the rules, as pure functions over distributions.
+
+`target` are the target's distributions p at the draft's n positions and the one behind them,
+`draft` offers tokens x drawn from its own distributions q. A draft without distributions is
+certain of its tokens (q is a point mass), and a greedy target is certain of its own, so greedy
+decoding and lookup are the same rules and need no path of their own.
+
+- `verify_tokens`: Leviathan et al. 2023 (2211.17192), algorithm 1, and Chen et al. 2023
+  (2302.01318), algorithm 2. A token stands with probability min(1, p(x) / q(x)); the first that does
+  not is replaced by one from norm(max(0, p - q)).
+- `verify_block`: Sun et al. 2024 (2403.10444), algorithm 2. The draft is judged as a whole, by the
+  ratio of its joint probabilities; in expectation never fewer tokens stand.
+- `verify_stable`: the coupling of Daliri et al. 2024 (2408.07978). Target and draft pick their
+  tokens by the same noise, which depends on seed and position alone; a token stands when it is
+  the one that the target picks. The text never depends on the draft.
+
+Under each of them the tokens that come out are distributed exactly as if each had been drawn
+from p. `verify_lenient` and `verify_tokens` with a `lenience` below 1 give that up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.data import Distribution, Draft, Verdict
+from outrider.sampling import draw, point_mass, probability
+
+
+def accept_probability(target: Distribution, draft: Distribution, token: int, lenience: float = 1.0) -> float:
+    """The probability that `token`, drawn from `draft`, stands: min(1, p / (lenience q)).
+
+    0 where p is 0, whatever the draft claims: a token that the target rules out never stands.
+    """
+    p = probability(target, token)
+    q = lenience * probability(draft, token)
+    if p == 0:
+        return 0.0
+    return 1.0 if p >= q else p / q
+
+
+def excess(
+    target: Distribution, draft: Distribution, scale: float = 1.0, lenience: float = 1.0
+) -> np.ndarray:
+    """max(0, scale p - lenience q) for each token of the target's support."""
+    if target.tokens is draft.tokens:
+        q = draft.probs
+    else:
+        at = np.minimum(np.searchsorted(draft.tokens, target.tokens), len(draft.tokens) - 1)
+        q = np.where(draft.tokens[at] == target.tokens, draft.probs[at], 0.0)
+    rest: npt.NDArray[np.float64] = np.maximum(scale * target.probs - lenience * q, 0.0)
+    return rest
+
+
+def residual(
+    target: Distribution, draft: Distribution, scale: float = 1.0, lenience: float = 1.0
+) -> Distribution:
+    """What is left of the target after a rejection: norm(max(0, scale p - lenience q)).
+
+    Where nothing is left (p equals q up to rounding) a rejection has probability 0; the target
+    itself is returned, so that the rule stays total.
+    """
+    rest = excess(target, draft, scale, lenience)
+    total = rest.sum()
+    if total <= 0:
+        return target
+    kept = rest > 0
+    return Distribution(target.tokens[kept], rest[kept] / total)
+
+
+def _offered(draft: Draft, i: int) -> Distribution:
+    return point_mass(draft.tokens[i]) if draft.probs is None else draft.probs[i]
+
+
+def verify_tokens(
+    target: Sequence[Distribution], draft: Draft, rng: np.random.Generator, lenience: float = 1.0
+) -> Verdict:
+    """Judge token by token. Each uniform is used once: one for a decision that is not certain,
+    one for a token that is drawn from more than one candidate."""
+    for i, token in enumerate(draft.tokens):
+        p, q = target[i], _offered(draft, i)
+        accept = accept_probability(p, q, token, lenience)
+        if accept < 1 and (accept == 0 or rng.random() >= accept):
+            return Verdict(i, draw(residual(p, q, lenience=lenience), rng), "recovered")
+    return Verdict(len(draft), draw(target[len(draft)], rng), "bonus")
+
+
+def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[float], list[float]]:
+    """The ratios p_0 … p_n and the chances h_1 … h_n of block verification.
+
+    p_i = min(1, p_{i-1} p(x_i) / q(x_i)) is the probability that at least i tokens stand, given
+    the draft's first i; h_i is the chance that exactly i stand once it is known that not more do.
+    A draft may end wherever its first tokens say so: the last position, whatever it is, has h_n = p_n.
+    """
+    ratios, chances = [1.0], []
+    for i, token in enumerate(draft.tokens):
+        p, q = probability(target[i], token), probability(_offered(draft, i), token)
+        ratios.append(min(1.0, ratios[-1] * p / q) if q > 0 else (1.0 if p > 0 else 0.0))
+        if ratios[-1] == 0:
+            break  # nothing behind it can stand
+    for i in range(1, len(ratios)):
+        ratio = ratios[i]
+        if i == len(draft) or ratio == 0:
+            chances.append(ratio)
+            continue
+        rest = float(excess(target[i], _offered(draft, i), scale=ratio).sum())
+        chances.append(rest / (rest + (1.0 - ratio)) if rest > 0 else 0.0)
+    return ratios, chances
+
+
+def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
+    """Judge the draft as a whole, from its last token back: the longest prefix that stands is kept.
+
+    Each uniform is used once, as in `verify_tokens`.
+    """
+    ratios, chances = block_weights(target, draft)
+    for i in range(len(chances), 0, -1):
+        chance = chances[i - 1]
+        if chance >= 1 or (chance > 0 and rng.random() < chance):
+            if i == len(draft):
+                return Verdict(i, draw(target[i], rng), "bonus")
+            return Verdict(i, draw(residual(target[i], _offered(draft, i), ratios[i]), rng), "recovered")
+    if not draft.tokens:
+        return Verdict(0, draw(target[0], rng), "bonus")
+    return Verdict(0, draw(residual(target[0], _offered(draft, 0)), rng), "recovered")
+
+
+def verify_stable(
+    target: Sequence[Distribution], draft: Draft, pick: Callable[[Distribution, int], int]
+) -> Verdict:
+    """Keep the tokens that the target picks itself; `pick` chooses a token of a distribution by
+    the noise of a position, counted from the first of the draft."""
+    for i, token in enumerate(draft.tokens):
+        own = pick(target[i], i)
+        if own != token:
+            return Verdict(i, own, "recovered")
+    return Verdict(len(draft), pick(target[len(draft)], len(draft)), "bonus")
+
+
+def verify_lenient(
+    ratio: Callable[[int, int], float], target: Sequence[Distribution], draft: Draft, lenience: float
+) -> Verdict:
+    """Greedy decoding that accepts a token whose probability is at least `lenience` times the
+    greatest (Leviathan et al. 2023, appendix on lenience; the output changes).
+
+    `ratio(i, token)` is the untempered probability of a token at position i over the greatest there;
+    `target` is a point mass at each position.
+    """
+    for i, token in enumerate(draft.tokens):
+        if ratio(i, token) < lenience:
+            return Verdict(i, int(target[i].tokens[0]), "recovered")
+    return Verdict(len(draft), int(target[len(draft)].tokens[0]), "bonus")

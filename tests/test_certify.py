@@ -1,0 +1,311 @@
+"""The certificate on exact models: it holds for a sound engine, and not for any broken one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import PROMPT, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle, plain, same_vocabulary
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.certify import (
+    FAULTS,
+    SCHEMA,
+    Certificate,
+    Findings,
+    Plan,
+    Subject,
+    as_json,
+    certify,
+    check_fault,
+    reasons,
+    write_certificate,
+)
+from outrider.certify.faults import judge_with
+from outrider.certify.memo import Disturbed, Memory, RememberedModel
+from outrider.certify.sampled import exact_distribution
+from outrider.certify.texts import compare_greedy, compare_stable, repeat
+from outrider.core.contracts import Drafter
+from outrider.core.data import Logits, Request, Span
+from outrider.core.errors import PromptError, SettingError
+from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+
+LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
+OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)
+QUICK = Plan(num_tokens=24, num_seeded=24, num_repeated=1, num_sampled=1, samples=200, significance=0.01)
+PROMPTS = [PROMPT, (2, 3, 1, 1)]
+EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
+
+
+def subject_of(drafters: Sequence[Drafter] = (), **options: object) -> Subject:
+    return Subject(FakeModel(VOCABULARY, LANGUAGE, **options), tuple(drafters), EAGER)  # type: ignore[arg-type]
+
+
+def certificate_of(findings: Findings, plan: Plan = QUICK) -> Certificate:
+    return Certificate(
+        plan,
+        findings,
+        ("a", "b"),
+        {},
+        {"outrider": "0"},
+        {"cpu": "none"},
+        {},
+        "2024-01-01T00:00:00+00:00",
+        1.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def sound() -> Findings:
+    return certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, QUICK)
+
+
+def test_a_sound_engine_holds(sound: Findings) -> None:
+    assert sound.holds and reasons(sound) == []
+    assert sound.speculates and sound.stand_in
+    assert len(sound.greedy) == 2 and len(sound.stable) == 2 and len(sound.repeated) == 4
+    assert len(sound.sampled) == 15 and all(test.drafted_tokens > 0 for test in sound.sampled)
+    assert sum(test.accepted_tokens for test in sound.sampled) > 0
+    assert 0 < sound.sampled_calls < 400  # thousands of texts, hardly any calls
+
+
+def test_the_same_seed_gives_the_same_findings() -> None:
+    plans = [replace(QUICK, rule="stable", seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, plan) for plan in plans)
+    assert first == again
+    assert [test.p_value for test in other.sampled] != [test.p_value for test in first.sampled]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_found(fault: str) -> None:
+    plan = replace(QUICK, fault=check_fault(fault))
+    findings = certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, plan)
+    assert not findings.holds
+    assert any(findings.rejected) and "sampled" in " ".join(reasons(findings))
+
+
+def test_a_draft_model_of_ones_own_is_tested() -> None:
+    draft = FakeModel(VOCABULARY, OTHER)
+    drafter = ModelDrafter(draft, same_vocabulary())
+    subject = replace(subject_of([drafter]), draft=draft, alignment=same_vocabulary())
+    plan = replace(QUICK, rule="block")
+    findings = certify(subject, PROMPTS, plan)
+    assert findings.holds and not findings.stand_in and draft.calls
+    assert {test.setting.split(",")[0] for test in findings.sampled} == {"block"}
+    assert findings.stable == ()
+    assert not certify(subject, PROMPTS, replace(plan, fault="no-residual")).holds
+
+
+def test_lenience_is_lossy_and_fails() -> None:
+    findings = certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, replace(QUICK, lenience=0.2))
+    assert not findings.holds
+    document = as_json(certificate_of(findings, replace(QUICK, lenience=0.2)))
+    assert (
+        document["lossy"] is True and document["lenience"] == 0.2 and document["verdict"] == "does not hold"
+    )
+
+
+def test_a_target_that_cannot_rewind_speculates_nothing() -> None:
+    findings = certify(subject_of([SuffixDrafter()], rewind="none"), PROMPTS, QUICK)
+    assert findings.holds and not findings.speculates and findings.sampled == ()
+    assert as_json(certificate_of(findings))["speculated"] is False
+
+
+# Rounding and faults told apart
+
+
+class Shaky(FakeModel):
+    """In calls over several tokens the rows behind these numbers of tokens have their two best
+    logits, `MARGIN` apart, swapped: what rounding does on real machines."""
+
+    MARGIN = 0.125
+
+    def __init__(self, *at: int) -> None:
+        super().__init__(VOCABULARY, LANGUAGE)
+        self._at = at
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        rows = super().decode(spans)
+        for span, logits in zip(spans, rows, strict=True):
+            for i, row in enumerate(logits):
+                if span.start + len(span.tokens) - span.rows + i + 1 in self._at:
+                    best, second = np.argsort(row)[[-1, -2]]
+                    row[best] = row[second] + (self.MARGIN if len(span.tokens) == 1 else -self.MARGIN)
+        return rows
+
+
+GREEDY = Request(PROMPT, SamplingParams(temperature=0), max_tokens=20, ignore_end=True)
+
+
+def shaky_engine(*at: int, fault: str | None = None) -> Engine:
+    """An engine whose drafter is right for two tokens, then wrong."""
+    drafter = ScriptedDrafter(oracle(LANGUAGE, 2))
+    judge = judge_with(None if fault is None else check_fault(fault))
+    return Engine(Shaky(*at), [drafter], EAGER, judge=judge)
+
+
+def test_near_ties_are_reported_and_every_token_is_compared() -> None:
+    compared = compare_greedy(shaky_engine(9, 15), GREEDY)
+    assert compared.holds and compared.tokens == 20
+    first = compared.differences[0]
+    assert first.position == 9 - len(PROMPT) and first.near_tie
+    text = greedy_continuation(LANGUAGE, PROMPT, first.position)
+    best, second = np.argsort(LANGUAGE([*PROMPT, *text]))[[-1, -2]]
+    assert (first.plain_token, first.speculative_token) == (int(best), int(second))
+    assert first.plain_margin == pytest.approx(Shaky.MARGIN)
+    assert first.speculative_margin == pytest.approx(Shaky.MARGIN)
+    assert len(compared.differences) == 2 and compared.differences[1].position == 15 - len(PROMPT)
+    assert compared.differences[1].near_tie
+
+
+def test_without_rounding_there_is_no_difference() -> None:
+    compared = compare_greedy(shaky_engine(), GREEDY)
+    assert compared.differences == () and compared.tokens == 20
+    assert compared.counts.drafted_tokens > compared.counts.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("fault", ["kept-rejected", "swapped"])
+def test_a_fault_is_no_near_tie(fault: str) -> None:
+    compared = compare_greedy(shaky_engine(9, 15, fault=fault), GREEDY)
+    assert not compared.holds and not compared.differences[-1].near_tie
+
+
+def test_a_fault_at_a_close_call_is_still_a_fault() -> None:
+    """The margin alone excuses nothing: the replay must give the token by itself."""
+
+    class Close(Shaky):
+        MARGIN = 0.0001
+
+        def decode(self, spans: Sequence[Span]) -> list[Logits]:
+            rows = FakeModel.decode(self, spans)
+            for logits in rows:
+                for row in logits:
+                    best, second = np.argsort(row)[[-1, -2]]
+                    row[best] = row[second] + self.MARGIN  # level everywhere, but never flipped
+            return rows
+
+    def second_best(tokens: Sequence[int], length: int) -> list[int]:
+        return [int(np.argsort(LANGUAGE(tokens))[-2])][:length]
+
+    judge = judge_with("kept-rejected")
+    engine = Engine(Close(), [ScriptedDrafter(second_best)], EAGER, judge=judge)
+    compared = compare_greedy(engine, GREEDY)
+    [difference] = compared.differences
+    assert not difference.near_tie and difference.speculative_margin == pytest.approx(1e-4, rel=0.1)
+
+
+def test_the_stable_rule_is_audited_by_its_scores() -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0, seed=5)
+    request = replace(GREEDY, sampling=sampling, verification=Verification("stable"))
+    assert compare_stable(shaky_engine(), request).differences == ()
+    flipped = [compare_stable(shaky_engine(at), request) for at in range(6, 24)]
+    assert all(compared.holds for compared in flipped)
+    assert any(compared.differences for compared in flipped)
+    assert not compare_stable(shaky_engine(fault="kept-rejected"), request).holds
+
+
+def test_runs_that_differ_under_one_seed_are_found() -> None:
+    class Drifting(FakeModel):
+        def decode(self, spans: Sequence[Span]) -> list[Logits]:
+            rows = super().decode(spans)
+            for logits in rows:
+                logits += np.float32(5 * (len(self.calls) > 12)) * LANGUAGE((len(self.calls),))
+            return rows
+
+    sampling = SamplingParams(temperature=1.0, seed=1)
+    request = replace(GREEDY, sampling=sampling)
+    assert repeat(Engine(FakeModel(VOCABULARY, LANGUAGE)), request).position is None
+    assert repeat(Engine(Drifting(VOCABULARY, LANGUAGE)), request).position is not None
+
+
+# Remembered models
+
+
+def test_a_remembered_model_is_the_model() -> None:
+    real = FakeModel(VOCABULARY, LANGUAGE, max_batch_tokens=4, max_rows=2)
+    memory = Memory(real)
+    request = Request(PROMPT, SamplingParams(seed=3), max_tokens=30, ignore_end=True)
+    drafter = ScriptedDrafter(oracle(LANGUAGE, 1))
+    roomy = FakeModel(VOCABULARY, LANGUAGE)
+    remembered = RememberedModel(roomy, memory)
+    done = Engine(remembered, [drafter], EAGER).generate(request)
+    expected = Engine(FakeModel(VOCABULARY, LANGUAGE), [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER)
+    assert done.tokens == expected.generate(request).tokens
+    calls = memory.calls
+    assert Engine(RememberedModel(roomy, memory), [drafter], EAGER).generate(request).tokens == done.tokens
+    assert memory.calls == calls > 0
+    memory.forget()
+    assert real.length(0) == 0
+
+
+def test_a_model_that_cannot_rewind_is_remembered_too() -> None:
+    memory = Memory(FakeModel(VOCABULARY, LANGUAGE, rewind="none"))
+    request = Request(PROMPT, SamplingParams(temperature=0), max_tokens=10, ignore_end=True)
+    model = RememberedModel(memory.model, memory)
+    done = Engine(model, [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER).generate(request)
+    assert done.tokens == plain(FakeModel(VOCABULARY, LANGUAGE), request)[0]
+
+
+def test_the_stand_in_differs_and_is_fixed() -> None:
+    memory = Memory(FakeModel(VOCABULARY, LANGUAGE))
+    [own] = memory.after(PROMPT, 1)
+    [first], [again], [other] = (Disturbed(memory, seed).after(PROMPT, 1) for seed in (1, 1, 2))
+    assert (first == again).all() and not (first == other).all() and not np.allclose(first, own)
+
+
+def test_the_exact_distribution_is_the_chain_rule() -> None:
+    memory = Memory(FakeModel(VOCABULARY, LANGUAGE))
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
+    exact = exact_distribution(memory, VOCABULARY, PROMPT, sampling, 10**6, 0.01, np.random.default_rng(0))
+
+    def softmax(tokens: Sequence[int]) -> np.ndarray:
+        chances = np.exp(LANGUAGE(tokens).astype(np.float64))
+        return np.asarray(chances / chances.sum())
+
+    text = (0, 2, 1)
+    chance = np.prod([softmax([*PROMPT, *text[:i]])[text[i]] for i in range(3)])
+    cell = exact.cell(text)
+    assert cell is not None and exact.null.probs[cell] == pytest.approx(float(chance))
+    assert exact.cell((VOCABULARY.size - 1,)) is not None  # an ended text is a cell of its own
+    assert exact.cell((0, 2)) is None  # plain decoding would have gone on
+
+
+# The document
+
+
+def test_the_json_says_what_was_done(sound: Findings, tmp_path: Path) -> None:
+    path = tmp_path / "certificate.json"
+    path.write_text("an older one")
+    write_certificate(path, certificate_of(sound))
+    document = json.loads(path.read_text())
+    assert document["schema"] == SCHEMA == "outrider.verify/1"
+    assert {
+        "verdict", "reasons", "speculated", "lossy", "lenience", "fault", "seed", "started", "duration_s",
+        "models", "versions", "machine", "settings", "plan", "counts", "greedy", "determinism", "sampled",
+        "prompts",
+    } < set(document)  # fmt: skip
+    assert document["verdict"] == "holds" and document["counts"]["tests"] == 15
+    assert document["counts"]["samples"] == 15 * 200
+    assert all(0 < test["p_value"] <= 1 and not test["rejected"] for test in document["sampled"]["tests"])
+    assert document["sampled"]["draft_model"] == "the target's own logits, disturbed"
+    assert list(tmp_path.iterdir()) == [path]  # nothing half-written is left
+
+
+def test_what_cannot_be_tested_is_refused() -> None:
+    with pytest.raises(SettingError, match="no-residual, swapped"):
+        check_fault("sloppy")
+    with pytest.raises(PromptError, match="there are none"):
+        certify(subject_of(), [], QUICK)
+    with pytest.raises(PromptError, match="prompt 2"):
+        certify(subject_of(), [PROMPT, (0,) * 240], QUICK)
+    for change in ({"samples": 0}, {"num_tokens": 0}, {"significance": 1.5}, {"seed": -1}, {"lenience": 2.0}):
+        with pytest.raises(SettingError):
+            Plan(**change)

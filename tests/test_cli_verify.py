@@ -1,0 +1,160 @@
+"""`outrider verify` as its users run it, on tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
+from outrider.certify import Plan
+from outrider.cli import verify as command
+from tiny_gguf import write_tiny
+
+Call = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "target.gguf", chat_template=TEMPLATE)
+    write_tiny(folder / "draft.gguf", noise=0.3, chat_template=TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def verify(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    models: Path,
+    tmp_path: Path,
+) -> Call:
+    """The command with the tiny pair, in a folder of its own, with fewer samples than --quick takes."""
+    monkeypatch.chdir(tmp_path)
+    plan = command.VerifySettings.plan
+
+    def small(settings: command.VerifySettings) -> Plan:
+        return replace(plan(settings), samples=150, significance=0.01)
+
+    monkeypatch.setattr(command.VerifySettings, "plan", small)
+    pair = ("-m", str(models / "target.gguf"), "-md", str(models / "draft.gguf"))
+
+    def run(*arguments: str, stdin: str = "") -> Outcome:
+        base = ("verify", *pair, "-t", "1", "--quick", "-n", "8")
+        return call(monkeypatch, capfdbinary, *base, *arguments, stdin=stdin)
+
+    return run
+
+
+def test_a_sound_pair_holds(verify: Call, tmp_path: Path, models: Path) -> None:
+    outcome = verify()
+    assert outcome.status == 0 and outcome.err == ""
+    assert outcome.out.startswith("HOLDS") and "outrider-verify.json" in outcome.out
+    assert len(outcome.out.splitlines()) < 24 and max(map(len, outcome.out.splitlines())) <= 80
+    document = json.loads((tmp_path / "outrider-verify.json").read_text())
+    assert document["verdict"] == "holds" and document["speculated"] is True
+    assert document["sampled"]["draft_model"] == "the draft model"
+    [file] = document["models"]["draft"]["files"]
+    assert file["bytes"] == (models / "draft.gguf").stat().st_size and len(file["sha256"]) == 64
+    assert document["settings"]["policy"]["draft_max"] == 8 and document["settings"]["target"]["threads"] == 1
+    assert document["machine"]["logical_cores"] == os.cpu_count()
+    assert set(document["versions"]) == {"outrider", "llama_cpp", "numpy", "python"}
+
+
+def test_json_goes_to_standard_output_and_nowhere_else(verify: Call, tmp_path: Path) -> None:
+    outcome = verify("--json", "-p", "a b", "--rule", "token")
+    assert outcome.status == 0 and json.loads(outcome.out)["prompts"] == ["a b"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
+    outcome = verify("--inject", "swapped", "--rule", "token", "-o", "broken.json")
+    assert outcome.status == 1
+    assert outcome.out.startswith("DOES NOT HOLD") and "fault injected: swapped" in outcome.out
+    document = json.loads((tmp_path / "broken.json").read_text())
+    assert document["fault"] == "swapped" and document["reasons"]
+
+
+def test_lenience_is_named_lossy(verify: Call) -> None:
+    outcome = verify("--lenience", "0.01", "--json")
+    document = json.loads(outcome.out)
+    assert outcome.status == 1 and document["lossy"] is True and document["verdict"] == "does not hold"
+
+
+def test_nothing_speculated_is_said(verify: Call) -> None:
+    outcome = verify("--draft-max", "0")
+    assert outcome.status == 0 and outcome.out.startswith("HOLDS, BUT NOTHING WAS SPECULATED")
+
+
+def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("one\n\ntwo\r\n")
+    (tmp_path / "p.jsonl").write_text('"one"\n{"prompt": "two"}\n{"turns": ["three", "four"]}\n')
+    small = ("--json", "--draft-max", "0")
+    assert json.loads(verify("-f", "p.txt", *small).out)["prompts"] == ["one", "two"]
+    assert json.loads(verify("-f", "p.jsonl", *small).out)["prompts"] == ["one", "two", "three"]
+    assert json.loads(verify("-f", "-", "-p", "zero", *small, stdin="one\n").out)["prompts"] == [
+        "zero",
+        "one",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--inject", "sloppy"], "'sloppy' is no known fault"),
+        (["--rule", "best"], "rule: 'best' is not known"),
+        (["--lenience", "2"], "lenience"),
+        (["-n", "0"], "-n 0"),
+        (["--seed", "-3"], "seed"),
+        (["-p", ""], "prompt 1: it is empty"),
+        (["-f", "absent.txt"], "absent.txt: no such file"),
+        (["-f", "bad.jsonl"], "bad.jsonl, line 2: it is no JSON"),
+        (["-f", "other.jsonl"], "other.jsonl, line 1: it holds no prompt"),
+        (["-o", "nowhere/c.json"], "its folder does not exist"),
+        (["-o", "."], "it is a folder"),
+        (["-f", "other.jsonl", "-o", "other.jsonl"], "it holds the prompts"),
+        (["-o", "/dev/full"], "the certificate could not be written"),
+        (["-p", "word " * 600], "prompt 1: its"),
+    ],
+)
+def test_what_cannot_run_is_one_message(
+    verify: Call, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('"fine"\nnot json\n')
+    (tmp_path / "other.jsonl").write_text('{"text": 3}\n')
+    before = sorted(tmp_path.iterdir())
+    outcome = verify("--draft-max", "0", *arguments)
+    assert outcome.status == 2 and outcome.out == ""
+    assert outcome.err.startswith("error: ") and complaint in outcome.err and outcome.err.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_model_is_not_written_over(verify: Call, models: Path) -> None:
+    before = (models / "target.gguf").read_bytes()
+    outcome = verify("-o", str(models / "target.gguf"))
+    assert outcome.status == 2 and "it is the model itself" in outcome.err
+    assert (models / "target.gguf").read_bytes() == before
+
+
+def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [*COMMAND, "verify", "-m", str(models / "target.gguf"), "-t", "1", "-o", str(tmp_path / "c.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    try:
+        sleep(3)  # in the middle of the tests, or still loading: neither leaves anything
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate(timeout=PATIENCE_S)
+    finally:
+        program.kill()
+    assert program.returncode == 130 and out == b"" and err.decode().strip() == "interrupted"
+    assert list(tmp_path.iterdir()) == []
