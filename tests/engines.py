@@ -189,7 +189,9 @@ class CheckedEngine:
     def run(self, *requests: Request) -> list[Outcome]:
         """Run requests side by side to their ends."""
         ids = [self.submit(request) for request in requests]
-        num_left = 100 + sum(len(r.prompt) + 2 * (r.max_tokens or self.target.context_length) for r in requests)
+        num_left = 100 + sum(
+            len(r.prompt) + 2 * (r.max_tokens or self.target.context_length) for r in requests
+        )
         while self.step():
             num_left -= 1
             assert num_left, "it goes on for ever"
