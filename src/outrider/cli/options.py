@@ -211,7 +211,7 @@ Strict = Annotated[
     _option(
         _SPECULATION,
         "--strict",
-        help="Greedy: decide close calls one by one, as plain decoding does.",
+        help="Greedy: decide close calls one by one; slower, fewer differences, no guarantee.",
     ),
 ]
 DraftMax = Annotated[

@@ -14,7 +14,7 @@ from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.policy import FixedPolicy
 
-STRICT_MARGIN = 1.0
+STRICT_MARGIN = 0.75
 """Logits whose lead is below this are decided again under --strict; benchmarks/exactness measures it."""
 
 

@@ -118,7 +118,7 @@ class Verification:
 
     `lenience` below 1 accepts tokens up to 1 / lenience times as likely as the target has them:
     more tokens, other texts. `strict_margin` above 0 decides greedy tokens whose top two logits
-    lie closer than this in a call of their own, as plain decoding does.
+    lie closer than this in a call of their own; what drafts left in the KV cache stays rounded their way.
 
     Raises SettingError for a value out of range, or where two of them exclude each other.
     """
