@@ -11,7 +11,7 @@ import pytest
 # a place here.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
-    ("sampling", "vocab", "text", "models"),
+    ("sampling", "vocab", "text", "models", "files"),
     ("verify", "chat"),
     ("policy", "drafters", "constraints", "costs", "backends"),
     ("engine",),

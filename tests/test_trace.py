@@ -16,7 +16,8 @@ from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.trace import check_writable, write_trace
+from outrider.files import check_writable
+from outrider.trace import write_trace
 
 
 def records() -> tuple[StepRecord, ...]:
@@ -30,7 +31,7 @@ def records() -> tuple[StepRecord, ...]:
 def test_one_object_a_step_without_distributions(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("an older trace")
-    check_writable(path)
+    check_writable(path, "trace")
     made = records()
     write_trace(path, made)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -44,7 +45,7 @@ def test_one_object_a_step_without_distributions(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent" / "trace.jsonl"):
         with pytest.raises(SettingError):
-            check_writable(path)
+            check_writable(path, "trace")
 
 
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
-    check_writable(pipe)
+    check_writable(pipe, "trace")
     made = records()
     write_trace(pipe, made)
     if not pipe.is_fifo():

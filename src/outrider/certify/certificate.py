@@ -7,7 +7,6 @@ machine, settings in force, every near-tie with its margins and every test with 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 from outrider.certify.plan import Findings, Plan
 from outrider.certify.sampled import LENGTH, POWER_SHIFT
 from outrider.certify.texts import Compared, Counts
-from outrider.core.errors import SettingError
+from outrider.files import write_whole
 
-__all__ = ["SCHEMA", "Certificate", "as_json", "check_place", "reasons", "totals", "write_certificate"]
+__all__ = ["SCHEMA", "Certificate", "as_json", "reasons", "totals", "write_certificate"]
 
 SCHEMA = "outrider.verify/1"
 
@@ -161,39 +160,7 @@ def _sampled(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def check_place(path: Path) -> None:
-    """Raise SettingError where a certificate could not be written in the end."""
-    if path.is_dir():
-        raise SettingError(str(path), "it is a folder", "Name a file for the certificate (--output).")
-    folder = path.resolve().parent
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe
-    if not folder.is_dir():
-        raise SettingError(str(path), "its folder does not exist", "Create it, or name another file.")
-    if not os.access(folder, os.W_OK):
-        raise SettingError(str(path), "its folder cannot be written to", "Name another file (--output).")
-
-
 def write_certificate(path: Path, certificate: Certificate) -> None:
-    """Write the JSON to `path`, all of it or nothing: what was there stays until then.
-
-    Raises SettingError when it cannot be written.
-    """
+    """Write the JSON to `path`, all of it or nothing. Raises SettingError when it cannot be written."""
     text = json.dumps(as_json(certificate), indent=1, allow_nan=False) + "\n"
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must stay what it is
-        else:
-            _replace(path.resolve(), text)
-    except OSError as error:
-        reason = f"the certificate could not be written ({(error.strerror or str(error)).lower()})"
-        raise SettingError(str(path), reason, "Free some space, or name another file.") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, text, "certificate")

@@ -20,10 +20,11 @@ from outrider.compare import Comparison, compare, is_deterministic
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Piece, Request, TokenLogprob
 from outrider.core.errors import PromptError, SettingError
+from outrider.files import check_writable
 from outrider.models.hub import HubOptions
 from outrider.readout import read_out
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Generation, Message, Pair, Session, settings_of
-from outrider.trace import check_writable, write_trace
+from outrider.trace import write_trace
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -70,7 +71,7 @@ def check_settings(settings: RunSettings) -> None:
     if settings.repetitions < 1:
         raise SettingError("--repetitions", f"{settings.repetitions} is too few", "Give 1 or more.")
     if settings.trace:
-        check_writable(settings.trace)
+        check_writable(settings.trace, "trace")
 
 
 def load_pair(settings: RunSettings, errors: Console) -> Pair:

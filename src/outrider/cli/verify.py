@@ -23,7 +23,6 @@ from outrider.certify import (
     as_json,
     certify,
     check_fault,
-    check_place,
     machine,
     model_files,
     versions,
@@ -39,6 +38,7 @@ from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
+from outrider.files import check_writable
 from outrider.session import Pair, Session, settings_of
 
 DEFAULT_OUTPUT = Path("outrider-verify.json")
@@ -87,7 +87,7 @@ class VerifySettings:
         path = self.output or DEFAULT_OUTPUT
         if self.prompts_file is not None and _same_file(path, self.prompts_file):
             raise SettingError(str(path), "it holds the prompts", "Name another file (--output).")
-        check_place(path)
+        check_writable(path, "certificate")
         return path
 
 
