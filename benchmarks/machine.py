@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import Any
 from outrider import __version__
 from outrider.backends.llama_cpp import build_id
 from outrider.backends.llama_cpp.options import physical_cores
+from outrider.certify import machine, model_files
 
 
 def describe(*models: Path) -> dict[str, Any]:
@@ -19,34 +19,14 @@ def describe(*models: Path) -> dict[str, Any]:
     return {
         "kind": "machine",
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": _cpu(),
+        "cpu": machine()["cpu"],
         "physical_cores": physical_cores(),
         "python": platform.python_version(),
         "outrider": __version__,
         "commit": _commit(),
         "llama_cpp": build_id(),
-        "models": {model.name: sha256(model) for model in models},
+        "models": {file["name"]: file["sha256"] for model in models for file in model_files(model)},
     }
-
-
-def sha256(path: Path) -> str:
-    """A file's SHA-256 in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    flags = next((line for line in lines if line.startswith("flags")), "").split()
-    kinds = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in flags]
-    return f"{name} ({', '.join(kinds)})"
 
 
 def _commit() -> str:

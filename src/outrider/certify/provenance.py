@@ -65,9 +65,12 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu() -> str:
+    """The processor, with those of its instruction sets that llama.cpp's kernels differ by."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    kinds = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in flags]
+    return f"{name or platform.processor()} ({', '.join(kinds)})" if kinds else name or platform.processor()

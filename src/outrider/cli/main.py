@@ -14,7 +14,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from outrider import __version__
-from outrider.cli import options
+from outrider.cli import options, verify_options
 from outrider.cli.output import readable
 from outrider.cli.settings import RunSettings
 from outrider.core.errors import OutriderError
@@ -201,21 +201,21 @@ def _verify(
     hf_repo_draft: options.HubDraft = None,
     hf_token: options.HubToken = None,
     offline: options.Offline = False,
-    prompts: options.Prompts = None,
-    prompts_file: options.PromptsFile = None,
+    prompts: verify_options.Prompts = None,
+    prompts_file: verify_options.PromptsFile = None,
     raw: options.Raw = False,
-    tokens: options.TestedTokens = None,
-    quick: options.Quick = False,
-    test_seed: options.TestSeed = 0,
+    tokens: verify_options.TestedTokens = None,
+    quick: verify_options.Quick = False,
+    test_seed: verify_options.TestSeed = 0,
     rule: options.Rule = _VERIFICATION.rule,
     lenience: options.Lenience = _VERIFICATION.lenience,
     draft_max: options.DraftMax = _POLICY.draft_max,
     draft_min: options.DraftMin = _POLICY.draft_min,
     draft_p_min: options.DraftPMin = _POLICY.p_min,
     lookup: options.Lookup = True,
-    inject: options.Inject = None,
-    output: options.CertificateFile = None,
-    print_json: options.CertificateJson = False,
+    inject: verify_options.Inject = None,
+    output: verify_options.CertificateFile = None,
+    print_json: verify_options.CertificateJson = False,
     verbose: options.Verbose = False,
     ctx_size: options.Context = None,
     ctx_size_draft: options.DraftContext = 0,

@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-_MODELS = "Models"
-_TEXT = "Prompt and text"
-_SAMPLING = "Sampling"
-_SPECULATION = "Speculation"
-_OUTPUT = "Output"
-_MACHINE = "Machine"
+MODELS = "Models"
+TEXT = "Prompt and text"
+SAMPLING = "Sampling"
+SPECULATION = "Speculation"
+OUTPUT = "Output"
+MACHINE = "Machine"
 
 
-def _option(panel: str, *names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
+def option(panel: str, *names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
     """An option with a value, or without `metavar` a switch; the help shows its first long name."""
-    option: typer.models.OptionInfo = typer.Option(
+    made: typer.models.OptionInfo = typer.Option(
         *names, help=help, metavar=metavar, rich_help_panel=panel, show_default=metavar is not None
     )
-    return option
+    return made
 
 
 PromptArgument = Annotated[
@@ -31,8 +31,8 @@ PromptArgument = Annotated[
 # Models
 Model = Annotated[
     str | None,
-    _option(
-        _MODELS,
+    option(
+        MODELS,
         "-m",
         "--model",
         metavar="MODEL",
@@ -41,78 +41,72 @@ Model = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    _option(_MODELS, "-md", "--model-draft", metavar="MODEL", help="Draft model with the same tokenizer."),
+    option(MODELS, "-md", "--model-draft", metavar="MODEL", help="Draft model with the same tokenizer."),
 ]
 HubModel = Annotated[
     str | None,
-    _option(_MODELS, "-hf", "--hf-repo", metavar="REPO", help="Target from the hub: OWNER/REPO[:QUANT]."),
+    option(MODELS, "-hf", "--hf-repo", metavar="REPO", help="Target from the hub: OWNER/REPO[:QUANT]."),
 ]
 HubDraft = Annotated[
     str | None,
-    _option(
-        _MODELS, "-hfd", "--hf-repo-draft", metavar="REPO", help="Draft from the hub: OWNER/REPO[:QUANT]."
-    ),
+    option(MODELS, "-hfd", "--hf-repo-draft", metavar="REPO", help="Draft from the hub: OWNER/REPO[:QUANT]."),
 ]
 HubToken = Annotated[
-    str | None, _option(_MODELS, "-hft", "--hf-token", metavar="TOKEN", help="Hub token. Default: $HF_TOKEN.")
+    str | None, option(MODELS, "-hft", "--hf-token", metavar="TOKEN", help="Hub token. Default: $HF_TOKEN.")
 ]
-Offline = Annotated[bool, _option(_MODELS, "--offline", help="Use only what is in the hub's cache.")]
+Offline = Annotated[bool, option(MODELS, "--offline", help="Use only what is in the hub's cache.")]
 
 # Prompt and text
-Prompt = Annotated[str | None, _option(_TEXT, "-p", "--prompt", metavar="TEXT", help="The prompt.")]
+Prompt = Annotated[str | None, option(TEXT, "-p", "--prompt", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
     Path | None,
-    _option(_TEXT, "-f", "--file", metavar="FILE", help="Read the prompt from a file (- for stdin)."),
+    option(TEXT, "-f", "--file", metavar="FILE", help="Read the prompt from a file (- for stdin)."),
 ]
 System = Annotated[
     str | None,
-    _option(_TEXT, "-sys", "--system", metavar="TEXT", help="System message of the chat template."),
+    option(TEXT, "-sys", "--system", metavar="TEXT", help="System message of the chat template."),
 ]
-Raw = Annotated[
-    bool, _option(_TEXT, "--raw", help="Continue the prompt as it stands, without chat template.")
-]
+Raw = Annotated[bool, option(TEXT, "--raw", help="Continue the prompt as it stands, without chat template.")]
 Escape = Annotated[
     bool,
-    _option(_TEXT, "--escape/--no-escape", "-e", help=r"Read \n, \t and the like in -p (the default)."),
+    option(TEXT, "--escape/--no-escape", "-e", help=r"Read \n, \t and the like in -p (the default)."),
 ]
 MaxTokens = Annotated[
     int,
-    _option(
-        _TEXT, "-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate; -1: until it ends."
+    option(
+        TEXT, "-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate; -1: until it ends."
     ),
 ]
 Stop = Annotated[
     list[str] | None,
-    _option(
-        _TEXT, "-r", "--stop", "--reverse-prompt", metavar="TEXT", help="End before this text (repeatable)."
+    option(
+        TEXT, "-r", "--stop", "--reverse-prompt", metavar="TEXT", help="End before this text (repeatable)."
     ),
 ]
-IgnoreEnd = Annotated[bool, _option(_TEXT, "--ignore-eos", help="Go on behind end-of-generation tokens.")]
+IgnoreEnd = Annotated[bool, option(TEXT, "--ignore-eos", help="Go on behind end-of-generation tokens.")]
 Interactive = Annotated[
-    bool, _option(_TEXT, "-i", "--interactive", help="Hold a conversation (what `outrider chat` does).")
+    bool, option(TEXT, "-i", "--interactive", help="Hold a conversation (what `outrider chat` does).")
 ]
 
 # Sampling
-Seed = Annotated[int, _option(_SAMPLING, "-s", "--seed", metavar="N", help="Random seed; -1: a fresh one.")]
+Seed = Annotated[int, option(SAMPLING, "-s", "--seed", metavar="N", help="Random seed; -1: a fresh one.")]
 Temperature = Annotated[
-    float, _option(_SAMPLING, "--temp", "--temperature", metavar="T", help="Temperature; 0 is greedy.")
+    float, option(SAMPLING, "--temp", "--temperature", metavar="T", help="Temperature; 0 is greedy.")
 ]
-TopK = Annotated[int, _option(_SAMPLING, "--top-k", metavar="K", help="Keep the K likeliest tokens; 0: all.")]
-TopP = Annotated[
-    float, _option(_SAMPLING, "--top-p", metavar="P", help="Keep the nucleus of mass P; 1: all.")
-]
+TopK = Annotated[int, option(SAMPLING, "--top-k", metavar="K", help="Keep the K likeliest tokens; 0: all.")]
+TopP = Annotated[float, option(SAMPLING, "--top-p", metavar="P", help="Keep the nucleus of mass P; 1: all.")]
 MinP = Annotated[
     float,
-    _option(_SAMPLING, "--min-p", metavar="P", help="Keep tokens of at least P times the top's probability."),
+    option(SAMPLING, "--min-p", metavar="P", help="Keep tokens of at least P times the top's probability."),
 ]
 TypicalP = Annotated[
     float,
-    _option(_SAMPLING, "--typical", "--typical-p", metavar="P", help="Typical tokens of mass P; 1: all."),
+    option(SAMPLING, "--typical", "--typical-p", metavar="P", help="Typical tokens of mass P; 1: all."),
 ]
 TopNSigma = Annotated[
     float,
-    _option(
-        _SAMPLING,
+    option(
+        SAMPLING,
         "--top-n-sigma",
         "--top-nsigma",
         metavar="N",
@@ -121,49 +115,47 @@ TopNSigma = Annotated[
 ]
 XtcProbability = Annotated[
     float,
-    _option(_SAMPLING, "--xtc-probability", metavar="P", help="How often XTC drops top tokens; 0: never."),
+    option(SAMPLING, "--xtc-probability", metavar="P", help="How often XTC drops top tokens; 0: never."),
 ]
 XtcThreshold = Annotated[
-    float, _option(_SAMPLING, "--xtc-threshold", metavar="P", help="XTC: what probability makes a top token.")
+    float, option(SAMPLING, "--xtc-threshold", metavar="P", help="XTC: what probability makes a top token.")
 ]
 DynatempRange = Annotated[
     float,
-    _option(_SAMPLING, "--dynatemp-range", metavar="R", help="Temperature ±R by entropy; 0: constant."),
+    option(SAMPLING, "--dynatemp-range", metavar="R", help="Temperature ±R by entropy; 0: constant."),
 ]
-DynatempExponent = Annotated[
-    float, _option(_SAMPLING, "--dynatemp-exp", metavar="E", help="Exponent of that.")
-]
+DynatempExponent = Annotated[float, option(SAMPLING, "--dynatemp-exp", metavar="E", help="Exponent of that.")]
 RepeatPenalty = Annotated[
     float,
-    _option(_SAMPLING, "--repeat-penalty", metavar="X", help="Divide logits of repeated tokens; 1: off."),
+    option(SAMPLING, "--repeat-penalty", metavar="X", help="Divide logits of repeated tokens; 1: off."),
 ]
 PresencePenalty = Annotated[
-    float, _option(_SAMPLING, "--presence-penalty", metavar="X", help="Subtract X from repeated tokens.")
+    float, option(SAMPLING, "--presence-penalty", metavar="X", help="Subtract X from repeated tokens.")
 ]
 FrequencyPenalty = Annotated[
     float,
-    _option(_SAMPLING, "--frequency-penalty", metavar="X", help="Subtract X for each repetition."),
+    option(SAMPLING, "--frequency-penalty", metavar="X", help="Subtract X for each repetition."),
 ]
 RepeatLastN = Annotated[
     int,
-    _option(_SAMPLING, "--repeat-last-n", metavar="N", help="Tokens that penalties look at; -1: all."),
+    option(SAMPLING, "--repeat-last-n", metavar="N", help="Tokens that penalties look at; -1: all."),
 ]
 DryMultiplier = Annotated[
     float,
-    _option(_SAMPLING, "--dry-multiplier", metavar="X", help="DRY: penalise going on as before; 0: off."),
+    option(SAMPLING, "--dry-multiplier", metavar="X", help="DRY: penalise going on as before; 0: off."),
 ]
-DryBase = Annotated[float, _option(_SAMPLING, "--dry-base", metavar="X", help="DRY: its growth per token.")]
+DryBase = Annotated[float, option(SAMPLING, "--dry-base", metavar="X", help="DRY: its growth per token.")]
 DryAllowedLength = Annotated[
-    int, _option(_SAMPLING, "--dry-allowed-length", metavar="N", help="DRY: repetitions this short are free.")
+    int, option(SAMPLING, "--dry-allowed-length", metavar="N", help="DRY: repetitions this short are free.")
 ]
 DryLastN = Annotated[
     int,
-    _option(_SAMPLING, "--dry-penalty-last-n", metavar="N", help="DRY: tokens looked at; -1: all."),
+    option(SAMPLING, "--dry-penalty-last-n", metavar="N", help="DRY: tokens looked at; -1: all."),
 ]
 DryBreaker = Annotated[
     list[str] | None,
-    _option(
-        _SAMPLING,
+    option(
+        SAMPLING,
         "--dry-sequence-breaker",
         metavar="TEXT",
         help="DRY: ends a repetition (repeatable; replaces the usual ones; none: no breakers).",
@@ -171,8 +163,8 @@ DryBreaker = Annotated[
 ]
 LogitBias = Annotated[
     list[str] | None,
-    _option(
-        _SAMPLING,
+    option(
+        SAMPLING,
         "-l",
         "--logit-bias",
         metavar="ID±BIAS",
@@ -181,17 +173,17 @@ LogitBias = Annotated[
 ]
 Ban = Annotated[
     list[str] | None,
-    _option(_SAMPLING, "--ban", metavar="TOKEN", help="Never this token: its id, or its text (repeatable)."),
+    option(SAMPLING, "--ban", metavar="TOKEN", help="Never this token: its id, or its text (repeatable)."),
 ]
 MinTokens = Annotated[
-    int, _option(_SAMPLING, "--min-tokens", metavar="N", help="No end token before N tokens.")
+    int, option(SAMPLING, "--min-tokens", metavar="N", help="No end token before N tokens.")
 ]
 
 # Speculation
 Rule = Annotated[
     str,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--rule",
         metavar="RULE",
         help="What keeps drafted tokens: auto, token, block, or stable (the text depends on the seed alone).",
@@ -199,8 +191,8 @@ Rule = Annotated[
 ]
 Lenience = Annotated[
     float,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--lenience",
         metavar="L",
         help="Below 1: accept more and CHANGE the text (tokens up to 1/L times too likely).",
@@ -208,16 +200,16 @@ Lenience = Annotated[
 ]
 Strict = Annotated[
     bool,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--strict",
         help="Greedy: decide close calls one by one; slower, fewer differences, no guarantee.",
     ),
 ]
 DraftMax = Annotated[
     int,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--draft-max",
         "--draft",
         "--draft-n",
@@ -228,8 +220,8 @@ DraftMax = Annotated[
 ]
 DraftMin = Annotated[
     int,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--draft-min",
         "--draft-n-min",
         "--spec-draft-n-min",
@@ -239,8 +231,8 @@ DraftMin = Annotated[
 ]
 DraftPMin = Annotated[
     float,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--draft-p-min",
         "--spec-draft-p-min",
         metavar="P",
@@ -249,8 +241,8 @@ DraftPMin = Annotated[
 ]
 DraftSampling = Annotated[
     str,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--draft-sampling",
         metavar="HOW",
         help="The draft's tokens: its likeliest (greedy), drawn (sampled), or the better (auto).",
@@ -258,33 +250,31 @@ DraftSampling = Annotated[
 ]
 Lookup = Annotated[
     bool,
-    _option(
-        _SPECULATION,
+    option(
+        SPECULATION,
         "--lookup/--no-lookup",
         help="Draft from the text so far where it repeats. On by default.",
     ),
 ]
 
 # Output
-ShowSource = Annotated[bool, _option(_OUTPUT, "--show-source", help="Colour each token by who produced it.")]
+ShowSource = Annotated[bool, option(OUTPUT, "--show-source", help="Colour each token by who produced it.")]
 Compare = Annotated[
-    bool, _option(_OUTPUT, "--compare", help="Decode plainly too: how much faster, and is the text the same?")
+    bool, option(OUTPUT, "--compare", help="Decode plainly too: how much faster, and is the text the same?")
 ]
 Repetitions = Annotated[
-    int, _option(_OUTPUT, "--repetitions", metavar="N", help="Runs of each kind that --compare makes.")
+    int, option(OUTPUT, "--repetitions", metavar="N", help="Runs of each kind that --compare makes.")
 ]
-Json = Annotated[
-    bool, _option(_OUTPUT, "--json", help="One JSON object on standard output, and nothing else.")
-]
+Json = Annotated[bool, option(OUTPUT, "--json", help="One JSON object on standard output, and nothing else.")]
 Trace = Annotated[
-    Path | None, _option(_OUTPUT, "--trace", metavar="FILE", help="Write every step's record as JSON lines.")
+    Path | None, option(OUTPUT, "--trace", metavar="FILE", help="Write every step's record as JSON lines.")
 ]
-Quiet = Annotated[bool, _option(_OUTPUT, "-q", "--quiet", help="The text alone, without a readout.")]
-Verbose = Annotated[bool, _option(_OUTPUT, "-v", "--verbose", help="Let llama.cpp's own log through.")]
+Quiet = Annotated[bool, option(OUTPUT, "-q", "--quiet", help="The text alone, without a readout.")]
+Verbose = Annotated[bool, option(OUTPUT, "-v", "--verbose", help="Let llama.cpp's own log through.")]
 Logprobs = Annotated[
     int | None,
-    _option(
-        _OUTPUT,
+    option(
+        OUTPUT,
         "--logprobs",
         metavar="N",
         help="With --json: log probabilities, with the N likeliest.",
@@ -294,8 +284,8 @@ Logprobs = Annotated[
 # Machine
 Context = Annotated[
     int | None,
-    _option(
-        _MACHINE,
+    option(
+        MACHINE,
         "-c",
         "--ctx-size",
         metavar="N",
@@ -304,18 +294,16 @@ Context = Annotated[
 ]
 DraftContext = Annotated[
     int,
-    _option(_MACHINE, "-cd", "--ctx-size-draft", metavar="N", help="Context of the draft; 0: the target's."),
+    option(MACHINE, "-cd", "--ctx-size-draft", metavar="N", help="Context of the draft; 0: the target's."),
 ]
 GpuLayers = Annotated[
     str,
-    _option(
-        _MACHINE, "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."
-    ),
+    option(MACHINE, "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."),
 ]
 DraftGpuLayers = Annotated[
     str | None,
-    _option(
-        _MACHINE,
+    option(
+        MACHINE,
         "-ngld",
         "--gpu-layers-draft",
         "--n-gpu-layers-draft",
@@ -325,92 +313,49 @@ DraftGpuLayers = Annotated[
 ]
 SplitMode = Annotated[
     str,
-    _option(
-        _MACHINE, "-sm", "--split-mode", metavar="MODE", help="How GPUs share the model: none, layer or row."
+    option(
+        MACHINE, "-sm", "--split-mode", metavar="MODE", help="How GPUs share the model: none, layer or row."
     ),
 ]
-MainGpu = Annotated[int, _option(_MACHINE, "-mg", "--main-gpu", metavar="N", help="The GPU for -sm none.")]
+MainGpu = Annotated[int, option(MACHINE, "-mg", "--main-gpu", metavar="N", help="The GPU for -sm none.")]
 Threads = Annotated[
-    int, _option(_MACHINE, "-t", "--threads", metavar="N", help="Threads; default: the physical cores.")
+    int, option(MACHINE, "-t", "--threads", metavar="N", help="Threads; default: the physical cores.")
 ]
 ThreadsBatch = Annotated[
     int,
-    _option(_MACHINE, "-tb", "--threads-batch", metavar="N", help="Threads of calls over several tokens."),
+    option(MACHINE, "-tb", "--threads-batch", metavar="N", help="Threads of calls over several tokens."),
 ]
 BatchTokens = Annotated[
-    int, _option(_MACHINE, "-b", "--batch-size", metavar="N", help="Most tokens of a call.")
+    int, option(MACHINE, "-b", "--batch-size", metavar="N", help="Most tokens of a call.")
 ]
 MicroBatchTokens = Annotated[
-    int, _option(_MACHINE, "-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
+    int, option(MACHINE, "-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
 ]
 FlashAttention = Annotated[
-    str, _option(_MACHINE, "-fa", "--flash-attn", metavar="WHEN", help="Flash attention: on, off or auto.")
+    str, option(MACHINE, "-fa", "--flash-attn", metavar="WHEN", help="Flash attention: on, off or auto.")
 ]
 CacheTypeK = Annotated[
     str,
-    _option(_MACHINE, "-ctk", "--cache-type-k", metavar="TYPE", help="Type of the cached keys: f16, q8_0, …"),
+    option(MACHINE, "-ctk", "--cache-type-k", metavar="TYPE", help="Type of the cached keys: f16, q8_0, …"),
 ]
 CacheTypeV = Annotated[
-    str, _option(_MACHINE, "-ctv", "--cache-type-v", metavar="TYPE", help="Type of the cached values.")
+    str, option(MACHINE, "-ctv", "--cache-type-v", metavar="TYPE", help="Type of the cached values.")
 ]
 Mmap = Annotated[
-    bool, _option(_MACHINE, "--mmap/--no-mmap", help="Map the file instead of reading it (the default).")
+    bool, option(MACHINE, "--mmap/--no-mmap", help="Map the file instead of reading it (the default).")
 ]
-Mlock = Annotated[bool, _option(_MACHINE, "--mlock", help="Keep the weights in memory.")]
+Mlock = Annotated[bool, option(MACHINE, "--mlock", help="Keep the weights in memory.")]
 FullWindow = Annotated[
     bool,
-    _option(
-        _MACHINE,
+    option(
+        MACHINE,
         "--swa-full/--no-swa-full",
         help="Keep all KV of sliding-window layers, to be able to rewind (the default).",
     ),
 ]
 Repack = Annotated[
     bool,
-    _option(
-        _MACHINE, "--repack/--no-repack", help="Repacked weights: often faster, sometimes not. On by default."
+    option(
+        MACHINE, "--repack/--no-repack", help="Repacked weights: often faster, sometimes not. On by default."
     ),
-]
-
-# verify
-Prompts = Annotated[
-    list[str] | None,
-    _option(_TEXT, "-p", "--prompt", metavar="TEXT", help="A prompt (repeatable). None: a built-in set."),
-]
-PromptsFile = Annotated[
-    Path | None,
-    _option(
-        _TEXT,
-        "-f",
-        "--file",
-        metavar="FILE",
-        help="One prompt a line; in a .jsonl a string or an object with `prompt` (- for stdin).",
-    ),
-]
-TestedTokens = Annotated[
-    int | None,
-    _option(_TEXT, "-n", "--predict", "--n-predict", metavar="N", help="Tokens to generate for each prompt."),
-]
-TestSeed = Annotated[
-    int, _option(_SAMPLING, "-s", "--seed", metavar="N", help="Seed of all tests: their outcome repeats.")
-]
-Quick = Annotated[bool, _option(_TEXT, "--quick", help="Fewer prompts, tokens and samples: under a minute.")]
-Inject = Annotated[
-    str | None,
-    _option(
-        _SPECULATION,
-        "--inject",
-        metavar="FAULT",
-        help="Break the rule, to see the tests fail: no-residual, swapped, argmax-draft, reused-random "
-        "or kept-rejected.",
-    ),
-]
-CertificateFile = Annotated[
-    Path | None,
-    _option(
-        _OUTPUT, "-o", "--output", metavar="FILE", help="The certificate. Default: outrider-verify.json."
-    ),
-]
-CertificateJson = Annotated[
-    bool, _option(_OUTPUT, "--json", help="Print the certificate; write it only where --output says so.")
 ]
