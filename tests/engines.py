@@ -11,7 +11,7 @@ import numpy as np
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import Drafter, Extend, Wish
-from outrider.core.data import Draft, DraftWork, Request, StepRecord
+from outrider.core.data import Draft, DraftWork, Hint, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -34,6 +34,7 @@ class ScriptedDrafter:
 
     def __init__(self, guess: Guess, name: str = "scripted", acceptance: float = 0.9) -> None:
         self.name = name
+        self.is_free = True
         self.texts: dict[int, list[int]] = {}
         self.ended: list[int] = []
         self._guess = guess
@@ -56,12 +57,14 @@ class ScriptedDrafter:
 
     def _draft(self, wish: Wish, extend: Extend) -> Draft:
         tokens: list[int] = []
-        for token in self._guess(self.texts[wish.sequence], wish.max_tokens):
-            if not extend(len(tokens), self._acceptance):
+        text = [*self.texts[wish.sequence], *wish.prefix]
+        hint = Hint(self._acceptance, (1.0, 1.0, 1.0, 1.0) if self.is_free else ())
+        for token in self._guess(text, wish.max_tokens):
+            if not extend.wants(wish, tokens) or not extend.takes(wish, tokens, hint):
                 break
             tokens.append(token)
         n = len(tokens)
-        return Draft(tuple(tokens), None, (self._acceptance,) * n, (self.name,) * n)
+        return Draft(tuple(tokens), None, (self._acceptance,) * n, (self.name,) * n, hints=(hint,) * n)
 
 
 def greedy_continuation(next_logits: NextLogits, tokens: Sequence[int], length: int) -> list[int]:

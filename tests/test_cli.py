@@ -148,7 +148,8 @@ def test_text_on_standard_output_and_the_rest_on_standard_error(run: Call) -> No
 
 
 def test_the_readout_fits_80_columns(run: Call, models: Path) -> None:
-    outcome = run("--compare", "-n", "64", "-md", str(models / "draft.gguf"), "the and the and the and")
+    draft = ("-md", str(models / "draft.gguf"), "--policy", "fixed")
+    outcome = run("--compare", "-n", "64", *draft, "the and the and the and")
     assert "draft calls" in outcome.err and "speed-up" in outcome.err and "by position" in outcome.err
     lines = outcome.err.splitlines()
     assert max(map(len, lines)) <= 80
@@ -237,8 +238,9 @@ def test_a_stop_string_ends_the_text(run: Call) -> None:
 def test_the_trace_has_every_step(run: Call, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     result = as_json(run("--json", "--trace", str(trace), "hello"))
-    steps = [json.loads(line) for line in trace.read_text().splitlines()]
+    *steps, recording = [json.loads(line) for line in trace.read_text().splitlines()]
     kinds = [step["kind"] for step in steps]
+    assert recording["kind"] == "recording" and len(recording["tokens"]) == result["generated_tokens"]
     assert kinds.count("decode") == result["target_calls"]
     assert kinds.count("prefill") == result["prefill_calls"]
     assert sum(len(step["tokens"]) for step in steps) == result["generated_tokens"]

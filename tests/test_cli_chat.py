@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, Terminal, call, environment
-from outrider.cli.run import TokenPrinter
 from outrider.cli.settings import RunSettings
+from outrider.cli.stream import TokenPrinter
 from outrider.core.data import Completion, Piece
 from tiny_gguf import write_tiny
 
@@ -115,7 +115,7 @@ def test_a_held_back_end_is_shown_in_every_turn(chat: Call) -> None:
 
 
 def test_what_ctrl_c_left_held_back_is_shown_in_every_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False)), Console())
+    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False, smooth=False)), Console())
     answer = Completion("shown held", (), "cancelled", 1, 0, 0, "rule", False, ())
     for _ in range(2):
         printer.print((Piece("shown ", "target"),))

@@ -119,7 +119,7 @@ def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(
     check(memory, run, build="build 2")
     check(memory, run, kind="llama Q4_0")
     check(memory, run, LoadOptions(gpu_layers=0))
-    monkeypatch.setattr(guard, "_cpu_id", lambda: "another")
+    monkeypatch.setattr(guard, "cpu_id", lambda: "another")
     check(memory, run)
     assert len(run.tried) == 5
     # All five are still known.

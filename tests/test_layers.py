@@ -12,11 +12,12 @@ import pytest
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("sampling", "vocab", "text", "models", "files"),
-    ("verify", "chat"),
-    ("policy", "drafters", "constraints", "costs", "backends"),
-    ("engine",),
-    ("readout", "session", "trace"),
-    ("compare", "certify"),
+    ("verify", "chat", "costs"),
+    ("policy", "drafters", "constraints", "backends"),
+    ("engine", "tuning"),
+    ("learned",),
+    ("readout", "session", "trace", "pacing", "explain"),
+    ("compare", "certify", "replay"),
     ("server", "bench", "distill"),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),

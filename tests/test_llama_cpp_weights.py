@@ -210,7 +210,7 @@ def test_an_impossible_context_is_out_of_memory_at_once(
     def never(*_: Any) -> None:
         raise AssertionError("the library was asked to allocate it")
 
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 64e9)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64e9)
     monkeypatch.setattr(lib, "llama_init_from_model", never)
     with pytest.raises(OutOfMemory) as caught:
         tiny().open(context_length)
@@ -222,7 +222,7 @@ def test_an_impossible_context_is_out_of_memory_at_once(
 def test_more_positions_than_the_library_can_number_are_never_asked_for(
     tiny: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_available_bytes", lambda: float("inf"))
+    monkeypatch.setattr(memory, "available_bytes", lambda: float("inf"))
     monkeypatch.setattr(lib, "llama_init_from_model", lambda _model, params: params.n_ctx)
     for context_length in (2**31, 2**32 + 64):
         with pytest.raises(OutOfMemory, match="positions"):
@@ -234,9 +234,9 @@ def test_the_estimate_of_the_cache_is_what_the_library_takes(
 ) -> None:
     # 2 layers of K and V with 32 values of 32 bits, and 48 bytes for the cell.
     needed = 1024 * (2 * 2 * 32 * 4 + 48)
-    monkeypatch.setattr(memory, "_available_bytes", lambda: needed)
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
     tiny().open(1024).close()
-    monkeypatch.setattr(memory, "_available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed - 1)
     with pytest.raises(OutOfMemory):
         tiny().open(1024)
     tiny(options=replace(SMALL, cache_type_k="q8_0")).open(1024).close()
@@ -244,7 +244,7 @@ def test_the_estimate_of_the_cache_is_what_the_library_takes(
 
 
 def test_memory_left_on_this_machine_is_a_sensible_figure() -> None:
-    assert 1e8 < memory._available_bytes() < 1e14
+    assert 1e8 < memory.available_bytes() < 1e14
 
 
 def test_a_context_that_the_library_cannot_build_is_out_of_memory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from engines import GREEDY, VOCABULARY, CheckedEngine, greedy_continuation, plain, result, sampler
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import RewindKind, Wish
-from outrider.core.data import Draft, DraftWork, Logits, Request, Span
+from outrider.core.data import Draft, DraftWork, Hint, Logits, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
@@ -40,6 +41,32 @@ def drafter_of(model: FakeModel) -> ModelDrafter:
     return ModelDrafter(model, align(VOCABULARY, VOCABULARY))
 
 
+@dataclass(frozen=True, slots=True)
+class Sure:
+    """Extends as long as the drafter is sure enough; checks what it is told."""
+
+    p_min: float = 0.0
+
+    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+        assert len(drafted) < wish.max_tokens
+        return True
+
+    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+        assert len(drafted) < wish.max_tokens
+        return hint.acceptance >= self.p_min
+
+
+@dataclass(frozen=True, slots=True)
+class Choosy(Sure):
+    """Wants drafts for some of the sequences alone."""
+
+    sequences: frozenset[int] = frozenset()
+
+    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+        del drafted
+        return wish.sequence in self.sequences
+
+
 def propose(
     drafter: ModelDrafter,
     length: int,
@@ -48,10 +75,12 @@ def propose(
     p_min: float = 0,
     drawn: bool = False,
     believe: bool = False,
+    prefix: Sequence[int] = (),
 ) -> tuple[Draft, DraftWork]:
     rng = np.random.default_rng(1)
-    wish = Wish(0, length, sampler(sampling), (lambda q, _i: draw(q, rng)) if drawn else None, believe)
-    [draft], work = drafter.propose([wish], lambda n, p: n < length and p >= p_min)
+    drawing = (lambda q, _i: draw(q, rng)) if drawn else None
+    wish = Wish(0, length, sampler(sampling), drawing, believe, tuple(prefix))
+    [draft], work = drafter.propose([wish], Sure(p_min))
     return draft, work
 
 
@@ -113,6 +142,76 @@ def test_rounds_that_were_sat_out_are_caught_up_in_one_batch() -> None:
     assert [len(call[0].tokens) for call in model.calls[before:]] == [6, 1, 1]
     assert (work.calls, work.prefill_calls) == (3, 0)
     assert list(draft.tokens) == greedy_continuation(OTHER, [*PROMPT, 1, 2, 3, 0, 1, 2], 3)
+
+
+# Behind what others have drafted
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.booleans()), min_size=1, max_size=8),
+)
+def test_a_draft_follows_the_prefix_and_what_held_of_both_is_not_evaluated_again(
+    seed: int, steps: list[tuple[int, int, bool]]
+) -> None:
+    """A prefix costs no call of its own: it is read with the last committed tokens."""
+    rng = np.random.default_rng(seed)
+    model = FakeModel(ENDLESS, OTHER)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    text, in_vain = list(PROMPT), 0
+    for lead, length, is_right in steps:
+        right = greedy_continuation(OTHER, text, lead)
+        prefix = right if is_right else [(token + 1) % VOCABULARY.size for token in right]
+        before = len(model.calls)
+        draft, work = propose(drafter, length, prefix=prefix)
+        assert list(draft.tokens) == greedy_continuation(OTHER, [*text, *prefix], length)
+        assert work.calls == length == len(work.call_tokens)
+        calls = model.calls[len(model.calls) - work.calls :]
+        assert work.call_tokens == tuple(len(call[0].tokens) for call in calls)
+        assert work.prefill_calls == len(model.calls) - before - work.calls == (len(text) == len(PROMPT))
+        offered = [*prefix, *draft.tokens]
+        kept = int(rng.integers(0, len(offered) + 1))
+        other = [t for t in range(VOCABULARY.size) if offered[kept : kept + 1] != [t]]
+        final = [*offered[:kept], int(rng.choice(other))]
+        drafter.observe(0, final)
+        text += final
+        in_vain += max(0, len(offered) - 1 - kept)
+    propose(drafter, 1)
+    assert model.stored(0) == tuple(text)
+    assert evaluated_tokens(model) == len(text) + in_vain
+
+
+def test_a_token_that_is_not_taken_has_cost_its_step_and_ends_the_draft() -> None:
+    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
+    drafter.begin(0, PROMPT)
+    draft, _ = propose(drafter, 6)
+    least = min(draft.acceptance)
+    place = draft.acceptance.index(least)
+    for drawn in (False, True):  # whether it is taken hangs on the distribution, not on what was drawn
+        drafter.begin(0, PROMPT)
+        short, work = propose(drafter, 6, p_min=least + 1e-9, drawn=drawn)
+        assert work.calls == len(short) + 1
+        assert drawn or short.tokens == draft.tokens[:place]
+    drafter.begin(0, PROMPT)
+    none, work = propose(drafter, 6, p_min=1.0)
+    assert (none, work.calls) == (Draft(), 1)
+    drafter.observe(0, [draft.tokens[0], 3])  # its KV was of use all the same
+    _, work = propose(drafter, 1)
+    assert work.call_tokens == (2,)
+
+
+def test_nobody_asked_for_costs_nothing() -> None:
+    model = FakeModel(ENDLESS, OTHER)
+    drafter = drafter_of(model)
+    drafter.begin(0, PROMPT)
+    drafter.begin(1, PROMPT)
+    choosy = Choosy(sequences=frozenset({1}))
+    wishes = [Wish(i, 3, sampler()) for i in range(2)]
+    drafts, work = drafter.propose(wishes, choosy)
+    assert [len(draft) for draft in drafts] == [0, 3]
+    assert (model.length(0), work.calls) == (0, 3)
+    assert drafter.propose(wishes, Choosy(sequences=frozenset())) == ([Draft(), Draft()], DraftWork())
 
 
 @pytest.mark.parametrize("rewind", ["free", "none"])
@@ -337,7 +436,7 @@ def test_other_sequences_do_not_disturb() -> None:
     for sequence, prompt in enumerate(prompts):
         drafter.begin(sequence, prompt)
     wishes = [Wish(i, n, sampler()) for i, n in enumerate((5, 1, 3))]
-    drafts, work = drafter.propose(wishes, lambda _n, _p: True)
+    drafts, work = drafter.propose(wishes, Sure())
     assert [list(d.tokens) for d in drafts] == [
         greedy_continuation(OTHER, prompt, n) for prompt, n in zip(prompts, (5, 1, 3), strict=True)
     ]

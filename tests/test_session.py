@@ -96,7 +96,12 @@ def test_a_pair_says_what_its_target_says_in_fewer_calls(path: Callable[..., Pat
         plain = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True, speculate=False)
     policy = FixedPolicy(p_min=0.0)
     with Session.load(target, draft, context_length=256, options=OPTIONS, policy=policy) as session:
-        assert [drafter.name for drafter in session.engine.drafters] == ["lookup", "draft"]
+        assert [drafter.name for drafter in session.engine.drafters] == [
+            "prediction",
+            "lookup",
+            "earlier",
+            "draft",
+        ]
         fast = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True)
         assert session.notices == []
     assert fast.tokens == plain.tokens and len(fast.tokens) == 40
@@ -167,7 +172,7 @@ def test_a_draft_that_cannot_rewind_is_not_used(
     pair = Pair.load(path(), path(arch=arch), options=OPTIONS)
     assert pair.draft is None and is_closed(opened[1])
     with pair.open(64) as session:
-        assert [drafter.name for drafter in session.engine.drafters] == ["lookup"]
+        assert [drafter.name for drafter in session.engine.drafters] == ["prediction", "lookup", "earlier"]
         assert len(session.notices) == 1 and "not used" in session.notices[0]
         assert session.generate(PROMPT, max_tokens=3, sampling=GREEDY, ignore_end=True).tokens
     assert is_closed(opened[0])
@@ -223,7 +228,7 @@ def test_the_settings_are_those_that_were_loaded(path: Callable[..., Path]) -> N
         settings = settings_of(session, Request((1,), GREEDY), 77)
     assert settings["sampling"]["seed"] == 77 and settings["sampling"]["temperature"] == 0
     assert settings["context_length"] == 256 and settings["rewind"] == "free"
-    assert settings["drafters"] == ["lookup", "draft"] and settings["policy"]["draft_max"] == 3
+    assert settings["drafters"][-1] == "draft" and settings["policy"]["draft_max"] == 3
     target, draft = settings["target"], settings["draft"]
     assert target["path"] == str(path()) and draft["path"] == str(path(noise=0.02))
     assert (target["cache_type_k"], draft["cache_type_k"]) == ("q8_0", "f16")

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import sampler
-from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork
+from lookups import UpTo, ends_of, longest_match, propose
+from outrider.core.contracts import Wish
+from outrider.core.data import Draft
 from outrider.core.errors import SettingError
 from outrider.drafters.automaton import MAX_CHAIN, SuffixAutomaton
-from outrider.drafters.suffix import SuffixDrafter, estimate
+from outrider.drafters.lookup import EVIDENCE, estimate
+from outrider.drafters.suffix import SuffixDrafter
 
 # Few different tokens, so that texts repeat and states split.
 texts = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=60))
@@ -26,27 +28,6 @@ mixed_texts = st.builds(
     st.builds(random.Random, st.integers(0, 2**32 - 1)),
     st.integers(1, 40),
 )
-
-
-def always(num_drafted: int, acceptance: float) -> bool:
-    return num_drafted >= 0 and 0 < acceptance < 1
-
-
-def never(num_drafted: int, acceptance: float) -> bool:
-    return not always(num_drafted, acceptance)
-
-
-def propose(
-    drafter: SuffixDrafter,
-    *,
-    sequence: int = 0,
-    max_tokens: int = 8,
-    extend: Extend = always,
-) -> Draft:
-    wish = Wish(sequence, max_tokens, sampler())
-    (draft,), work = drafter.propose([wish], extend)
-    assert work == DraftWork()
-    return draft
 
 
 def drafter_over(tokens: Sequence[int], min_match: int = 1) -> SuffixDrafter:
@@ -60,12 +41,6 @@ def automaton_over(tokens: Sequence[int]) -> SuffixAutomaton:
     for token in tokens:
         automaton.extend(token)
     return automaton
-
-
-def ends_of(part: Sequence[int], text: Sequence[int]) -> list[int]:
-    """The places in `text` where `part` ends, ascending."""
-    size = len(part)
-    return [end for end in range(size, len(text) + 1) if list(text[end - size : end]) == list(part)]
 
 
 def longest_repeat(text: Sequence[int]) -> int:
@@ -86,12 +61,14 @@ def favourite(followers: Sequence[int]) -> int:
     return next(token for token in reversed(followers) if counts[token] == most)
 
 
-def draft_by_search(text: Sequence[int], max_tokens: int, min_match: int) -> list[tuple[int, float]]:
-    """Tokens and acceptances that the drafter promises, found without an automaton."""
-    match_length = longest_repeat(text)
-    drafted: list[tuple[int, float]] = []
+def draft_by_search(
+    text: Sequence[int], prefix: Sequence[int], max_tokens: int, min_match: int
+) -> list[tuple[int, tuple[float, ...]]]:
+    """Tokens and evidence that the drafter promises, found without an automaton."""
+    context = [*text, *prefix]
+    match_length = longest_match(context, text) if prefix else longest_repeat(text)
+    drafted: list[tuple[int, tuple[float, ...]]] = []
     while len(drafted) < max_tokens:
-        context = [*text, *(token for token, _ in drafted)]
         followers: list[int] = []
         while match_length >= min_match and not followers:
             followers = continuations(context[-match_length:], text)
@@ -99,7 +76,9 @@ def draft_by_search(text: Sequence[int], max_tokens: int, min_match: int) -> lis
         if not followers:
             break
         token = favourite(followers)
-        drafted.append((token, estimate(match_length, followers.count(token), len(followers))))
+        age = len(context) + 1 - ends_of([*context[-match_length:], token], text)[-1]
+        drafted.append((token, (match_length, followers.count(token), len(followers), age)))
+        context.append(token)
         match_length += 1
     return drafted
 
@@ -129,6 +108,8 @@ def test_matches_are_continued_by_their_most_frequent_followers(text: list[int])
             assert likely is not None
             assert likely.token == favourite(followers)
             assert (likely.count, likely.total) == (followers.count(likely.token), len(followers))
+            last_end = ends_of([*text[end - length : end], likely.token], text[:end])[-1]
+            assert likely.last_end == last_end
             state, length = automaton.shorter(state)
 
 
@@ -147,13 +128,39 @@ def test_counts_stay_within_their_totals_where_matches_nest_deeper_than_counted(
         state, length = automaton.shorter(state)
 
 
-@given(mixed_texts, st.integers(1, 3), st.integers(1, 10))
-def test_draft_equals_that_of_a_search(text: list[int], min_match: int, max_tokens: int) -> None:
-    draft = propose(drafter_over(text, min_match), max_tokens=max_tokens)
-    expected = draft_by_search(text, max_tokens, min_match)
-    assert list(zip(draft.tokens, draft.acceptance, strict=True)) == expected
-    assert draft.sources == ("lookup",) * len(draft)
-    assert draft.probs is None
+@given(mixed_texts, st.lists(st.integers(0, 3), max_size=12))
+def test_reading_on_finds_the_longest_suffix_in_the_text(text: list[int], behind: list[int]) -> None:
+    automaton = automaton_over(text)
+    num_states, (state, length) = automaton.num_states, automaton.match
+    for read, token in enumerate(behind, start=1):
+        state, length = automaton.after(state, length, token)
+        context = [*text, *behind[:read]]
+        assert length == longest_match(context, text)
+        followers = continuations(context[len(context) - length :], text)
+        likely = automaton.most_likely(state)
+        assert (likely.token if likely else None) == (favourite(followers) if followers else None)
+    assert automaton.num_states == num_states
+
+
+@given(mixed_texts, st.lists(st.integers(0, 3), max_size=6), st.integers(1, 3), st.integers(1, 10))
+def test_draft_equals_that_of_a_search(
+    text: list[int], prefix: list[int], min_match: int, max_tokens: int
+) -> None:
+    draft = propose(drafter_over(text, min_match), prefix=prefix, max_tokens=max_tokens)
+    evidence = tuple(hint.evidence for hint in draft.hints)
+    assert list(zip(draft.tokens, evidence, strict=True)) == draft_by_search(
+        text, prefix, max_tokens, min_match
+    )
+    assert draft.acceptance == tuple(estimate(*map(int, numbers[:3])) for numbers in evidence)
+    assert all(len(numbers) == len(EVIDENCE) for numbers in evidence)
+
+
+@given(mixed_texts, st.integers(1, 5))
+def test_a_draft_goes_on_behind_its_own_beginning(text: list[int], cut: int) -> None:
+    whole = propose(drafter_over(text))
+    rest = propose(drafter_over(text), prefix=whole.tokens[:cut])
+    assert rest.tokens[: max(len(whole) - cut, 0)] == whole.tokens[cut:]
+    assert rest.hints[: max(len(whole) - cut, 0)] == whole.hints[cut:]
 
 
 @given(texts)
@@ -209,7 +216,7 @@ def test_several_wishes_are_answered_in_their_order() -> None:
     drafter.begin(3, [1, 2, 1])
     drafter.begin(5, [1, 7, 1])
     wishes = [Wish(sequence, 1, sampler()) for sequence in (5, 4, 3)]
-    drafts, _ = drafter.propose(wishes, always)
+    drafts, _ = drafter.propose(wishes, UpTo())
     assert [draft.tokens for draft in drafts] == [(7,), (), (2,)]
 
 
@@ -245,24 +252,35 @@ def test_unknown_sequence_gets_an_empty_draft() -> None:
     assert propose(SuffixDrafter(), sequence=2) == Draft()
 
 
-def test_draft_ends_before_the_token_that_is_declined() -> None:
-    asked: list[tuple[int, float]] = []
-
-    def at_most_two(num_drafted: int, acceptance: float) -> bool:
-        asked.append((num_drafted, acceptance))
-        return num_drafted < 2
-
+def test_draft_ends_before_the_token_that_is_not_taken() -> None:
     drafter = drafter_over([1, 2, 3, 4, 5, 1])
     whole = propose(drafter, max_tokens=4)
-    draft = propose(drafter, max_tokens=4, extend=at_most_two)
+    extend = UpTo(taken=2)
+    draft = propose(drafter, max_tokens=4, extend=extend)
     assert draft.tokens == whole.tokens[:2] == (2, 3)
-    assert asked == list(enumerate(whole.acceptance[:3]))
-    assert propose(drafter, extend=never) == Draft()
+    assert extend.hints == list(whole.hints[:3])
+    assert extend.asked == [
+        (question, drafted) for drafted in [(), (2,), (2, 3)] for question in ("wants", "takes")
+    ]
+
+
+def test_nothing_is_looked_up_that_is_not_wanted() -> None:
+    drafter = drafter_over([1, 2, 3, 4, 5, 1])
+    extend = UpTo(wanted=1)
+    assert propose(drafter, max_tokens=4, extend=extend).tokens == (2,)
+    assert extend.asked == [("wants", ()), ("takes", ()), ("wants", (2,))]
+    assert propose(drafter, extend=UpTo(wanted=0)) == Draft()
 
 
 def test_proposing_changes_nothing() -> None:
     drafter = drafter_over([1, 2, 3, 1, 2])
-    assert propose(drafter) == propose(drafter)
+    before = propose(drafter)
+    assert propose(drafter, prefix=[3, 7, 1]).tokens[0] == 2
+    assert propose(drafter) == before
+
+
+def test_lookup_is_free() -> None:
+    assert SuffixDrafter().is_free
 
 
 def test_one_token_repeated_is_drafted_to_the_end() -> None:

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -23,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llama_server import LlamaServer
 from machine import describe
 from outrider import LoadOptions, Request, SamplingParams, Session, read_out
 
@@ -70,35 +68,12 @@ def llama_cpp_python(model: Path, threads: int) -> Contestant:
     return decode
 
 
-def llama_server(model: Path, threads: int, program: Path) -> tuple[Contestant, subprocess.Popen[bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(program), "-m", str(model), "-c", "1024", "-t", str(threads), "-tb", str(threads)]
-    command += ["--port", str(port), "--host", "127.0.0.1", "-np", "1"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    for _ in range(240):
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=2)
-            break
-        except OSError:
-            time.sleep(0.5)
-
+def llama_server(server: LlamaServer) -> Contestant:
     def decode(num_tokens: int) -> float:
-        body = {
-            "prompt": PROMPT,
-            "n_predict": num_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "cache_prompt": False,
-        }
-        request = urllib.request.Request(f"{address}/completion", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=600) as response:
-            timings = json.load(response)["timings"]
+        timings = server.complete(PROMPT, num_tokens, ignore_eos=True)["timings"]
         return float(timings["predicted_ms"] / timings["predicted_n"])
 
-    return decode, server
+    return decode
 
 
 def main() -> None:
@@ -112,17 +87,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    server_decode, server = llama_server(arguments.model, arguments.threads, arguments.llama_server)
-    try:
+    with LlamaServer(arguments.llama_server, arguments.model, arguments.threads, 1024) as server:
         contestants: dict[str, Contestant] = {
             "outrider": outrider(arguments.model, arguments.threads),
             "llama-cpp-python": llama_cpp_python(arguments.model, arguments.threads),
-            "llama-server": server_decode,
+            "llama-server": llama_server(server),
         }
         rows = measure(contestants, arguments)
-    finally:
-        server.terminate()
-        server.wait()
     summarise(rows, list(contestants))
 
 

@@ -19,15 +19,20 @@ from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Request, StepRecord, Update
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
+from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.learned import AutoSettings, Learned, Measuring
 from outrider.models.cache import cache_dir
 from outrider.models.embedded import embedded_default
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve
-from outrider.policy import FixedPolicy
+from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.tuning import describe_tuned, tuned_options
 from outrider.vocab import Alignment, align
 
 Message = Mapping[str, Any]
@@ -113,10 +118,12 @@ class Session:
         *,
         template: ChatTemplate | None = None,
         notices: Sequence[str] = (),
+        learned: Learned | None = None,
     ) -> None:
         self.target = target
         self.template = template
         self._drafters = tuple(drafters)
+        self._learned = learned
         self.engine = Engine(target, drafters, policy)
         self.notices = [*notices, *self.engine.notices]
 
@@ -128,16 +135,18 @@ class Session:
         *,
         context_length: int = DEFAULT_CONTEXT_TOKENS,
         options: LoadOptions | None = None,
-        policy: Policy | None = None,
+        policy: Policy | AutoSettings | None = None,
+        corpus: Sequence[str | Path] = (),
     ) -> Session:
-        """Load a target (None: the embedded default) and, if given, a draft model.
+        """Load a target (None: the embedded default) and, if given, a draft model; `corpus` are files
+        and folders that drafts may be looked up in. Without a policy drafting is automatic.
 
         Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
         errors of `outrider.core.errors` that their names say.
         """
         pair = Pair.load(model, draft, options=options)
         try:
-            return pair.open(context_length, policy=policy)
+            return pair.open(context_length, policy=policy, corpus=corpus)
         except BaseException:
             pair.close()
             raise
@@ -157,8 +166,10 @@ class Session:
         speculate: bool = True,
         verification: Verification | None = None,
         logprobs: int | None = None,
+        prediction: str | None = None,
     ) -> Generation:
-        """Start generating from a text, a conversation or tokens. The settings are Request's."""
+        """Start generating from a text, a conversation or tokens. The settings are Request's;
+        `prediction` is an answer that much of the real one is expected to be like."""
         request = Request(
             prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
             sampling=sampling or SamplingParams(),
@@ -169,14 +180,35 @@ class Session:
             verification=verification or Verification(),
             logprobs=logprobs,
         )
+        self.expect(request.prompt, prediction)
         return Generation(self.engine, request)
+
+    def expect(self, prompt: Sequence[int], prediction: str | None) -> None:
+        """Draft from `prediction` whenever the answer to this prompt is generated; None: no longer.
+
+        It is read as text, whatever it spells. Where drafts are of no use, a notice says so.
+        """
+        followers = [drafter for drafter in self.engine.drafters if isinstance(drafter, PredictionDrafter)]
+        if prediction is None:
+            for drafter in followers:
+                drafter.forget(prompt)
+            return
+        tokens = self.target.vocabulary.tokenize(prediction, add_special=False)
+        for drafter in followers:
+            drafter.expect(prompt, tokens)
+        notice = "the prediction is not used: no drafter of this session follows one"
+        if not followers and notice not in self.notices:
+            self.notices.append(notice)
 
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
         """Generate to the end; the settings are those of `stream`."""
         return self.stream(prompt, **settings).completion
 
     def close(self) -> None:
-        """Free the models' memory, weights included. Closing twice is harmless."""
+        """Keep what was learned, and free the models' memory, weights included. Closing twice is harmless."""
+        if self._learned is not None:
+            self._learned.keep()
+            self._learned = None
         for drafter in self._drafters:  # the engine may have set some aside
             if isinstance(drafter, ModelDrafter):
                 _close(drafter.model)
@@ -265,7 +297,8 @@ class Pair:
         try:
             template = _template(target, target_card)
             if draft_path is not None and draft_card is not None:
-                weights = _load(draft_path, draft_card, draft_options or options or LoadOptions(), notices)
+                chosen = draft_options or options or LoadOptions()
+                weights = _load(draft_path, draft_card, chosen, notices, draft=True)
                 alignment = align(target.vocabulary, weights.vocabulary)
                 if useless := _why_no_draft(target, weights):
                     notices.append(useless)
@@ -294,13 +327,21 @@ class Pair:
         draft_context_length: int = 0,
         *,
         lookup: bool = True,
-        policy: Policy | None = None,
+        corpus: Sequence[str | Path] = (),
+        progress: Progress | None = None,
+        policy: Policy | AutoSettings | None = None,
+        measuring: Measuring | None = None,
         max_sequences: int = 1,
     ) -> Session:
         """Give the models KV caches and the session its drafters.
 
+        Without a policy, or with AutoSettings, drafting is automatic: what calls cost is looked up, or
+        measured once in a few seconds (`measuring` is told).
+
         Contexts are in tokens per sequence: 0 takes what the target was trained with, and for
-        the draft the target's. Raises OutOfMemory.
+        the draft the target's. `lookup` is about the text so far and the session's earlier ones,
+        `corpus` are files and folders, which are indexed first (`progress` is told). Raises
+        OutOfMemory, and SettingError for a corpus that cannot be used.
         """
         notices = list(self.notices)
         trained = self.target.trained_context
@@ -308,17 +349,44 @@ class Pair:
             notices.append(
                 f"{self.target.name} was trained with a context of {trained} tokens, not {context_length}"
             )
+        drafters = self._free_drafters(lookup, corpus, progress, notices)
         target = self.target.open(context_length, max_sequences=max_sequences)
-        drafters: list[Drafter] = [SuffixDrafter()] if lookup else []
         try:
+            model = None
             if self.draft is not None and self.alignment is not None:
                 length = draft_context_length or min(target.context_length, self.draft.trained_context)
                 model = self.draft.open(length, max_sequences=max_sequences)
                 drafters.append(ModelDrafter(model, self.alignment))
-            return Session(target, drafters, policy, template=self.template, notices=notices)
+            learned = None
+            if target.rewind == "none":
+                policy = None if isinstance(policy, AutoSettings) else policy
+            elif policy is None or isinstance(policy, AutoSettings):
+                learned = Learned(policy or AutoSettings(), target, model, measuring)
+                notices += learned.notices
+                policy = learned.policy
+            return Session(target, drafters, policy, template=self.template, notices=notices, learned=learned)
         except BaseException:
             target.close()
             raise
+
+    def _free_drafters(
+        self,
+        lookup: bool,
+        corpus: Sequence[str | Path],
+        progress: Progress | None,
+        notices: list[str],
+    ) -> list[Drafter]:
+        """Those that call no model; the surest first."""
+        drafters: list[Drafter] = [] if self.target.rewind == "none" else [PredictionDrafter()]
+        if lookup:
+            drafters += [SuffixDrafter(), EarlierDrafter()]
+        if corpus and self.target.rewind == "none":
+            notices.append(f"the corpus is not used: {self.target.name} cannot take rejected drafts back")
+        elif corpus:
+            indexed = open_corpus([Path(path) for path in corpus], self.target.vocabulary, progress)
+            drafters.append(CorpusDrafter(indexed))
+            notices += indexed.notices
+        return drafters
 
 
 def _why_no_draft(target: Weights, draft: Weights) -> str | None:
@@ -333,8 +401,13 @@ def _why_no_draft(target: Weights, draft: Weights) -> str | None:
     return None
 
 
-def _load(path: Path, card: ModelCard, options: LoadOptions, notices: list[str]) -> Weights:
-    """Load weights with options that this build of llama.cpp survives."""
+def _load(
+    path: Path, card: ModelCard, options: LoadOptions, notices: list[str], *, draft: bool = False
+) -> Weights:
+    """Load weights with options that this build of llama.cpp survives, tuned ones where there are."""
+    if tuned := tuned_options(path, options, draft=draft):
+        notices.append(f"{path.stem} {describe_tuned(options, tuned)}")
+        options = tuned
     options, notice = check_build(
         path,
         options,
@@ -358,6 +431,20 @@ def _template(weights: Weights, card: ModelCard) -> ChatTemplate | None:
     return ChatTemplate(card.chat_template, bos=bos, eos=eos)
 
 
+def describe_policy(policy: Policy) -> dict[str, Any]:
+    """Who drafts and how far, as plain data."""
+    if isinstance(policy, FixedPolicy):
+        return {"kind": "fixed", **asdict(policy)}
+    if isinstance(policy, AutoPolicy):
+        return {
+            "kind": "auto",
+            "free": policy.free,
+            "models": policy.models,
+            "draft_max": policy.draft_max,
+        }
+    return {"kind": type(policy).__name__}
+
+
 def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]:
     """The settings in force, read back from the loaded models rather than from what was asked."""
     target = session.target
@@ -368,12 +455,12 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
         "sampling": asdict(replace(request.sampling, seed=seed)),
         "verification": asdict(request.verification),
         "drafters": [drafter.name for drafter in session.engine.drafters],
-        "policy": asdict(policy) if isinstance(policy, FixedPolicy) else type(policy).__name__,
+        "policy": describe_policy(policy),
     }
     drafts = [drafter.model for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
     for role, model in (("target", target), *(("draft", draft) for draft in drafts)):
         if isinstance(model, LlamaCppModel):
-            settings[role] = asdict(model.weights.options) | {
+            settings[role] = asdict(model.options) | {
                 "name": model.name,
                 "path": str(model.weights.path),
                 "context_length": model.context_length,

@@ -1,13 +1,14 @@
 """Step records as JSON lines, one object a step: what `--trace` writes and a replay reads.
 
-The keys are those of `StepRecord`. Distributions of sampled drafts are left out: they would be
+The keys are those of `StepRecord`. `outrider run` puts the answer and what each draft model offers at
+every position of it behind them (`outrider.replay.recording`). Distributions of sampled drafts are left out: they would be
 most of the file, and what was offered and what became of it is there without them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ def as_json(record: StepRecord) -> dict[str, Any]:
     return fields
 
 
-def write_trace(path: Path, records: Iterable[StepRecord]) -> None:
-    """Write the records to `path`: all of them or, with SettingError, nothing."""
-    lines = (json.dumps(as_json(record), separators=(",", ":")) + "\n" for record in records)
+def write_trace(
+    path: Path, records: Iterable[StepRecord], recordings: Iterable[Mapping[str, Any]] = ()
+) -> None:
+    """Write the records to `path`, and behind them what a replay needs beside them, a line each: all of
+    it or, with SettingError, nothing."""
+    objects = [*map(as_json, records), *recordings]
+    lines = (json.dumps(data, separators=(",", ":")) + "\n" for data in objects)
     write_whole(path, "".join(lines), "trace")

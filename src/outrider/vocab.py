@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import VocabularyMismatch
 
-__all__ = ["Alignment", "AlignmentReport", "Cuts", "Difference", "align", "compare"]
+__all__ = ["Alignment", "AlignmentReport", "Cuts", "Difference", "align", "compare", "tokenizer_id"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -288,3 +289,17 @@ def _complaint(report: AlignmentReport) -> str:
         )
     shown = "; ".join(str(difference) for difference in report.differences)
     return f"{agree} ({report.text_ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed). Not in common: {shown}"
+
+
+def tokenizer_id(vocabulary: Vocabulary) -> str:
+    """A name for a tokenizer: tokenizers of the same one give the same tokens for the same text.
+
+    It is a hash of the tokenizer's kind, the spelling of all its tokens and how it cuts some text.
+    """
+    digest = sha256(vocabulary.kind.encode())
+    for token in range(vocabulary.size):
+        spelling = vocabulary.spelling(token)
+        digest.update(b"%d:" % len(spelling) + spelling)
+    for text in _SAMPLES:
+        digest.update(repr(list(vocabulary.tokenize(text, add_special=False))).encode())
+    return digest.hexdigest()

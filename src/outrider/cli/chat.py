@@ -7,14 +7,21 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+from outrider.cli.explanation import print_explanation
 from outrider.cli.output import readable
 from outrider.cli.prompt import ask, read_prompt
 from outrider.cli.report import print_readout
-from outrider.cli.run import TokenPrinter, check_settings, load_pair, open_session, print_notices, show
+from outrider.cli.run import (
+    check_settings,
+    explanation_of,
+    load_pair,
+    open_session,
+    print_notices,
+)
 from outrider.cli.settings import RunSettings
-from outrider.core.data import Completion, StepRecord
+from outrider.cli.stream import Shown, TokenPrinter, show
+from outrider.core.data import StepRecord
 from outrider.core.errors import InputError, PromptError, SettingError
-from outrider.readout import read_out
 from outrider.session import Generation, Message, Pair, Session
 from outrider.trace import write_trace
 
@@ -34,7 +41,7 @@ def chat(settings: RunSettings) -> int:
             "it has no chat template (a base model)",
             "Use outrider run.",
         )
-    with open_session(settings, pair, 0) as session:
+    with open_session(settings, pair, 0, errors) as session:
         print_notices(session, errors)
         conversation = _Conversation(settings, pair, session, errors)
         errors.print(Text(_HELP, style="dim"))
@@ -48,6 +55,8 @@ def _check(settings: RunSettings) -> None:
     for name, given in (("--compare", settings.compare), ("--json", settings.json), ("--raw", settings.raw)):
         if given:
             raise SettingError(name, "a conversation has no use for it", "Leave it out, or use outrider run.")
+    if settings.prediction is not None:
+        raise SettingError("--prediction", "it is about one answer", "Leave it out, or use outrider run.")
     if settings.file is not None:
         raise SettingError("-f", "a conversation reads what you type", "Use -p for a first message.")
 
@@ -71,7 +80,7 @@ class _Conversation:
         if settings.system:
             self._system = [{"role": "system", "content": settings.system}]
         self._messages: list[Message] = list(self._system)
-        self._last: Completion | None = None
+        self._last: Shown | None = None
         self._records: list[StepRecord] = []
         self._printer = TokenPrinter(settings, errors)
 
@@ -112,15 +121,16 @@ class _Conversation:
             way_out = "/reset starts a new conversation."
             self._errors.print(Text(readable(f"{error} {way_out}"), style="yellow"))
             return
-        self._messages.append({"role": "assistant", "content": self._last.text})
+        completion = self._last.completion
+        self._messages.append({"role": "assistant", "content": completion.text})
         if self._settings.trace:
-            self._records += self._last.records
+            self._records += completion.records
             write_trace(self._settings.trace, self._records)
         if not self._settings.quiet:
             self._print_summary(self._last)
 
-    def _print_summary(self, completion: Completion) -> None:
-        readout = read_out(completion)
+    def _print_summary(self, shown: Shown) -> None:
+        readout = shown.readout()
         ended = {"length": "; token limit", "cancelled": "; interrupted"}.get(readout.finish_reason, "")
         self._errors.print(
             Text(
@@ -144,4 +154,7 @@ class _Conversation:
             self._errors.print(Text("nothing was answered yet", style="dim"))
             return
         draft = self._pair.draft.name if self._pair.draft else None
-        print_readout(self._errors, read_out(self._last), self._pair.target.name, draft)
+        explanation = explanation_of(self._session, self._last.completion)
+        print_readout(self._errors, self._last.readout(), self._pair.target.name, draft, explanation)
+        if self._settings.explain and explanation:
+            print_explanation(self._errors, explanation)

@@ -14,20 +14,18 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from outrider import __version__
-from outrider.cli import options, verify_options
+from outrider.cli import costs_options, options, verify_options
 from outrider.cli.output import readable
 from outrider.cli.settings import RunSettings
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
-from outrider.policy import FixedPolicy
 
 _SAMPLING = SamplingParams()
 _VERIFICATION = Verification()
-_POLICY = FixedPolicy()
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
-_NOT_IN_CHAT = {"file", "raw", "interactive", "compare", "repetitions", "json", "logprobs"}
+_NOT_IN_CHAT = {"file", "raw", "interactive", "compare", "repetitions", "json", "logprobs", "prediction"}
 """Options that a conversation refuses, so its help leaves them out."""
 
 
@@ -146,18 +144,24 @@ def _run(
     rule: options.Rule = _VERIFICATION.rule,
     lenience: options.Lenience = _VERIFICATION.lenience,
     strict: options.Strict = False,
-    draft_max: options.DraftMax = _POLICY.draft_max,
-    draft_min: options.DraftMin = _POLICY.draft_min,
-    draft_p_min: options.DraftPMin = _POLICY.p_min,
+    policy: options.Policy = None,
+    draft_max: options.DraftMax = None,
+    draft_min: options.DraftMin = None,
+    draft_p_min: options.DraftPMin = None,
     draft_sampling: options.DraftSampling = _VERIFICATION.draft_sampling,
     lookup: options.Lookup = True,
+    corpus: options.Corpus = None,
+    prediction: options.Prediction = None,
+    costs: options.CostsFile = None,
     show_source: options.ShowSource = False,
     compare: options.Compare = False,
     repetitions: options.Repetitions = 3,
     json: options.Json = False,
     logprobs: options.Logprobs = None,
     trace: options.Trace = None,
+    explain: options.Explain = False,
     quiet: options.Quiet = False,
+    smooth: options.Smooth = False,
     verbose: options.Verbose = False,
     ctx_size: options.Context = None,
     ctx_size_draft: options.DraftContext = 0,
@@ -209,9 +213,10 @@ def _verify(
     test_seed: verify_options.TestSeed = 0,
     rule: options.Rule = _VERIFICATION.rule,
     lenience: options.Lenience = _VERIFICATION.lenience,
-    draft_max: options.DraftMax = _POLICY.draft_max,
-    draft_min: options.DraftMin = _POLICY.draft_min,
-    draft_p_min: options.DraftPMin = _POLICY.p_min,
+    policy: options.Policy = "fixed",
+    draft_max: options.DraftMax = None,
+    draft_min: options.DraftMin = None,
+    draft_p_min: options.DraftPMin = None,
     lookup: options.Lookup = True,
     inject: verify_options.Inject = None,
     output: verify_options.CertificateFile = None,
@@ -243,6 +248,55 @@ def _verify(
     own = {name: given[name] for name in VerifySettings.__dataclass_fields__ if name in given}
     try:
         status = verify(VerifySettings(run=_as_run(given), **own))
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted", err=True)
+        status = INTERRUPTED
+    raise typer.Exit(status)
+
+
+@app.command(
+    "costs", cls=_Command, help="Measure what calls of the models cost here; what drafts must reach."
+)
+def _costs(
+    model: options.Model = None,
+    model_draft: options.DraftModel = None,
+    hf_repo: options.HubModel = None,
+    hf_repo_draft: options.HubDraft = None,
+    hf_token: options.HubToken = None,
+    offline: options.Offline = False,
+    seconds: costs_options.Seconds = None,
+    fresh: costs_options.Fresh = False,
+    tune: costs_options.Tune = False,
+    costs: costs_options.CostsFile = None,
+    print_json: costs_options.CostsJson = False,
+    verbose: options.Verbose = False,
+    sequences: costs_options.Sequences = 1,
+    ctx_size: options.Context = None,
+    gpu_layers: options.GpuLayers = "all",
+    gpu_layers_draft: options.DraftGpuLayers = None,
+    split_mode: options.SplitMode = "layer",
+    main_gpu: options.MainGpu = 0,
+    threads: options.Threads = -1,
+    threads_batch: options.ThreadsBatch = -1,
+    batch_size: options.BatchTokens = 2048,
+    ubatch_size: options.MicroBatchTokens = 512,
+    flash_attn: options.FlashAttention = "auto",
+    cache_type_k: options.CacheTypeK = "f16",
+    cache_type_v: options.CacheTypeV = "f16",
+    mmap: options.Mmap = True,
+    mlock: options.Mlock = False,
+    swa_full: options.FullWindow = True,
+    repack: options.Repack = True,
+) -> None:
+    given = dict(locals())
+    from outrider.backends.llama_cpp import show_log
+    from outrider.cli.costs import CostsSettings
+    from outrider.cli.costs import costs as show_costs
+
+    show_log(verbose)
+    own = {name: given[name] for name in CostsSettings.__dataclass_fields__ if name in given}
+    try:
+        status = show_costs(CostsSettings(run=_as_run(given), **own))
     except KeyboardInterrupt:
         typer.echo("\ninterrupted", err=True)
         status = INTERRUPTED

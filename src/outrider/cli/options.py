@@ -206,8 +206,27 @@ Strict = Annotated[
         help="Greedy: decide close calls one by one; slower, fewer differences, no guarantee.",
     ),
 ]
+Policy = Annotated[
+    str | None,
+    option(
+        SPECULATION,
+        "--policy",
+        metavar="WHO",
+        help="Who drafts and how far: auto (what pays here), lookup or model (auto, but only these), fixed "
+        "(by the lengths below), plain (nobody).",
+    ),
+]
+CostsFile = Annotated[
+    Path | None,
+    option(
+        SPECULATION,
+        "--costs",
+        metavar="FILE",
+        help="Take what calls cost from this file; if there is none, write it there.",
+    ),
+]
 DraftMax = Annotated[
-    int,
+    int | None,
     option(
         SPECULATION,
         "--draft-max",
@@ -215,28 +234,28 @@ DraftMax = Annotated[
         "--draft-n",
         "--spec-draft-n-max",
         metavar="N",
-        help="Most tokens to draft a step; 0 decodes plainly.",
+        help="Most tokens to draft a step (auto: 64, fixed: 8); 0 decodes plainly.",
     ),
 ]
 DraftMin = Annotated[
-    int,
+    int | None,
     option(
         SPECULATION,
         "--draft-min",
         "--draft-n-min",
         "--spec-draft-n-min",
         metavar="N",
-        help="Drop shorter drafts (sampled ones are kept: dropping them would bias the text).",
+        help="Fixed lengths: drop shorter drafts (sampled ones are kept: dropping them would bias the text).",
     ),
 ]
 DraftPMin = Annotated[
-    float,
+    float | None,
     option(
         SPECULATION,
         "--draft-p-min",
         "--spec-draft-p-min",
         metavar="P",
-        help="End a draft before a token that is less likely than P to be right.",
+        help="Fixed lengths: end a draft before a token that is less likely than P to be right (0.65).",
     ),
 ]
 DraftSampling = Annotated[
@@ -253,7 +272,25 @@ Lookup = Annotated[
     option(
         SPECULATION,
         "--lookup/--no-lookup",
-        help="Draft from the text so far where it repeats. On by default.",
+        help="Draft from the text so far, and what was said before it. On by default.",
+    ),
+]
+Corpus = Annotated[
+    list[Path] | None,
+    option(
+        SPECULATION,
+        "--corpus",
+        metavar="PATH",
+        help="Draft from these files, and those in these folders (repeatable); indexed once.",
+    ),
+]
+Prediction = Annotated[
+    Path | None,
+    option(
+        SPECULATION,
+        "--prediction",
+        metavar="FILE",
+        help="Draft from this text, which the answer will be much like: a file to be edited.",
     ),
 ]
 
@@ -269,7 +306,15 @@ Json = Annotated[bool, option(OUTPUT, "--json", help="One JSON object on standar
 Trace = Annotated[
     Path | None, option(OUTPUT, "--trace", metavar="FILE", help="Write every step's record as JSON lines.")
 ]
+Explain = Annotated[
+    bool,
+    option(OUTPUT, "--explain", help="Say what was chosen, why, and what would help."),
+]
 Quiet = Annotated[bool, option(OUTPUT, "-q", "--quiet", help="The text alone, without a readout.")]
+Smooth = Annotated[
+    bool,
+    option(OUTPUT, "--smooth", help="Let the text out evenly, not in bursts; it waits for one step at most."),
+]
 Verbose = Annotated[bool, option(OUTPUT, "-v", "--verbose", help="Let llama.cpp's own log through.")]
 Logprobs = Annotated[
     int | None,

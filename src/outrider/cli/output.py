@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 
 from outrider.core.errors import SettingError
 
@@ -20,11 +22,33 @@ def write(text: str) -> None:
 
     Raises SettingError when it takes no more (a full disk), BrokenPipeError when its reader left.
     """
+    _write(text, _through_the_buffer)
+
+
+def write_past_buffer(text: str) -> None:
+    """As `write`, for a thread that may be stuck in it when the program ends.
+
+    Python's own buffer has a lock, which the end of the interpreter would wait for.
+    """
+    _write(text, _to_the_descriptor)
+
+
+def _write(text: str, put: Callable[[str], None]) -> None:
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        put(text)
     except BrokenPipeError:
         raise
     except OSError as error:
         reason = (error.strerror or "it cannot be written").lower()
         raise SettingError("standard output", reason, "Free some space, or send it elsewhere.") from error
+
+
+def _through_the_buffer(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _to_the_descriptor(text: str) -> None:
+    data = text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]

@@ -72,12 +72,26 @@ def ask(question: str) -> str:
 
 
 def _read_file(path: Path) -> str:
+    return _read_text(path, "prompt file")
+
+
+def read_prediction(path: Path) -> str:
+    """The text of a predicted answer. Raises PromptError when it is empty, cannot be read or is no text."""
+    text = _read_text(path, "prediction")
+    if "\0" in text:
+        raise PromptError(f"prediction {path}", "it is no text (it holds zero bytes)", "Name a text file.")
+    if not text.strip():
+        raise PromptError(f"prediction {path}", "it is empty", "Name a file with the expected answer.")
+    return text
+
+
+def _read_text(path: Path, what: str) -> str:
     try:
         with path.open("rb") as file:
             return _decode(file, str(path))
     except OSError as error:
         reason = (error.strerror or "it cannot be read").lower()
-        raise PromptError(f"prompt file {path}", reason, "Check the path and its permissions.") from error
+        raise PromptError(f"{what} {path}", reason, "Check the path and its permissions.") from error
 
 
 def _decode(file: BinaryIO, name: str) -> str:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.output import readable
 from outrider.compare import Comparison
-from outrider.readout import DrafterCounts, Readout
+from outrider.explain import Estimate, Explanation
+from outrider.readout import DrafterCounts, Latency, Readout
 
-SOURCE_STYLES = {"target": "", "draft": "green", "lookup": "cyan"}
+SOURCE_STYLES = {
+    "target": "",
+    "draft": "green",
+    "lookup": "cyan",
+    "earlier": "blue",
+    "corpus": "magenta",
+    "prediction": "yellow",
+}
 """How `--show-source` colours a token, by who produced it."""
 
 _NAMES = {"draft": "draft model", "lookup": "lookup"}
@@ -25,7 +35,13 @@ def print_legend(console: Console) -> None:
     console.print(legend)
 
 
-def print_readout(console: Console, readout: Readout, target: str, draft: str | None) -> None:
+def print_readout(
+    console: Console,
+    readout: Readout,
+    target: str,
+    draft: str | None,
+    explanation: Explanation | None = None,
+) -> None:
     """Counts and times, one subject a line."""
     rows = {
         "models": f"target {target}, " + (f"draft {draft}" if draft else "no draft model"),
@@ -46,14 +62,25 @@ def print_readout(console: Console, readout: Readout, target: str, draft: str | 
     rows["rule"] = readout.rule + drawn
     if readout.generated_tokens:
         rows["time"] = _time_line(readout)
+    if explanation and explanation.estimate:
+        rows["speed-up"] = estimate_line(explanation.estimate)
     if readout.burst_latency_s:
-        latency = readout.burst_latency_s
-        quantiles = {"p50": latency.p50, "p95": latency.p95, "max": latency.max}
-        rows["between bursts"] = ", ".join(f"{name} {_time(value)}" for name, value in quantiles.items())
-    _print_rows(console, rows)
+        rows["between bursts"] = _latency_line(readout.burst_latency_s)
+    if readout.character_gap_s and readout.paced_character_gap_s:
+        rows["character gaps"] = _gaps_line(readout)
+    print_rows(console, rows)
 
 
-def _print_rows(console: Console, rows: dict[str, str]) -> None:
+def estimate_line(estimate: Estimate) -> str:
+    """The speed-up as far as it can be told from one run."""
+    return (
+        f"about {estimate.speedup:.2f}x over plain decoding ({estimate.low:.2f} to {estimate.high:.2f}), "
+        "estimated; --compare measures it"
+    )
+
+
+def print_rows(console: Console, rows: Mapping[str, str]) -> None:
+    """A subject and what there is to say about it, a line each."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True, min_width=14)
     table.add_column()
@@ -115,6 +142,18 @@ def _time_line(readout: Readout) -> str:
     return f"{shares}; {readout.overhead:.1%} of it outside model calls"
 
 
+def _latency_line(latency: Latency) -> str:
+    return f"p50 {_time(latency.p50)}, p95 {_time(latency.p95)}, max {_time(latency.max)}"
+
+
+def _gaps_line(readout: Readout) -> str:
+    """The stream as it was paced and as the steps made it; as plain decoding would, where known."""
+    kinds = {"paced": readout.paced_character_gap_s, "unpaced": readout.character_gap_s}
+    line = "; ".join(f"{kind} {_latency_line(gaps)}" for kind, gaps in kinds.items() if gaps)
+    plain = readout.plain_character_gap_s
+    return line + (f"; plain decoding: p95 about {_time(plain.p95)}" if plain else "")
+
+
 def print_comparison(console: Console, comparison: Comparison, *, deterministic: bool) -> None:
     """Speed-up with its spread, and whether the outputs are equal."""
     speedup, plain = comparison.speedup, comparison.plain
@@ -127,7 +166,7 @@ def print_comparison(console: Console, comparison: Comparison, *, deterministic:
         ),
         "output": _equality_line(comparison, deterministic),
     }
-    _print_rows(console, rows)
+    print_rows(console, rows)
 
 
 def _equality_line(comparison: Comparison, deterministic: bool) -> str:

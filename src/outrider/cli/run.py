@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from rich.color import ColorSystem
 from rich.console import Console
-from rich.style import Style
 from rich.text import Text
 
-from outrider.cli.interrupt import Interrupt, LoadInterrupt
+from outrider.cli.explanation import print_explanation
+from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
-from outrider.cli.prompt import encodable, read_prompt
-from outrider.cli.report import SOURCE_STYLES, print_comparison, print_legend, print_readout
+from outrider.cli.prompt import encodable, read_prediction, read_prompt
+from outrider.cli.report import print_comparison, print_readout
 from outrider.cli.settings import RunSettings
+from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.compare import Comparison, compare, is_deterministic
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Completion, Piece, Request, TokenLogprob
+from outrider.core.data import Completion, Request, TokenLogprob
 from outrider.core.errors import PromptError, SettingError
+from outrider.drafters.corpus import indexing
+from outrider.drafters.corpus_files import list_files
+from outrider.drafters.model import ModelDrafter
+from outrider.explain import Explanation, explain
 from outrider.files import check_writable
+from outrider.learned import AutoSettings
 from outrider.models.hub import HubOptions
-from outrider.readout import read_out
+from outrider.policy import AutoPolicy
+from outrider.readout import Readout
+from outrider.replay.recorder import record_offers
+from outrider.replay.recording import Recording, as_json
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Generation, Message, Pair, Session, settings_of
 from outrider.trace import write_trace
 
@@ -38,16 +46,18 @@ def run(settings: RunSettings) -> int:
     errors = Console(stderr=True, highlight=False)
     check_settings(settings)
     prompt = read_prompt(settings.prompt_argument, settings.prompt, settings.file, escape=settings.escape)
+    prediction = read_prediction(settings.prediction) if settings.prediction else None
     pair = load_pair(settings, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
     request = settings.request(tokens, pair.target.vocabulary)
-    with open_session(settings, pair, len(tokens)) as session:
+    with open_session(settings, pair, len(tokens), errors) as session:
+        session.expect(request.prompt, prediction)
         print_notices(session, errors)
-        completion = _generate(settings, session, request, errors)
-        comparison = None
+        shown = _generate(settings, session, request, errors)
+        completion, comparison = shown.completion, None
         if settings.compare and completion.finish_reason != "cancelled":
             comparison = _compare(settings, session, request, completion, errors)
-        _report(settings, session, pair, request, completion, comparison, errors)
+        _report(settings, session, pair, request, shown, comparison, errors)
     interrupted = completion.finish_reason == "cancelled" or (settings.compare and comparison is None)
     return INTERRUPTED if interrupted else 0
 
@@ -56,7 +66,7 @@ def check_settings(settings: RunSettings) -> None:
     """Refuse what cannot work before anything is loaded."""
     settings.sampling()
     settings.max_tokens()
-    settings.policy()
+    choice = settings.choice()
     settings.verification()
     settings.check_contexts()
     settings.target_reference()
@@ -68,10 +78,17 @@ def check_settings(settings: RunSettings) -> None:
         raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
     if settings.logprobs is not None and not settings.json:
         raise SettingError("--logprobs", "they are part of the JSON output", "Add --json.")
+    if settings.smooth and settings.json:
+        raise SettingError("--smooth", "--json shows no text as it comes", "Leave one of them out.")
     if settings.repetitions < 1:
         raise SettingError("--repetitions", f"{settings.repetitions} is too few", "Give 1 or more.")
+    if settings.explain and not isinstance(choice, AutoSettings):
+        raise SettingError("--explain", "it explains what --policy auto chose", "Leave one of them out.")
     if settings.trace:
         check_writable(settings.trace, "trace")
+    if settings.costs is not None and not settings.costs.exists():
+        check_writable(settings.costs, "costs")
+    list_files(settings.corpus or ())
 
 
 def load_pair(settings: RunSettings, errors: Console) -> Pair:
@@ -86,18 +103,21 @@ def load_pair(settings: RunSettings, errors: Console) -> Pair:
         )
 
 
-def open_session(settings: RunSettings, pair: Pair, prompt_tokens: int) -> Session:
+def open_session(settings: RunSettings, pair: Pair, prompt_tokens: int, errors: Console) -> Session:
     """Open contexts that hold prompt and answer, unless their size was given."""
     context = settings.ctx_size
     if context is None:
         wanted = prompt_tokens + (settings.max_tokens() or _UNLIMITED_TOKENS) + 1
         context = min(max(wanted, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
-    with LoadInterrupt():
+    with LoadInterrupt(), errors.status("opening") as status:
         return pair.open(
             context,
             settings.ctx_size_draft,
             lookup=settings.lookup,
-            policy=settings.policy(),
+            corpus=settings.corpus or (),
+            progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
+            policy=settings.choice(),
+            measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
         )
 
 
@@ -105,6 +125,16 @@ def print_notices(session: Session, errors: Console) -> None:
     """Say what was switched off, and why."""
     for notice in session.notices:
         errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+
+
+def print_late_notices(session: Session, errors: Console) -> None:
+    """Say what came up while generating, once."""
+    policy = session.engine.policy
+    if isinstance(policy, AutoPolicy):
+        for notice in policy.notices:
+            errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+        session.notices += policy.notices
+        policy.notices = []
 
 
 def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Console) -> str | list[Message]:
@@ -123,64 +153,36 @@ def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Consol
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _generate(settings: RunSettings, session: Session, request: Request, errors: Console) -> Completion:
+def _generate(settings: RunSettings, session: Session, request: Request, errors: Console) -> Shown:
     generation = Generation(session.engine, request)
     printer = None if settings.json else TokenPrinter(settings, errors)
     try:
-        return show(generation, printer)
-    finally:
+        shown = show(generation, printer)
+    except BaseException:
         if settings.trace:
             write_trace(settings.trace, generation.records)
-
-
-def show(generation: Generation, printer: TokenPrinter | None) -> Completion:
-    """Run a generation to its end or to Ctrl-C, printing the text as it comes."""
-    with Interrupt() as interrupt:
-        for update in generation:
-            if printer:
-                printer.print(update.pieces)
-            if interrupt.asked:
-                generation.cancel()
-        completion = generation.completion
-    if printer:
-        printer.end(completion)
-    return completion
-
-
-class TokenPrinter:
-    """Writes text to standard output as it comes, coloured by source where that is wanted."""
-
-    def __init__(self, settings: RunSettings, errors: Console) -> None:
-        self._console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
-        self._coloured = settings.show_source
-        self._printed = 0
-        if self._coloured and not self._console.color_system:
-            errors.print(
-                Text("note: --show-source needs a terminal with colours: none is used", style="yellow")
-            )
-            self._coloured = False
-        if self._coloured:
-            print_legend(errors)
-
-    def print(self, pieces: tuple[Piece, ...]) -> None:
-        """Show the pieces of one step."""
-        write(
-            "".join(self._dressed(piece.text, SOURCE_STYLES.get(piece.source, "magenta")) for piece in pieces)
+        raise
+    if settings.trace:
+        write_trace(
+            settings.trace, generation.records, _recordings(session, request, shown.completion, errors)
         )
-        self._printed += sum(len(piece.text) for piece in pieces)
+    return shown
 
-    def end(self, completion: Completion) -> None:
-        """Show what was still held back, and end the line."""
-        write(self._dressed(completion.text[self._printed :], "") + "\n")
-        self._printed = 0
 
-    def _dressed(self, text: str, style: str) -> str:
-        if self._console.is_terminal:
-            text = readable(text)
-        if self._coloured and text:
-            # Not through the console, which would turn tabs into spaces.
-            text = Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
-        return text
+def _recordings(
+    session: Session, request: Request, completion: Completion, errors: Console
+) -> list[dict[str, Any]]:
+    """The answer and what each draft model would have offered at every position of it, for a replay."""
+    if not completion.tokens:
+        return []
+    models = [drafter for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
+    with errors.status("recording what the draft model offers"):
+        offers = {
+            drafter.name: record_offers(drafter.model, drafter.alignment, request.prompt, completion.tokens)
+            for drafter in models
+        }
+    recording = Recording("0", "run", request.prompt, completion.tokens, completion.finish_reason, offers)
+    return [as_json(recording)]
 
 
 def _compare(
@@ -206,19 +208,50 @@ def _report(
     session: Session,
     pair: Pair,
     request: Request,
-    completion: Completion,
+    shown: Shown,
     comparison: Comparison | None,
     errors: Console,
 ) -> None:
-    readout = comparison.speculative if comparison else read_out(completion)
+    readout = _readout(shown, comparison)
+    run = comparison.speculative_completion if comparison else shown.completion
+    explanation = explanation_of(session, run)
     if settings.json:
-        in_force = request_settings(settings, session, request, completion)
-        write(json.dumps(_as_json(session, in_force, completion, comparison)) + "\n")
+        in_force = request_settings(settings, session, request, shown.completion)
+        result = _as_json(session, in_force, readout, run, comparison)
+        if explanation:
+            result |= {"explanation": explanation.as_json()}
+        write(json.dumps(result) + "\n")
     elif not settings.quiet:
         errors.print()
-        print_readout(errors, readout, pair.target.name, pair.draft.name if pair.draft else None)
+        # An estimate has nothing to add to a measurement.
+        draft, estimated = pair.draft.name if pair.draft else None, None if comparison else explanation
+        print_readout(errors, readout, pair.target.name, draft, estimated)
         if comparison:
             print_comparison(errors, comparison, deterministic=is_deterministic(request))
+    if settings.explain and explanation and not settings.json:
+        errors.print()
+        print_explanation(errors, explanation)
+    if not settings.quiet:
+        print_late_notices(session, errors)
+
+
+def explanation_of(session: Session, completion: Completion) -> Explanation | None:
+    """Why the automatic policy drafted as it did; None for other policies."""
+    policy = session.engine.policy
+    return explain(completion.records, policy) if isinstance(policy, AutoPolicy) else None
+
+
+def _readout(shown: Shown, comparison: Comparison | None) -> Readout:
+    """The readout of what was shown; of a comparison's median run but for the gaps that were seen."""
+    if comparison is None:
+        return shown.readout()
+    seen = shown.readout(comparison.plain.decode_s / comparison.plain.generated_tokens)
+    return replace(
+        comparison.speculative,
+        character_gap_s=seen.character_gap_s,
+        paced_character_gap_s=seen.paced_character_gap_s,
+        plain_character_gap_s=seen.plain_character_gap_s,
+    )
 
 
 def request_settings(
@@ -234,15 +267,17 @@ def request_settings(
 
 
 def _as_json(
-    session: Session, settings: dict[str, Any], completion: Completion, comparison: Comparison | None
+    session: Session,
+    settings: dict[str, Any],
+    readout: Readout,
+    run: Completion,
+    comparison: Comparison | None,
 ) -> dict[str, Any]:
     """The object that --json prints; the README documents its keys."""
-    readout = comparison.speculative if comparison else read_out(completion)
-    shown = comparison.speculative_completion if comparison else completion
-    result = {"text": shown.text, **readout.as_json(), "settings": settings, "notices": session.notices}
-    if shown.logprobs:
+    result = {"text": run.text, **readout.as_json(), "settings": settings, "notices": session.notices}
+    if run.logprobs:
         vocabulary = session.target.vocabulary
-        result["logprobs"] = [_logprob_json(scored, vocabulary) for scored in shown.logprobs]
+        result["logprobs"] = [_logprob_json(scored, vocabulary) for scored in run.logprobs]
     if comparison:
         result |= {
             "plain": comparison.plain.as_json(),

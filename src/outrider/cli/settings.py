@@ -12,7 +12,10 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Request
 from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.learned import AutoSettings
 from outrider.policy import FixedPolicy
+
+POLICIES = ("auto", "lookup", "model", "fixed", "plain")
 
 STRICT_MARGIN = 0.75
 """Logits whose lead is below this are decided again under --strict; benchmarks/exactness measures it."""
@@ -64,18 +67,24 @@ class RunSettings:
     rule: str
     lenience: float
     strict: bool
-    draft_max: int
-    draft_min: int
-    draft_p_min: float
+    policy: str | None
+    draft_max: int | None
+    draft_min: int | None
+    draft_p_min: float | None
     draft_sampling: str
     lookup: bool
+    corpus: list[Path] | None
+    prediction: Path | None
+    costs: Path | None
     show_source: bool
     compare: bool
     repetitions: int
     json: bool
     logprobs: int | None
     trace: Path | None
+    explain: bool
     quiet: bool
+    smooth: bool
     verbose: bool
     ctx_size: int | None
     ctx_size_draft: int
@@ -167,9 +176,28 @@ class RunSettings:
                     f"{name} {size}", "it is no size of a context", "Give 2 or more, or 0 for the usual one."
                 )
 
-    def policy(self) -> FixedPolicy:
-        """The draft lengths. Raises SettingError."""
-        return FixedPolicy(self.draft_max, self.draft_min, self.draft_p_min)
+    def choice(self) -> FixedPolicy | AutoSettings:
+        """Who drafts and how far. Lengths that only fixed drafts have ask for these. Raises SettingError."""
+        fixed_only = self.draft_min is not None or self.draft_p_min is not None
+        kind = self.policy or ("fixed" if fixed_only else "auto")
+        if kind not in POLICIES:
+            raise SettingError(f"--policy {kind}", "it is not known", f"Choose one of {', '.join(POLICIES)}.")
+        if fixed_only and kind != "fixed":
+            flag = "--draft-min" if self.draft_min is not None else "--draft-p-min"
+            raise SettingError(
+                flag, f"--policy {kind} decides by itself", "Leave it out, or give --policy fixed."
+            )
+        if self.costs is not None and kind in ("fixed", "plain"):
+            raise SettingError("--costs", f"--policy {kind} does not look at them", "Leave it out.")
+        if kind == "plain" or (kind != "fixed" and self.draft_max == 0):
+            return FixedPolicy(draft_max=0)
+        if kind == "fixed":
+            given = {"draft_max": self.draft_max, "draft_min": self.draft_min, "p_min": self.draft_p_min}
+            return FixedPolicy(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        cap = AutoSettings().draft_max if self.draft_max is None else self.draft_max
+        return AutoSettings(
+            free=kind != "model", models=kind != "lookup", draft_max=cap, costs_file=self.costs
+        )
 
     def target_reference(self) -> str | None:
         """The target as one reference; None for the embedded default. Raises SettingError."""
@@ -196,7 +224,7 @@ class RunSettings:
             mmap=self.mmap,
             mlock=self.mlock,
             full_window=self.swa_full,
-            max_rows=max(128, self.draft_max + 1),
+            max_rows=max(128, (self.draft_max or 0) + 1),
             extra_buffer_types=self.repack,
         )
 

@@ -116,7 +116,7 @@ def _certify(
     prompts = [_encode(pair, text, raw=settings.run.raw) for text in texts]
     _spare_models(place, pair)
     greedy = Request(prompts[0], SamplingParams(temperature=0), verification=plan.verification)
-    with open_session(settings.run, pair, max(map(len, prompts))) as session:
+    with open_session(settings.run, pair, max(map(len, prompts)), errors) as session:
         print_notices(session, errors)
         with LoadInterrupt(), _progress(errors) as bars:
             models = _models(pair, bars)

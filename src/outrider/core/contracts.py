@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from outrider.core.data import Distribution, Draft, DraftWork, Logits, Row, Span
+from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Row, Span, StepRecord
 from outrider.core.params import SamplingParams
 
 RewindKind = Literal["free", "window", "none"]
@@ -126,12 +126,13 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a sequence would like from the drafters in this step.
+    """What a sequence would like from a drafter in this step.
 
-    `max_tokens` is the most that can be of use (at least 1). `draw` is None when a draft model is
-    to offer its likeliest tokens as certain; else it offers tokens that `draw` takes from its
-    distributions (after `sampler`), given each and its index in the draft. `believe` asks for
-    the distributions behind certain tokens too (`Draft.beliefs`).
+    `max_tokens` is the most that can be of use (at least 1), `prefix` what others have drafted
+    already: the offer is to follow it. `draw` is None when a draft model is to offer its likeliest
+    tokens as certain; else it offers tokens that `draw` takes from its distributions (after
+    `sampler`), given each and its index in the draft. `believe` asks for the distributions behind
+    certain tokens too (`Draft.beliefs`).
     """
 
     sequence: int
@@ -139,17 +140,24 @@ class Wish:
     sampler: Sampler
     draw: Callable[[Distribution, int], int] | None = None
     believe: bool = False
+    prefix: tuple[int, ...] = ()
 
 
 class Extend(Protocol):
-    """Whether a draft that has `num_drafted` tokens should grow by one more, of which the
-    drafter thinks that it is right with probability `acceptance`.
+    """How far a draft grows: asked before and after every token that a drafter looks for.
 
-    For a sampled draft `acceptance` must not depend on which token was drawn, only on the
-    distribution it was drawn from: else the tokens offered would no longer follow it.
+    `drafted` are the tokens of this offer so far, without the wish's prefix. For a sampled draft
+    no answer may depend on which of its tokens was drawn, only on the distributions behind them:
+    else the tokens offered would no longer follow those.
     """
 
-    def __call__(self, num_drafted: int, acceptance: float) -> bool: ...
+    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+        """Whether another token is worth looking for."""
+        ...
+
+    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+        """Whether the token that was found goes into the draft; if not, the draft ends before it."""
+        ...
 
 
 class Drafter(Protocol):
@@ -162,6 +170,11 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a proposal takes no model call, so that asking costs next to nothing."""
+        ...
+
     def begin(self, sequence: int, tokens: Sequence[int]) -> None:
         """A request starts on `sequence` with this prompt. What the drafter still knows of
         the sequence's earlier tokens it may keep."""
@@ -173,7 +186,7 @@ class Drafter(Protocol):
 
     def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
         """One draft per wish, of at most `max_tokens` tokens and possibly empty, and what
-        they cost together. A draft ends before the first token that `extend` declines."""
+        they cost together. A draft ends before the first token that `extend` does not take."""
         ...
 
     def end(self, sequence: int) -> None:
@@ -188,6 +201,14 @@ class Drafter(Protocol):
 class Policy(Protocol):
     """The one place that decides from whom to draft, and how far."""
 
+    def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
+        """A request starts on `sequence`; `max_tokens` is the most it will generate, None for no limit."""
+        ...
+
     def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
         """One draft per wish, possibly empty, and what they cost together."""
+        ...
+
+    def observe(self, records: Mapping[int, StepRecord]) -> None:
+        """What became of a step, by sequence: those that decoded and those that read their prompt."""
         ...

@@ -53,12 +53,25 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """What a drafter can say about a token that it found.
+
+    `acceptance` is its own estimate, in (0, 1), that the token is accepted given that all before
+    it were; `evidence` are further numbers, always as many, that the estimate can be corrected by.
+    """
+
+    acceptance: float
+    evidence: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens offered for the positions that follow the committed text.
 
     `probs[i]` is the distribution that `tokens[i]` was drawn from; `probs` is None when
-    every token is certain (a point mass). `acceptance[i]` is the drafter's estimate that
-    token i is accepted given that all before it were. `sources[i]` names the drafter.
+    every token is certain (a point mass). `acceptance[i]` is the estimate that token i is
+    accepted given that all before it were: the drafter's own, until a policy corrects it.
+    `sources[i]` names the drafter, `hints[i]` is what it said (or there are none).
     `beliefs[i]` is the distribution that a certain token is the mode of, where the drafter has
     one: it plays no part in the verification, but tells what drawing from it would have given.
     """
@@ -68,6 +81,7 @@ class Draft:
     acceptance: tuple[float, ...] = ()
     sources: tuple[str, ...] = ()
     beliefs: tuple[Distribution, ...] = ()
+    hints: tuple[Hint, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sources) != len(self.tokens) or len(self.acceptance) != len(self.tokens):
@@ -76,6 +90,8 @@ class Draft:
             raise ValueError("a sampled draft has a distribution for each of its tokens")
         if self.beliefs and len(self.beliefs) != len(self.tokens):
             raise ValueError("a draft has a belief about each of its tokens or about none")
+        if self.hints and len(self.hints) != len(self.tokens):
+            raise ValueError("a draft has a hint about each of its tokens or about none")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -85,14 +101,15 @@ class Draft:
 class DraftWork:
     """What a round of proposals cost, over all sequences of the round.
 
-    `calls` and `model_s` count the draft model's calls while decoding; those that only
-    caught up with a prompt are counted apart (`prefill_calls`, `prefill_s`).
+    `calls` and `model_s` count the draft model's calls while decoding, and `call_tokens` the tokens
+    that each of these evaluated; those that only caught up with a prompt are counted apart.
     """
 
     calls: int = 0
     model_s: float = 0.0
     prefill_calls: int = 0
     prefill_s: float = 0.0
+    call_tokens: tuple[int, ...] = ()
 
     def __add__(self, other: DraftWork) -> DraftWork:
         return DraftWork(
@@ -100,6 +117,7 @@ class DraftWork:
             self.model_s + other.model_s,
             self.prefill_calls + other.prefill_calls,
             self.prefill_s + other.prefill_s,
+            self.call_tokens + other.call_tokens,
         )
 
 

@@ -20,15 +20,16 @@ deeper; one token repeated nests as deep as it is long, and must not cost more f
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The likeliest next token after a state, and the state that it leads to.
+    """The likeliest next token after a state.
 
     `count` is how often `token` followed the state's strings, `total` how often any token did.
+    `last_end` is how many tokens of the text there were when it did so last, itself included.
     """
 
     token: int
-    successor: int
     count: int
     total: int
+    last_end: int
 
 
 class SuffixAutomaton:
@@ -38,19 +39,23 @@ class SuffixAutomaton:
     longest shorter suffix that ends at further places too, so the link of the whole text's state
     is the longest suffix that occurred before: the match needs no search of its own.
 
-    A transition was taken as often as the state it leads to has occurred. One count per state
-    therefore serves every transition into it, and a clone takes over one number.
+    A transition was taken as often as the state it leads to has occurred, and last where that
+    ended last. One count and one place per state therefore serve every transition into it, and a
+    clone takes over two numbers.
 
     A text of n tokens needs at most 2n states. Most have a single way on: each state holds its
     likeliest transition in place, and only a state that branches has a dict for the others.
     """
 
-    __slots__ = ("_followed", "_last", "_length", "_link", "_occurrences", "_others", "_target", "_token")
+    __slots__ = (
+        "_followed", "_last", "_last_end", "_length", "_link", "_occurrences", "_others", "_target", "_token",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._length = [0]
         self._link = [NONE]
         self._occurrences = [0]
+        self._last_end = [0]
         self._followed = [0]
         self._token = [NONE]
         self._target = [NONE]
@@ -61,6 +66,11 @@ class SuffixAutomaton:
     def num_states(self) -> int:
         """States in use, the root included."""
         return len(self._length)
+
+    @property
+    def num_tokens(self) -> int:
+        """The length of the text."""
+        return self._length[self._last]
 
     @property
     def match(self) -> tuple[int, int]:
@@ -74,19 +84,32 @@ class SuffixAutomaton:
         link = self._link[state]
         return (link, self._length[link]) if link != NONE else (0, 0)
 
+    def after(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """The longest suffix that occurs in the text, of a suffix that does (the last `length`
+        tokens, which `state` stands for) and one more token; its state and length.
+
+        Reading n tokens takes O(n + length) steps: each shortens the match, or adds a token to it.
+        """
+        successor = self._successor(state, token)
+        while successor == NONE and state != 0:
+            state, length = self.shorter(state)
+            successor = self._successor(state, token)
+        return (0, 0) if successor == NONE else (successor, length + 1)
+
     def most_likely(self, state: int) -> Continuation | None:
         """The token that followed a state most often, the latest on a tie; None when nothing
         has followed it yet.
 
-        Counts are exact unless more than `MAX_CHAIN` matches nest; then the shorter ones miss
-        some occurrences.
+        Counts and places are exact unless more than `MAX_CHAIN` matches nest; then the shorter
+        ones miss some occurrences.
         """
         target = self._target[state]
         if target == NONE:
             return None
         count = self._occurrences[target]
         # Past MAX_CHAIN a transition can be counted for a longer match that shares its target.
-        return Continuation(self._token[state], target, count, max(self._followed[state], count))
+        total = max(self._followed[state], count)
+        return Continuation(self._token[state], count, total, self._last_end[target])
 
     def extend(self, token: int) -> None:
         """Append a token, a vocabulary id of 0 or more. The time is O(1) amortised."""
@@ -105,6 +128,7 @@ class SuffixAutomaton:
         self._length.append(length)
         self._link.append(0)
         self._occurrences.append(1)
+        self._last_end.append(length)
         self._followed.append(0)
         self._token.append(NONE)
         self._target.append(NONE)
@@ -134,7 +158,9 @@ class SuffixAutomaton:
     def _split(self, state: int, token: int, original: int) -> int:
         """Give those strings of `original` that now end here too a state of their own."""
         clone = self._add_state(self._length[state] + 1)
-        for column in (self._link, self._occurrences, self._followed, self._token, self._target):
+        for column in (
+            self._link, self._occurrences, self._last_end, self._followed, self._token, self._target,
+        ):  # fmt: skip
             column[clone] = column[original]
         if original in self._others:
             self._others[clone] = self._others[original].copy()
@@ -149,12 +175,13 @@ class SuffixAutomaton:
 
     def _count(self, state: int, token: int) -> None:
         """Note that the token followed `state` and its shorter suffixes once more."""
-        counted = NONE
+        counted, end = NONE, self._length[self._last]
         for _ in range(MAX_CHAIN):
             self._followed[state] += 1
             target = self._successor(state, token)
             if target != counted:
                 self._occurrences[target] += 1
+                self._last_end[target] = end
                 counted = target
             if self._occurrences[target] >= self._occurrences[self._target[state]]:
                 self._prefer(state, token)

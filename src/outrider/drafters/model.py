@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from outrider.core.contracts import Extend, Model, Wish
-from outrider.core.data import Distribution, Draft, DraftWork, Logits, Row, Span
+from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Row, Span
 from outrider.core.errors import RewindUnsupported, SettingError
 from outrider.sampling import argmax, confidence
 from outrider.vocab import Alignment
@@ -55,7 +55,7 @@ class _Growing:
     last: int = -1
     """the last of them in the draft's"""
     probs: list[Distribution] = field(default_factory=list)
-    acceptance: list[float] = field(default_factory=list)
+    hints: list[Hint] = field(default_factory=list)
 
 
 class ModelDrafter:
@@ -67,10 +67,11 @@ class ModelDrafter:
     """
 
     name = "draft"
+    is_free = False
 
     def __init__(self, model: Model, alignment: Alignment) -> None:
         self.model = model
-        self._alignment = alignment
+        self.alignment = alignment
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
         self._contexts: dict[int, _Context] = {}
@@ -94,15 +95,15 @@ class ModelDrafter:
     def _translate(self, tokens: Sequence[int]) -> list[int]:
         """The draft's ids of the target's tokens. One that the draft lacks is left out: it costs
         acceptance behind it, never correctness."""
-        if self._alignment.identical:
+        if self.alignment.identical:
             return list(tokens)
-        ids = self._alignment.to_draft[np.asarray(tokens, dtype=np.int64)]
+        ids = self.alignment.to_draft[np.asarray(tokens, dtype=np.int64)]
         return [int(i) for i in ids if i >= 0]
 
     # What may come next
 
     def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        able = [wish for wish in wishes if self._room(wish) > 0]
+        able = [wish for wish in wishes if self._room(wish) > 0 and extend.wants(wish, ())]
         if not able:
             return [Draft() for _ in wishes], DraftWork()
         work = DraftWork()
@@ -116,7 +117,7 @@ class ModelDrafter:
         context = self._contexts[wish.sequence]
         if not context.final:
             return 0
-        return min(wish.max_tokens, self.model.context_length - len(context.final))
+        return min(wish.max_tokens, self.model.context_length - len(context.final) - len(wish.prefix))
 
     def _catch_up(self, sequence: int) -> DraftWork:
         """Drop what was not accepted, and evaluate all but a last few final tokens."""
@@ -128,7 +129,7 @@ class ModelDrafter:
             work += DraftWork(prefill_calls=1, prefill_s=seconds)
         while len(context.final) - context.agree > self._chunk_tokens:
             seconds = self._evaluate(sequence, context, len(context.final) - 1)
-            work += DraftWork(calls=1, model_s=seconds)
+            work += DraftWork(calls=1, model_s=seconds, call_tokens=(self._chunk_tokens,))
         return work
 
     def _rewind(self, sequence: int, context: _Context) -> None:
@@ -156,14 +157,15 @@ class ModelDrafter:
     def _grow(self, growing: Sequence[_Growing], extend: Extend) -> tuple[dict[int, Draft], DraftWork]:
         """Draft token by token, one call for all sequences whose draft still grows."""
         drafts: dict[int, Draft] = {}
-        calls, model_s = 0, 0.0
+        call_tokens: list[int] = []
+        model_s = 0.0
         active = list(growing)
         while active:
             spans = [self._next_span(draft) for draft in active]
             before = perf_counter()
             rows = self.model.decode(spans)
             model_s += perf_counter() - before
-            calls += 1
+            call_tokens.append(sum(len(span.tokens) for span in spans))
             for span in spans:
                 context = self._contexts[span.sequence]
                 context.evaluated.extend(span.tokens)
@@ -171,47 +173,50 @@ class ModelDrafter:
             active = [
                 draft
                 for draft, row in zip(active, rows, strict=True)
-                if self._append(draft, row, extend) and len(draft.tokens) < self._room(draft.wish)
+                if self._append(draft, row, extend)
+                and len(draft.tokens) < self._room(draft.wish)
+                and extend.wants(draft.wish, draft.tokens)
             ]
         for draft in growing:
             drafts[draft.wish.sequence] = self._finish(draft)
-        return drafts, DraftWork(calls=calls, model_s=model_s)
+        return drafts, DraftWork(len(call_tokens), model_s, call_tokens=tuple(call_tokens))
 
     def _next_span(self, draft: _Growing) -> Span:
         context = self._contexts[draft.wish.sequence]
         stored = len(context.evaluated)
         if draft.tokens:
             return Span(draft.wish.sequence, (draft.last,), stored, 1)
-        return Span(draft.wish.sequence, tuple(context.final[stored:]), stored, 1)
+        tokens = (*context.final[stored:], *self._translate(draft.wish.prefix))
+        return Span(draft.wish.sequence, tokens, stored, 1)
 
     def _append(self, draft: _Growing, logits: Logits, extend: Extend) -> bool:
-        """Add the next token, if `extend` wants it; whether another may follow."""
+        """Add the next token, if `extend` takes it; whether another may follow."""
         wish = draft.wish
         if wish.draw is None and self._wants_foreign(logits[-1]):
             return False
         row = self._as_target(logits[-1])
+        drafted = (*wish.prefix, *draft.tokens)
         try:
-            adjusted = wish.sampler.adjust(row, draft.tokens)
+            adjusted = wish.sampler.adjust(row, drafted)
         except SettingError:
             return False  # all that it has in common with the target is barred here
-        best = argmax(adjusted)
-        sure = confidence(adjusted, best)
-        if not extend(len(draft.tokens), sure):
+        token = argmax(adjusted)
+        hint = Hint(confidence(adjusted, token))
+        if not extend.takes(wish, draft.tokens, hint):
             return False
-        token = best
         if wish.draw is not None or wish.believe:
-            draft.probs.append(wish.sampler.distribution(row, draft.tokens))
+            draft.probs.append(wish.sampler.distribution(row, drafted))
         if wish.draw is not None:
-            token = wish.draw(draft.probs[-1], len(draft.tokens))
+            token = wish.draw(draft.probs[-1], len(drafted))
         draft.tokens.append(token)
-        draft.acceptance.append(sure)
-        draft.last = token if self._alignment.identical else int(self._alignment.to_draft[token])
+        draft.hints.append(hint)
+        draft.last = token if self.alignment.identical else int(self.alignment.to_draft[token])
         return not self.model.vocabulary.ends_generation(draft.last)  # nothing follows an end
 
     def _wants_foreign(self, row: Row) -> bool:
         """Whether the draft's likeliest token is one that the target lacks: its second best would be
         offered with a confidence that it never had."""
-        return not self._alignment.identical and bool(self._alignment.to_target[argmax(row)] < 0)
+        return not self.alignment.identical and bool(self.alignment.to_target[argmax(row)] < 0)
 
     def _as_target(self, row: Row) -> Row:
         """The draft's logits over the target's vocabulary; -inf for tokens that it lacks.
@@ -219,11 +224,11 @@ class ModelDrafter:
         Restricting what can be drawn, instead of giving up on a draw that the target lacks, keeps
         what is offered distributed as it claims.
         """
-        if self._alignment.identical:
+        if self.alignment.identical:
             return row
-        common = np.flatnonzero(self._alignment.to_target >= 0)
-        mapped = np.full(len(self._alignment.to_draft), -np.inf, dtype=np.float32)
-        mapped[self._alignment.to_target[common]] = row[common]
+        common = np.flatnonzero(self.alignment.to_target >= 0)
+        mapped = np.full(len(self.alignment.to_draft), -np.inf, dtype=np.float32)
+        mapped[self.alignment.to_target[common]] = row[common]
         return mapped
 
     def _finish(self, draft: _Growing) -> Draft:
@@ -231,7 +236,8 @@ class ModelDrafter:
         return Draft(
             tokens=tuple(draft.tokens),
             probs=probs if draft.wish.draw is not None and probs else None,
-            acceptance=tuple(draft.acceptance),
+            acceptance=tuple(hint.acceptance for hint in draft.hints),
             sources=(self.name,) * len(draft.tokens),
+            hints=tuple(draft.hints),
             beliefs=probs if draft.wish.draw is None else (),
         )

@@ -7,56 +7,37 @@ Looking the longest match up in a suffix automaton is the idea of SAM-Decoding
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from outrider.core.contracts import Extend, Wish
 from outrider.core.data import Draft, DraftWork
 from outrider.core.errors import SettingError
-from outrider.drafters.automaton import Continuation, SuffixAutomaton
+from outrider.drafters.automaton import SuffixAutomaton
+from outrider.drafters.lookup import Match, grow
 
-__all__ = ["SuffixDrafter", "estimate"]
-
-DOUBT = 5.0
-"""phantom misses against a match of one token"""
-
-DOUBT_DECAY = 1.5
-"""power of the match length by which they fade"""
-
-
-def estimate(match_length: int, count: int, total: int) -> float:
-    """The probability that a token is accepted which followed a match of `match_length` tokens
-    `count` out of `total` times (1 or more, each).
-
-    It is `count / (total + DOUBT / match_length ** DOUBT_DECAY)`: the share, smoothed as Laplace
-    did by events that were not seen, here misses only, and the fewer the longer the match. It
-    rises with the match length and with the share and stays below 1. The constants minimise the
-    log-loss on the drafts of a replay over Python sources and English prose.
-    """
-    return count / (total + DOUBT / math.pow(match_length, DOUBT_DECAY))
+__all__ = ["SuffixDrafter"]
 
 
 class SuffixDrafter:
     """Drafts from a sequence's own text, without a model.
 
-    A draft continues the longest suffix of the text that occurred before, by the token that
-    followed it most often, and goes on from there; where nothing followed, shorter suffixes are
-    tried. Matches of fewer than `min_match` tokens are not used: after a single token the guess
-    is right about one time in five, after two one in three. Tokens are proposed as certain.
+    A draft continues the longest suffix of the text (and of the wish's prefix behind it) that
+    occurred before in the text, by the token that followed it most often, and goes on from there;
+    where nothing followed, shorter suffixes are tried. Matches of fewer than `min_match` tokens
+    are not used: after a single token the guess is right about one time in five, after two one in
+    three. Tokens are proposed as certain.
 
     Raises SettingError for a `min_match` below 1.
     """
+
+    name = "lookup"
+    is_free = True
 
     def __init__(self, min_match: int = 2) -> None:
         if min_match < 1:
             raise SettingError("lookup min match", f"{min_match} matches anything", "Give 1 or more.")
         self._min_match = min_match
         self._texts: dict[int, _Text] = {}
-
-    @property
-    def name(self) -> str:
-        """The source that its tokens are credited to."""
-        return "lookup"
 
     def begin(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take in a prompt. If it goes on from the sequence's earlier text, as the next turn of
@@ -74,43 +55,18 @@ class SuffixDrafter:
         """One draft per wish, empty where nothing matches; no model is called for it."""
         return [self._draft(wish, extend) for wish in wishes], DraftWork()
 
+    def _draft(self, wish: Wish, extend: Extend) -> Draft:
+        text = self._texts.get(wish.sequence)
+        if text is None:
+            return Draft()
+        return grow(_TextReader(text.automaton, self._min_match), wish, extend, self.name)
+
     def end(self, sequence: int) -> None:
         """Nothing is given up: the next prompt of the sequence may go on from this text."""
 
     def reset(self) -> None:
         """Forget every sequence."""
         self._texts.clear()
-
-    def _draft(self, wish: Wish, extend: Extend) -> Draft:
-        text = self._texts.get(wish.sequence)
-        if text is None:
-            return Draft()
-        state, match_length = text.automaton.match
-        tokens: list[int] = []
-        acceptance: list[float] = []
-        for num_drafted in range(wish.max_tokens):
-            found = self._look_up(text.automaton, state, match_length)
-            if found is None:
-                break
-            likely, match_length = found
-            chance = estimate(match_length, likely.count, likely.total)
-            if not extend(num_drafted, chance):
-                break
-            tokens.append(likely.token)
-            acceptance.append(chance)
-            state, match_length = likely.successor, match_length + 1
-        return Draft(tuple(tokens), None, tuple(acceptance), (self.name,) * len(tokens))
-
-    def _look_up(
-        self, automaton: SuffixAutomaton, state: int, match_length: int
-    ) -> tuple[Continuation, int] | None:
-        """What follows the longest match that anything followed, and that match's length."""
-        while match_length >= self._min_match:
-            likely = automaton.most_likely(state)
-            if likely is not None:
-                return likely, match_length
-            state, match_length = automaton.shorter(state)
-        return None
 
 
 class _Text:
@@ -130,3 +86,30 @@ class _Text:
     def begins(self, tokens: Sequence[int]) -> bool:
         """Whether `tokens` start with this text."""
         return self.tokens == list(tokens[: len(self.tokens)])
+
+
+class _TextReader:
+    """The end of a text and what is drafted behind it, as a place in the text's automaton."""
+
+    __slots__ = ("_automaton", "_min_match", "_place", "_position")
+
+    def __init__(self, automaton: SuffixAutomaton, min_match: int) -> None:
+        self._automaton = automaton
+        self._min_match = min_match
+        self._place = automaton.match
+        self._position = automaton.num_tokens
+
+    def read(self, token: int) -> None:
+        self._place = self._automaton.after(*self._place, token)
+        self._position += 1
+
+    def find(self) -> Match | None:
+        state, length = self._place
+        while length >= self._min_match:
+            likely = self._automaton.most_likely(state)
+            if likely is not None:
+                # Along a copied run the distance stays the same: both ends move on together.
+                age = self._position + 1 - likely.last_end
+                return Match(likely.token, length, likely.count, likely.total, age)
+            state, length = self._automaton.shorter(state)
+        return None

@@ -74,6 +74,7 @@ class Engine:
         self._kept: dict[int, list[int]] = {}
         self._num_submitted = 0
         self._num_steps = 0
+        self._learning_s = 0.0
 
     # Requests
 
@@ -110,6 +111,7 @@ class Engine:
         )
         for drafter in self._drafters_of(sequence):
             drafter.begin(slot, request.prompt)
+        self.policy.begin(slot, len(request.prompt), request.max_tokens)
         self._num_submitted += 1
         self._running.append(sequence)  # last: interrupted before this, it holds no slot
         return sequence.id
@@ -205,7 +207,7 @@ class Engine:
         """
         if not self._running:
             return []
-        shared = Shared(perf_counter())
+        shared = Shared(perf_counter() - self._learning_s)
         try:
             plans = shared.plans = self._plan(shared)
             before = perf_counter()
@@ -214,10 +216,18 @@ class Engine:
             self._num_steps += 1
             # All verdicts before the first commit: bad logits leave every request as it was.
             judged = [self._judge(plan, row, shared) for plan, row in zip(plans, rows, strict=True)]
-            return [self._settle(p, j, shared) for p, j in zip(plans, judged, strict=True)]
+            updates = [self._settle(p, j, shared) for p, j in zip(plans, judged, strict=True)]
+            self._learn(plans, updates)
+            return updates
         except BaseException:
             self._restore()
             raise
+
+    def _learn(self, plans: Sequence[Plan], updates: Sequence[Update]) -> None:
+        """Let the policy see what became of the step. The time it takes belongs to the next one."""
+        before = perf_counter()
+        self.policy.observe({p.sequence.slot: u.record for p, u in zip(plans, updates, strict=True)})
+        self._learning_s = perf_counter() - before
 
     def _restore(self) -> None:
         """After a failed or interrupted call: no sequence stores more than was committed."""

@@ -52,7 +52,7 @@ def check_build(
     """
     if not options.extra_buffer_types:
         return options, None
-    key = f"{build} | {model_kind} | gpu layers {options.gpu_layers} | cpu {_cpu_id()}"
+    key = f"{build} | {model_kind} | gpu layers {options.gpu_layers} | cpu {cpu_id()}"
     outcomes = _read(memory)
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
@@ -124,7 +124,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _cpu_id() -> str:
+def cpu_id() -> str:
     """Names the CPU's instruction set: a cache folder may be shared between machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

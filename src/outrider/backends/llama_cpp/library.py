@@ -21,7 +21,7 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 import llama_cpp
 import llama_cpp.llama_cpp as lib
 
-__all__ = ["build_id", "clear_log", "last_error", "lib", "show_log"]
+__all__ = ["build_id", "clear_log", "device_names", "last_error", "lib", "show_log"]
 
 _ERROR_LEVEL = 4
 """ggml's level of errors: those below are for debugging, information and warnings"""
@@ -74,3 +74,18 @@ def build_id() -> str:
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return f"llama-cpp-python {llama_cpp.__version__} {digest.hexdigest()}"
+
+
+@cache
+def device_names() -> tuple[str, ...]:
+    """Processors and GPUs that the library can compute on, as it describes them; empty where it does
+    not tell."""
+    try:  # the bindings leave these functions out
+        count, get, describe = (
+            getattr(lib._lib, f"ggml_backend_dev_{name}") for name in ("count", "get", "description")
+        )
+    except AttributeError:
+        return ()
+    count.restype, get.restype, describe.restype = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
+    get.argtypes, describe.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+    return tuple(describe(get(i)).decode(errors="replace") for i in range(count()))

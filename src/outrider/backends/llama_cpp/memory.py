@@ -15,7 +15,7 @@ from outrider.backends.llama_cpp.library import lib
 from outrider.backends.llama_cpp.options import UNQUANTIZED, LoadOptions
 from outrider.core.errors import OutOfMemory, SettingError
 
-__all__ = ["check_cache_types", "check_room"]
+__all__ = ["available_bytes", "check_cache_types", "check_room"]
 
 _CELL_BYTES = 48
 """What the library keeps on the host for every cell besides K and V: position and sequences."""
@@ -54,7 +54,7 @@ def check_room(
     cells = context_length * max_sequences
     if cells > _MAX_CELLS:
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", _WAY_OUT)
-    needed, available = cells * _bytes_per_token(model, options, metadata), _available_bytes()
+    needed, available = cells * _bytes_per_token(model, options, metadata), available_bytes()
     if needed > available:
         reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
         raise OutOfMemory(what, reason, _WAY_OUT)
@@ -107,7 +107,7 @@ def _head_widths(model: Any, metadata: Metadata) -> tuple[int, int]:
     return int(key) if key.isdigit() else usual, int(value) if value.isdigit() else usual
 
 
-def _available_bytes() -> float:
+def available_bytes() -> float:
     """Memory that can be had without pushing others out; infinite where it cannot be found out."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

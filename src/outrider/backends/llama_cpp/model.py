@@ -85,9 +85,11 @@ class Weights:
                 return buffer.value.decode("utf-8", errors="replace")
             size = length + 1
 
-    def open(self, context_length: int = 0, *, max_sequences: int = 1) -> LlamaCppModel:
-        """A context of `context_length` tokens for each of `max_sequences` (0: as trained)."""
-        model = LlamaCppModel(self, context_length or self.trained_context, max_sequences)
+    def open(
+        self, context_length: int = 0, *, max_sequences: int = 1, options: LoadOptions | None = None
+    ) -> LlamaCppModel:
+        """A context of `context_length` tokens per sequence (0: as trained); `options`: its own, if any."""
+        model = LlamaCppModel(self, context_length or self.trained_context, max_sequences, options)
         self._contexts.add(model)
         return model
 
@@ -125,25 +127,28 @@ class LlamaCppModel:
     Raises OutOfMemory when the KV cache does not fit.
     """
 
-    def __init__(self, weights: Weights, context_length: int, max_sequences: int) -> None:
+    def __init__(
+        self, weights: Weights, context_length: int, max_sequences: int, options: LoadOptions | None = None
+    ) -> None:
         self.weights = weights
+        self.options = options or weights.options
         self.name = weights.name
         self.vocabulary = weights.vocabulary
         self.rewind: RewindKind = weights.rewind
         self.max_sequences = max_sequences
-        context = _open_context(weights, context_length, max_sequences)
+        context = _open_context(weights, self.options, context_length, max_sequences)
         self._native = Handle(self.name, context, lib.llama_free, keeps=weights.native)
         self._memory = lib.llama_get_memory(context)
         # llama.cpp rounds contexts up; the length that was asked for is the one that holds.
         self.context_length: int = min(context_length, lib.llama_n_ctx(context) // max_sequences)
-        self.max_rows = weights.options.max_rows
+        self.max_rows = self.options.max_rows
         self.max_batch_tokens: int = lib.llama_n_batch(context)
         self.micro_batch_tokens: int = lib.llama_n_ubatch(context)
         self.threads: int = lib.llama_n_threads(context)
         self.threads_batch: int = lib.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self._batch = Batch(
-            Limits(weights.options.max_rows, self.max_batch_tokens, self.context_length, self.vocabulary.size)
+            Limits(self.options.max_rows, self.max_batch_tokens, self.context_length, self.vocabulary.size)
         )
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
@@ -245,8 +250,7 @@ class LlamaCppModel:
         self._native.close()
 
 
-def _open_context(weights: Weights, context_length: int, max_sequences: int) -> Any:
-    options = weights.options
+def _open_context(weights: Weights, options: LoadOptions, context_length: int, max_sequences: int) -> Any:
     if context_length < 2:
         raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
     most = lib.llama_max_parallel_sequences()

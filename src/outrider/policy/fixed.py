@@ -1,18 +1,12 @@
-"""From whom to draft, and how far: the one place that decides.
-
-A policy may look at anything that was known before a token was drawn. It must not drop or cut a
-*sampled* draft for what its tokens turned out to be: the tokens that remain would no longer be
-distributed as the draft claims, and the output would be biased. Drafts that are certain of their
-tokens can be cut and dropped freely.
-"""
+"""Draft lengths that the user sets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, DraftWork
+from outrider.core.data import Draft, DraftWork, Hint, StepRecord
 from outrider.core.errors import SettingError
 
 
@@ -23,7 +17,7 @@ class FixedPolicy:
     `draft_max` caps the drafted tokens of a step (0 decodes plainly). A draft ends before a token
     whose estimated acceptance is below `p_min`; while another drafter could be asked instead, also
     below `hand_over`. A draft that is certain of its tokens and has fewer than `draft_min` is
-    dropped; a sampled one is kept (see the module's docstring).
+    dropped; a sampled one is kept (see the package's docstring).
 
     Raises SettingError for a value out of range.
     """
@@ -65,6 +59,12 @@ class FixedPolicy:
                     drafts[i] = offer
         return drafts, work
 
+    def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
+        """Nothing depends on the request."""
+
+    def observe(self, records: Mapping[int, StepRecord]) -> None:
+        """Nothing is learned."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Threshold:
@@ -73,5 +73,10 @@ class _Threshold:
     draft_max: int
     p_min: float
 
-    def __call__(self, num_drafted: int, acceptance: float) -> bool:
-        return num_drafted < self.draft_max and acceptance >= self.p_min
+    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+        del wish
+        return len(drafted) < self.draft_max
+
+    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+        del wish, drafted
+        return hint.acceptance >= self.p_min

@@ -1,0 +1,213 @@
+"""Every policy over stored recordings, at any costs, in seconds: what the choices themselves are worth.
+
+    python benchmarks/policy/replay.py RECORDINGS.jsonl… --costs costs.json… [--every N]
+
+Costs are those of `outrider costs --costs FILE`, or a file of live.py, whose measured curves are taken.
+For each of them: the automatic choice, lookup or draft model alone and every fixed setting, against the
+hindsight bound; what an informed decoder could reach (limit.py); what becomes of the automatic choice
+when it is told wrong costs, and with draft models that are always wrong or the target itself; and how
+well its estimates come true. Policies go on learning from one recording to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from outrider.core.errors import OutriderError
+from outrider.costs import CallCosts, PairCosts
+from outrider.policy import AutoPolicy
+from outrider.replay import Offers, Recording, Replayed, hindsight_bound, read_recordings
+from policy.choices import AUTO, Choice, autos, settings
+from policy.curves import WRONG, read_costs
+from policy.limit import informed_limit
+from policy.summary import best_single, mean
+from policy.tables import table
+
+DRAFT = "draft"
+FIRST = 5
+"""prompts within which a policy is to find out that what it was told is wrong"""
+DEPARTURE = 12
+SURE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Recordings and what their calls cost in truth."""
+
+    recordings: Sequence[Recording]
+    costs: CallCosts
+    drafts: dict[str, CallCosts]
+
+    @classmethod
+    def of(cls, recordings: Sequence[Recording], pair: PairCosts) -> Scene:
+        """With the draft model where there are offers of one and costs for it."""
+        has_draft = pair.draft is not None and all(DRAFT in r.offers for r in recordings)
+        return cls(recordings, pair.target, {DRAFT: pair.draft} if has_draft and pair.draft else {})
+
+    @property
+    def pair(self) -> PairCosts:
+        return PairCosts(self.costs, self.drafts.get(DRAFT))
+
+    def run(self, choice: Choice, told: PairCosts | None = None) -> tuple[list[Replayed], AutoPolicy | None]:
+        """Replay all recordings with one policy, which believes what it was `told`; it is given back if it is
+        one that learns."""
+        pair = told or self.pair
+        believed = CallCosts.from_json(pair.target.as_json())
+        drafts = {DRAFT: CallCosts.from_json(pair.draft.as_json())} if pair.draft and self.drafts else {}
+        policy = choice.policy(believed, drafts)
+        found = [choice.replay(r, policy, self.costs, self.drafts) for r in self.recordings]
+        return found, policy if isinstance(policy, AutoPolicy) else None
+
+    def bounds(self) -> list[float]:
+        return [hindsight_bound(r, self.costs, self.drafts) for r in self.recordings]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recordings", nargs="+", type=Path)
+    parser.add_argument("--costs", nargs="+", type=Path, required=True)
+    parser.add_argument("--every", type=int, default=1, help="of the recordings only every Nth")
+    arguments = parser.parse_args()
+    by_id = {r.id: r for path in arguments.recordings for r in read_recordings(path) if r.tokens}
+    recordings = list(by_id.values())[:: arguments.every]  # of one that was made twice the last
+    if not recordings:
+        sys.exit("there are no recordings in these files")
+    for path in arguments.costs:
+        scene = Scene.of(recordings, read_costs(path))
+        print(f"## {len(recordings)} recordings at {path.name}\n")
+        for line in report(scene):
+            print(line, flush=True)
+
+
+def report(scene: Scene) -> Iterator[str]:
+    """All tables for one set of costs."""
+    one_s = scene.costs.call_s(1, context=0)
+    curve = ", ".join(f"V({n}) {scene.costs.call_s(n, context=0) / one_s:.2f}" for n in (2, 4, 8, 16))
+    d = f", d {scene.drafts[DRAFT].call_s(1, context=0) / one_s:.2f}" if scene.drafts else ", no draft model"
+    yield f"V(1) {1000 * one_s:.1f} ms, {curve}{d}\n"
+    bounds = scene.bounds()
+    automatic, policy = scene.run(AUTO)
+    yield from compare(scene, bounds, automatic)
+    if policy is not None:
+        yield from categories(scene, bounds, automatic, policy)
+        yield from reliability(policy)
+    yield from robustness(scene)
+
+
+def compare(scene: Scene, bounds: list[float], automatic: list[Replayed]) -> Iterator[str]:
+    """Each choice against plain decoding and against the bound."""
+    has_draft, lines = bool(scene.drafts), []
+    fixed = {choice.name: scene.run(choice)[0] for choice in settings(has_draft)}
+    others = {choice.name: scene.run(choice)[0] for choice in autos(has_draft) if choice is not AUTO}
+    for name, found in {AUTO.name: automatic, **others, **fixed}.items():
+        shares = [bound / r.seconds for bound, r in zip(bounds, found, strict=True)]
+        speedups = [r.speedup for r in found]
+        lines.append([name, f"{mean(speedups):.3f}x", f"{min(speedups):.2f}x", f"{mean(shares):.1%}"])
+    bound = mean(r.plain_s / b for r, b in zip(automatic, bounds, strict=True))
+    lines.append(["bound", f"{bound:.3f}x", "", "100.0%"])
+    yield from table(["choice", "speed-up", "lowest", "of the bound"], lines)
+    times = {name: [r.seconds for r in found] for name, found in fixed.items()}
+    single, best_s = best_single(times)
+    ours = [r.seconds for r in automatic]
+    regrets = [
+        mine / min(theirs) - 1 for mine, theirs in zip(ours, zip(*times.values(), strict=True), strict=True)
+    ]
+    within = sum(regret <= 0.08 for regret in regrets) / len(regrets)
+    yield (
+        f"Best single setting: {single}; automatic {best_s / mean(ours):.3f}x of its speed. "
+        f"Against the best for each prompt: within 8% for {within:.0%}, "
+        f"median {median(regrets):+.1%}, largest {max(regrets):+.1%}.\n"
+    )
+
+
+def categories(
+    scene: Scene, bounds: list[float], automatic: list[Replayed], policy: AutoPolicy
+) -> Iterator[str]:
+    """The automatic choice by category, and the informed decoder's shares beside its own."""
+    draft = (DRAFT, scene.drafts[DRAFT]) if scene.drafts else None
+    limits = [informed_limit(r, policy.knowledge, scene.costs, draft) for r in scene.recordings]
+    names = list(dict.fromkeys(r.category for r in scene.recordings))
+    lines = []
+    for name in (*names, "all"):
+        group = [i for i, r in enumerate(scene.recordings) if name in ("all", r.category)]
+        speedups = [automatic[i].speedup for i in group]
+        columns = (
+            [automatic[i].plain_s / bounds[i] for i in group],
+            [bounds[i] / automatic[i].seconds for i in group],
+            [bounds[i] / limits[i][1] for i in group],
+            [bounds[i] / limits[i][0] for i in group],
+        )
+        bound, *shares = map(mean, columns)
+        line = [name, str(len(group)), f"{mean(speedups):.3f}x", f"{min(speedups):.2f}x", f"{bound:.2f}x"]
+        lines.append(line + [f"{share:.1%}" for share in shares])
+    header = [
+        "category",
+        "prompts",
+        "speed-up",
+        "lowest",
+        "bound",
+        "of the bound",
+        "informed",
+        "as it expects",
+    ]
+    yield from table(header, lines)
+
+
+def reliability(policy: AutoPolicy) -> Iterator[str]:
+    """Estimated and real acceptance of the tokens that were judged."""
+    yield "Estimated acceptance against what came (tokens that the target judged):\n"
+    for name, known in sorted(policy.knowledge.calibration.items()):
+        data = known.as_json()
+        header = [f"{name}, Brier {data['brier']:.4f}", *(f"{b['estimated']:.2f}" for b in data["bins"])]
+        accepted = ["accepted", *(f"{b['accepted']:.2f}" for b in data["bins"])]
+        yield from table(header, [accepted, ["tokens", *(str(b["tokens"]) for b in data["bins"])]])
+
+
+def robustness(scene: Scene) -> Iterator[str]:
+    """The automatic choice where something is not as it was told."""
+    cases: list[tuple[str, Scene, PairCosts | None]] = [("as it is", scene, None)]
+    cases += [
+        (f"told {name}", scene, wrong(scene.pair))
+        for name, wrong in WRONG.items()
+        if scene.drafts or "draft" not in name
+    ]
+    if scene.drafts:
+        liar = [with_draft(r, wrong=True) for r in scene.recordings]
+        twin = [with_draft(r, wrong=False) for r in scene.recordings]
+        cases.append(("draft always wrong", replace(scene, recordings=liar), None))
+        cases.append(("draft is the target", Scene(twin, scene.costs, {DRAFT: scene.costs}), None))
+    lines = []
+    for name, case, told in cases:
+        speedups = [r.speedup for r in case.run(AUTO, told)[0]]
+        first, rest = speedups[:FIRST], speedups[FIRST:] or speedups
+        worst, low = min(speedups), sum(speedup < 0.95 for speedup in speedups)
+        lines.append([name, f"{mean(speedups):.3f}x", f"{mean(first):.3f}x", f"{mean(rest):.3f}x"])
+        lines[-1] += [f"{worst:.2f}x", str(low)]
+    header = ["", "speed-up", f"first {FIRST} prompts", "the rest", "lowest", "below 0.95x"]
+    yield from table(header, lines)
+
+
+def with_draft(recording: Recording, *, wrong: bool) -> Recording:
+    """The recording with a draft model that is sure of itself: never right, or always."""
+    answer = recording.tokens
+    tokens = tuple(token + 1 for token in answer) if wrong else answer
+    path = tuple((token, SURE) for token in tokens[:1] * DEPARTURE)
+    departures = dict.fromkeys(range(len(answer)), path) if wrong else {}
+    offers = Offers(tokens, (SURE,) * len(answer), departures)
+    return replace(recording, offers={DRAFT: offers})
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OutriderError as error:
+        sys.exit(str(error))

@@ -1,0 +1,189 @@
+"""`outrider costs`: what calls of target and draft cost on this machine, and what that means for drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.cli.costs_report import costs_json, print_costs, print_trials
+from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.output import readable, write
+from outrider.cli.run import check_settings
+from outrider.cli.settings import RunSettings
+from outrider.core.errors import SettingError
+from outrider.costs import CallCosts, PairCosts, export_costs, import_costs
+from outrider.costs.timing import Rows
+from outrider.files import check_writable
+from outrider.models.embedded import embedded_default
+from outrider.models.hub import HubOptions
+from outrider.models.reference import resolve
+from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
+from outrider.tuning import Tuning, costs_of, describe_tuned, subject_of, tune, tuned_options
+
+_SECONDS = 20.0
+_TUNE_SECONDS = 60.0
+_LONGEST_CONTEXT_TOKENS = 8192 + 64
+"""Room for the longer contexts that calls are measured at."""
+
+Report = Callable[[str, float], None]
+"""Shows what is being done and what part of it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostsSettings:
+    """What the command line asked for; `run` holds the options that `outrider run` has too."""
+
+    run: RunSettings
+    seconds: float | None
+    fresh: bool
+    tune: bool
+    costs: Path | None
+    print_json: bool
+    sequences: int
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is loaded. Raises SettingError."""
+        if self.seconds is not None and not 0 < self.seconds <= 3600:
+            raise SettingError(
+                f"--seconds {self.seconds:g}", "it is no time to measure for", "Give 1 to 3600."
+            )
+        if not 1 <= self.sequences <= 64:
+            raise SettingError(f"-np {self.sequences}", "so many cannot be measured", "Give 1 to 64.")
+        if self.costs is not None and self.costs.exists() and (self.fresh or self.tune):
+            what = "--fresh" if self.fresh else "--tune"
+            raise SettingError(
+                f"{what} and --costs", f"{self.costs} exists, so it would be shown", "Remove it first."
+            )
+        if self.costs is not None and not self.costs.exists():
+            check_writable(self.costs, "costs")
+
+
+def costs(settings: CostsSettings) -> int:
+    """Measure, or look up, and show; returns the exit status."""
+    errors = Console(stderr=True, highlight=False)
+    settings.check()
+    check_settings(settings.run)
+    if settings.costs is not None and settings.costs.exists():
+        _show(settings, import_costs(settings.costs), [], {})
+        return 0
+    hub = HubOptions(token=settings.run.hf_token, offline=settings.run.offline)
+    with LoadInterrupt(), _bar(errors) as report:
+        paths = _paths(settings.run, hub)
+        options = {role: settings.run.load_options(draft=role == "draft") for role in paths}
+        tunings = _tune(settings, paths, options, report) if settings.tune else {}
+        notices = [note for tuning in tunings.values() if (note := tuning.notice)]
+        for role, path in paths.items():
+            if tuned := tuned_options(path, options[role], draft=role == "draft"):
+                notices.append(f"{role} {describe_tuned(options[role], tuned)}")
+                options[role] = tuned
+        pair = _measure(settings, paths, options, report, notices)
+    if settings.costs is not None:
+        export_costs(settings.costs, pair)
+    for notice in notices:
+        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    _show(settings, pair, notices, tunings)
+    return 0
+
+
+def _paths(run: RunSettings, hub: HubOptions) -> dict[str, Path]:
+    """The models' files by role."""
+    target, draft = run.target_reference(), run.draft_reference()
+    paths = {"target": embedded_default() if target is None else resolve(target, hub=hub)}
+    return paths if draft is None else paths | {"draft": resolve(draft, hub=hub)}
+
+
+def _tune(
+    settings: CostsSettings, paths: dict[str, Path], options: dict[str, LoadOptions], report: Report
+) -> dict[str, Tuning]:
+    seconds = settings.seconds or _TUNE_SECONDS
+    found = {}
+    for role, path in paths.items():
+
+        def tell(what: str, part: float, role: str = role) -> None:
+            report(f"{role}: {what}", part)
+
+        found[role] = tune(path, options[role], draft=role == "draft", seconds=seconds, progress=tell)
+    return found
+
+
+def _measure(
+    settings: CostsSettings,
+    paths: dict[str, Path],
+    options: dict[str, LoadOptions],
+    report: Report,
+    notices: list[str],
+) -> PairCosts:
+    """The curves of both models, one after the other: contexts that lie idle cost memory alone."""
+    report("loading", 0.0)
+    pair = Pair.load(
+        paths["target"],
+        paths.get("draft"),
+        options=options["target"],
+        draft_options=options.get("draft"),
+        hub=HubOptions(offline=True),
+    )
+    try:
+        notices += pair.notices
+        found: dict[str, CallCosts] = {}
+        about: dict[str, Any] = {}
+        for role, weights in (("target", pair.target), ("draft", pair.draft)):
+            if weights is not None:
+                model = _open(settings, weights)
+                rows: Rows = "all" if role == "target" else "last"
+                about[role] = subject_of(model, rows).as_json()
+                found[role], lines = costs_of(
+                    model,
+                    rows=rows,
+                    seconds=settings.seconds or _SECONDS,
+                    fresh=settings.fresh,
+                    progress=lambda part, role=role: report(f"measuring the {role}", part),  # type: ignore[misc]
+                )
+                notices += lines
+                model.close()
+    finally:
+        pair.close()
+    return PairCosts(found["target"], found.get("draft"), about)
+
+
+def _open(settings: CostsSettings, weights: Weights) -> LlamaCppModel:
+    usual = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), weights.trained_context)
+    return weights.open(settings.run.ctx_size or usual, max_sequences=settings.sequences)
+
+
+def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings: dict[str, Tuning]) -> None:
+    if settings.print_json:
+        tried = {
+            role: {
+                "options": asdict(tuning.options),
+                "trials": [{"changed": trial.changed, "time_ratio": trial.score} for trial in tuning.trials],
+            }
+            for role, tuning in tunings.items()
+        }
+        write(json.dumps(costs_json(pair) | {"tuned": tried, "notices": notices}) + "\n")
+        return
+    console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+    for role, tuning in tunings.items():
+        print_trials(console, role, tuning)
+    print_costs(console, pair)
+
+
+@contextmanager
+def _bar(errors: Console) -> Iterator[Report]:
+    """A bar on standard error where that is a terminal, for what is being done; gone at the end."""
+    columns = (TextColumn("{task.description:>22}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("loading", total=1.0)
+
+        def report(what: str, part: float) -> None:
+            progress.update(task, description=what, completed=part)
+
+        yield report

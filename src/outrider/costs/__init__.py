@@ -1,0 +1,36 @@
+"""What calls of a model cost on this machine: measured, kept, and refined by every real call."""
+
+from outrider.costs.calibrate import calibrate
+from outrider.costs.curve import SCHEMA, CallCosts
+from outrider.costs.points import MOST_TOKENS, CallPoint
+from outrider.costs.store import (
+    PairCosts,
+    Subject,
+    export_costs,
+    fingerprint,
+    import_costs,
+    load_costs,
+    store_costs,
+    store_refined,
+)
+from outrider.costs.worth import best_call, break_even, good_sizes, token_s
+
+__all__ = [
+    "MOST_TOKENS",
+    "SCHEMA",
+    "CallCosts",
+    "CallPoint",
+    "PairCosts",
+    "Subject",
+    "best_call",
+    "break_even",
+    "calibrate",
+    "export_costs",
+    "fingerprint",
+    "good_sizes",
+    "import_costs",
+    "load_costs",
+    "store_costs",
+    "store_refined",
+    "token_s",
+]

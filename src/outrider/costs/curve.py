@@ -1,0 +1,235 @@
+"""What a call of a model costs here: a measured curve that real calls keep refining."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.errors import SettingError
+from outrider.costs.points import MOST_TOKENS, CallPoint, Curve, fit
+from outrider.costs.refinement import CONTEXT, SCALE, SEQUENCES, SHAPE, Refinement
+
+__all__ = ["SCHEMA", "CallCosts"]
+
+SCHEMA = "outrider.costs/1"
+"""of curves as JSON, alone or in pairs"""
+
+_BAND_TOKENS = 64
+"""Contexts this close share a table."""
+_DRIFTED_RATIO = 1.25
+_RETURNED_RATIO = 1.1
+_LASTING_CALLS = 8
+"""Calls for which a drift must last to be spoken of."""
+_LEARNED_CALLS = 8
+"""Calls of a size that make it a point of a refined curve."""
+_PREFILL_LEAST_TOKENS = 16
+"""Shorter reads of a prompt are calls like others, and say nothing about long ones."""
+
+
+class CallCosts:
+    """How long a call of one model takes, by its tokens, its context and its sequences.
+
+    `points` are measured calls. Without any the curve is a cautious guess whose unit is set by the first
+    call observed (`is_known`). `prefill_token_s` is what a token of a prompt took, None if unmeasured.
+    A context is the number of tokens that the sequences of the call have stored, together.
+
+    >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
+    >>> costs.calls_s(4, context=0).round(3).tolist()
+    [0.1, 0.15, 0.2, 0.15]
+    """
+
+    def __init__(self, points: Sequence[CallPoint] = (), *, prefill_token_s: float | None = None) -> None:
+        self.points = tuple(points)
+        self.prefill_token_s = prefill_token_s
+        if points and not any(point.num_tokens == point.num_sequences == 1 for point in points):
+            raise SettingError("costs", "no call over a single token was measured", "Measure one.")
+        self._fit = fit(self.points)
+        self._learned = Refinement(
+            [point for point in self.points if point.num_sequences == 1],
+            knows_context=self._fit.knows_context,
+            knows_sequences=self._fit.knows_sequences,
+        )
+        self._prefill_token_s = deque([prefill_token_s] if prefill_token_s else [], maxlen=5)
+        self._tables: dict[tuple[int, int], Curve] = {}
+        self._drifting = False
+        self._against = 0
+        self._said: str | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the curve was measured, rather than guessed."""
+        return bool(self.points)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its seconds mean anything: it was measured, or a call was observed."""
+        return self.is_measured or self.num_observed > 0
+
+    @property
+    def num_observed(self) -> int:
+        """Real calls that have refined it."""
+        return int(self._learned.seen.sum())
+
+    @property
+    def drift(self) -> float:
+        """Present times against the measured ones; 1 for a curve that was not measured."""
+        return self._learned.scale if self.is_measured else 1.0
+
+    # Asking
+
+    def calls_s(
+        self, most: int, *, context: int, others: int = 0, num_sequences: int = 1
+    ) -> npt.NDArray[np.float64]:
+        """Seconds of a call over `others + 1`, …, `others + most` tokens, shape (most,), read-only.
+
+        `others` are tokens that other sequences have in the same call.
+        """
+        band = (context + _BAND_TOKENS // 2) // _BAND_TOKENS
+        table = self._tables.get((band, num_sequences))
+        if table is None or len(table) < others + most:
+            size = max(MOST_TOKENS, others + most)
+            table = self._table(band * _BAND_TOKENS, num_sequences, size)
+            self._tables[band, num_sequences] = table
+        return table[others : others + most]
+
+    def call_s(self, num_tokens: int, *, context: int, num_sequences: int = 1) -> float:
+        """Seconds of a call over so many tokens."""
+        return float(self.calls_s(1, context=context, others=num_tokens - 1, num_sequences=num_sequences)[0])
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds that reading so many tokens of a prompt takes."""
+        if self._prefill_token_s:
+            return num_tokens * median(self._prefill_token_s)
+        return num_tokens * self.call_s(MOST_TOKENS, context=0) / MOST_TOKENS
+
+    def _table(self, context: int, num_sequences: int, size: int) -> Curve:
+        state, fitted = self._learned.state, self._fit
+        table = fitted.base_s * np.exp(state[SHAPE:])
+        table += fitted.context_s * (context * math.exp(state[CONTEXT]))
+        table += fitted.sequence_s * (num_sequences - 1) * math.exp(state[SEQUENCES])
+        table *= math.exp(state[SCALE])
+        if size > MOST_TOKENS:
+            half = MOST_TOKENS // 2
+            rise = max(float(table[-1] - table[half - 1]) / (MOST_TOKENS - half), 0.0)
+            table = np.append(table, table[-1] + rise * np.arange(1, size - MOST_TOKENS + 1))
+        table.flags.writeable = False
+        return table
+
+    # Learning
+
+    def observe(self, num_tokens: int, seconds: float, *, context: int, num_sequences: int = 1) -> None:
+        """A real call took so long. Times that are no positive number are passed over."""
+        if not (math.isfinite(seconds) and seconds > 0) or num_tokens < 1:
+            return
+        expected_s = self.call_s(num_tokens, context=context, num_sequences=num_sequences)
+        state, place = self._learned.state, min(num_tokens, MOST_TOKENS) - 1
+        scale = math.exp(state[SCALE])
+        context_s = float(self._fit.context_s[place]) * context * math.exp(state[CONTEXT]) * scale
+        sequences_s = self._fit.sequence_s * (num_sequences - 1) * math.exp(state[SEQUENCES]) * scale
+        shares = (context_s / expected_s, sequences_s / expected_s)
+        own = max(1.0 - sum(shares), 0.0)
+        self._learned.update(num_tokens, (own, *shares), math.log(seconds / expected_s))
+        self._tables.clear()
+        self._watch()
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Reading so many tokens of a prompt took so long."""
+        if num_tokens >= _PREFILL_LEAST_TOKENS and math.isfinite(seconds) and seconds > 0:
+            self._prefill_token_s.append(seconds / num_tokens)
+
+    def _watch(self) -> None:
+        """Notice a drift that lasts, and its end."""
+        drift = max(self.drift, 1 / self.drift)
+        changed = drift < _RETURNED_RATIO if self._drifting else drift > _DRIFTED_RATIO
+        self._against = self._against + 1 if changed else 0
+        if self._against < _LASTING_CALLS:
+            return
+        self._drifting, self._against = not self._drifting, 0
+        how = f"{self.drift:.2f}x the measured time" if self._drifting else "as long as measured again"
+        self._said = f"calls take {how}: the cost curve follows"
+
+    def notice(self) -> str | None:
+        """A line for the user when calls have come to take 1.25 times as long as measured (or as
+        little), or are back where they were; None if nothing changed since it was last asked for."""
+        said, self._said = self._said, None
+        return said
+
+    def refined(self, *, scale: float = 1.0, shape: float = 1.0) -> CallCosts:
+        """The curve with what was learned made part of its points.
+
+        `scale` and `shape` (0 to 1) are the weights of what was learned about all calls alike and of
+        what was learned about their differences, against what the points said before.
+        """
+        if not self.num_observed:
+            return CallCosts(self.points, prefill_token_s=self.prefill_token_s)
+        if not self.is_measured:
+            scale = shape = 1.0
+        weights = np.full(len(self._learned.state), shape)
+        weights[SCALE] = scale
+        old, new = CallCosts(self.points), CallCosts(self.points)
+        new._learned.state = self._learned.state * weights
+        points = [replace(p, seconds=p.seconds * _at(new, p) / _at(old, p)) for p in self.points]
+        measured = {point.num_tokens for point in self.points if point.num_sequences == 1}
+        for i in np.flatnonzero(self._learned.seen >= _LEARNED_CALLS) if shape else ():
+            if (size := int(i) + 1) not in measured:
+                points.append(CallPoint(size, new.call_s(size, context=0)))
+        if not any(point.num_tokens == 1 for point in points):
+            points.append(CallPoint(1, new.call_s(1, context=0), spread_ratio=0.2))
+        token_s = median(self._prefill_token_s) if self._prefill_token_s else None
+        return CallCosts(points, prefill_token_s=token_s)
+
+    # As plain data
+
+    def as_json(self) -> dict[str, Any]:
+        """The measured points as plain data; `refined` first makes what was learned part of them."""
+        return {
+            "schema": SCHEMA,
+            "prefill_token_s": self.prefill_token_s,
+            "calls": [
+                {
+                    "tokens": point.num_tokens,
+                    "context_tokens": point.context_tokens,
+                    "sequences": point.num_sequences,
+                    "seconds": point.seconds,
+                    "spread_ratio": point.spread_ratio,
+                }
+                for point in self.points
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, what: str = "costs") -> CallCosts:
+        """The curve of `as_json`. Raises SettingError, which names `what`, for anything else."""
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise SettingError(what, f"it is not of the schema {SCHEMA}", "Measure anew: outrider costs.")
+        try:
+            token_s = data.get("prefill_token_s")
+            if token_s is not None and not 0 < (token_s := float(token_s)) < math.inf:
+                raise ValueError(f"prefill_token_s is {token_s}")
+            return cls([_point(call) for call in data["calls"]], prefill_token_s=token_s)
+        except SettingError as error:
+            raise SettingError(what, f"{error.what}: {error.why}", error.way_out) from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"it is damaged ({type(error).__name__}: {error})"
+            raise SettingError(what, reason, "Measure anew: outrider costs.") from None
+
+
+def _at(costs: CallCosts, point: CallPoint) -> float:
+    return costs.call_s(point.num_tokens, context=point.context_tokens, num_sequences=point.num_sequences)
+
+
+def _point(call: dict[str, Any]) -> CallPoint:
+    return CallPoint(
+        num_tokens=int(call["tokens"]),
+        seconds=float(call["seconds"]),
+        context_tokens=int(call.get("context_tokens", 0)),
+        num_sequences=int(call.get("sequences", 1)),
+        spread_ratio=float(call.get("spread_ratio", 0.05)),
+    )

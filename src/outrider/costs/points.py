@@ -1,0 +1,146 @@
+"""Measured calls, and the plain curve through them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.errors import SettingError
+
+Curve = npt.NDArray[np.float64]
+"""A value for every number of tokens, shape (MOST_TOKENS,): the first is for a single token."""
+
+MOST_TOKENS = 64
+"""The largest call whose time is kept for itself; larger ones continue the curve's end."""
+
+SIZES: Curve = np.arange(1, MOST_TOKENS + 1, dtype=np.float64)
+
+_UNMEASURED_S = 0.05
+"""What stands for a single token's call until the first one was seen."""
+_UNMEASURED_TOKEN_RATIO = 0.35
+"""What each further token is taken to cost, in calls of one: dearer than measured on most machines,
+so that an unknown one is not speculated on lightly."""
+_UNMEASURED_CONTEXT_RATIO = 1 / 8192
+"""What each stored token is taken to add to a call."""
+_UNMEASURED_SEQUENCE_RATIO = 0.02
+"""What each further sequence is taken to add to a call, in calls of one token."""
+_LEAST_RATIO = 1e-3
+"""Of what is unmeasured: a slope that came out at or below zero is noise, and a factor can still mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPoint:
+    """A call that was measured: `seconds` is the median of its samples and `spread_ratio` the
+    standard error of that median, as a part of it.
+
+    The call evaluated `num_tokens` tokens of `num_sequences` sequences in all, which had
+    `context_tokens` tokens stored together. Raises SettingError for what no call can be.
+    """
+
+    num_tokens: int
+    seconds: float
+    context_tokens: int = 0
+    num_sequences: int = 1
+    spread_ratio: float = 0.05
+
+    def __post_init__(self) -> None:
+        what = f"a call over {self.num_tokens} tokens"
+        if not 1 <= self.num_sequences <= self.num_tokens <= MOST_TOKENS or self.context_tokens < 0:
+            reason = f"{self.num_sequences} sequences with {self.context_tokens} stored tokens cannot be"
+            raise SettingError(what, reason, f"Give 1 to {MOST_TOKENS} tokens, and no more sequences.")
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise SettingError(what, f"{self.seconds} s is no time", "Give a positive number.")
+        if not 0 <= self.spread_ratio < math.inf:
+            raise SettingError(what, f"a spread of {self.spread_ratio} cannot be", "Give 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The curve through some points: a call over n tokens of m sequences with c tokens stored takes
+    `base_s[n] + c * context_s[n] + (m - 1) * sequence_s` seconds."""
+
+    base_s: Curve
+    context_s: Curve
+    sequence_s: float
+    knows_context: bool
+    """whether calls at several context lengths were measured"""
+    knows_sequences: bool
+
+
+def fit(points: Sequence[CallPoint]) -> Fit:
+    """The curve that passes through the points of a single sequence, in straight lines between them:
+    calls have stairs, which a smooth curve would lose. Without points it is a cautious guess."""
+    single = [point for point in points if point.num_sequences == 1]
+    if not single:
+        base = _UNMEASURED_S * (1 + _UNMEASURED_TOKEN_RATIO * (SIZES - 1))
+        sequence_s = _UNMEASURED_SEQUENCE_RATIO * _UNMEASURED_S
+        return Fit(base, base * _UNMEASURED_CONTEXT_RATIO, sequence_s, False, False)
+    by_size: dict[int, list[CallPoint]] = {}
+    for point in single:
+        by_size.setdefault(point.num_tokens, []).append(point)
+    sizes = sorted(by_size)
+    measured_s = _context_slopes(by_size)
+    if measured_s is None:
+        usual = [median(p.seconds for p in by_size[n]) * _UNMEASURED_CONTEXT_RATIO for n in sizes]
+        context_s = _through(sizes, usual)
+    else:
+        context_s = measured_s
+    without = [median(_without_context(p, context_s) for p in by_size[n]) for n in sizes]
+    base_s = _through(sizes, without)
+    shared_s = _sequence_cost(points, base_s, context_s)
+    usual_s = _UNMEASURED_SEQUENCE_RATIO * float(base_s[0])
+    return Fit(
+        base_s,
+        context_s,
+        usual_s if shared_s is None else max(shared_s, _LEAST_RATIO * usual_s),
+        measured_s is not None,
+        shared_s is not None,
+    )
+
+
+def _through(sizes: Sequence[int], values: Sequence[float]) -> Curve:
+    """Straight lines between the values, going on at the end as steeply as the whole of them: the last
+    few alone may be noise."""
+    curve = np.interp(SIZES, sizes, values)
+    last = sizes[-1]
+    if last < MOST_TOKENS:
+        rise = values[-1] * _UNMEASURED_TOKEN_RATIO
+        if len(sizes) > 1:
+            rise = max((values[-1] - values[0]) / (last - sizes[0]), 0.0)
+        curve[last:] = values[-1] + rise * (SIZES[last:] - last)
+    return curve
+
+
+def _context_slopes(by_size: dict[int, list[CallPoint]]) -> Curve | None:
+    """Seconds that each stored token adds, by least squares at every size that tells; None if none does."""
+    sizes, slopes = [], []
+    for size in sorted(by_size):
+        lengths = np.array([point.context_tokens for point in by_size[size]], dtype=np.float64)
+        if np.ptp(lengths) > 0:
+            seconds = np.array([point.seconds for point in by_size[size]])
+            slope = float(np.polyfit(lengths, seconds, 1)[0])
+            least = _LEAST_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min())
+            sizes.append(size)
+            slopes.append(max(slope, least))
+    return _through(sizes, slopes) if sizes else None
+
+
+def _without_context(point: CallPoint, context_s: Curve) -> float:
+    share = point.context_tokens * float(context_s[point.num_tokens - 1])
+    return max(point.seconds - share, _LEAST_RATIO * point.seconds)
+
+
+def _sequence_cost(points: Sequence[CallPoint], base_s: Curve, context_s: Curve) -> float | None:
+    """Seconds for each further sequence of a call; None where it was not measured."""
+    costs = []
+    for point in points:
+        if point.num_sequences > 1:
+            i = point.num_tokens - 1
+            alone = base_s[i] + point.context_tokens * context_s[i]
+            costs.append(float(point.seconds - alone) / (point.num_sequences - 1))
+    return median(costs) if costs else None

@@ -1,0 +1,69 @@
+"""The same calls on several models in turn: which way of loading one is the faster."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from outrider.core.contracts import Model
+from outrider.costs.curve import CallCosts
+from outrider.costs.timing import CallTimer, Clock, Rows, Samples
+
+__all__ = ["measure_side_by_side"]
+
+_SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Single tokens three times as often: a difference of 2 % must show."""
+_FILL_SHARE = 0.3
+_MOST_ROUNDS = 30
+"""of which each has three single tokens: enough for any difference that matters"""
+
+
+def measure_side_by_side(
+    models: Sequence[Model],
+    *,
+    seconds: float,
+    rows: Rows = "all",
+    context: int = 0,
+    clock: Clock = perf_counter,
+    progress: Callable[[float], None] | None = None,
+    seed: int = 0,
+) -> list[CallCosts]:
+    """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
+
+    It takes about `seconds` in all, at least a round and at most as many as are of use. The calls are made
+    at a context of `context` tokens, or what three tenths of the time can fill. The models' sequences
+    are empty before and after.
+
+    Raises BackendError when a call fails.
+    """
+    rng, report = random.Random(seed), progress or (lambda _part: None)
+    timers = [CallTimer(model, rows, clock, random.Random(seed)) for model in models]
+    sizes = [size for size in _SIZES if all(size <= timer.largest for timer in timers)]
+    room = min(model.context_length for model in models) - max(sizes)
+    taken = [{size: Samples(size) for size in sizes} for _ in models]
+    started = clock()
+    try:
+        for timer in timers:
+            timer.clear()
+            timer.warm_up()
+        stored = 0
+        while stored < min(context, room) and clock() - started < _FILL_SHARE * seconds:
+            for timer in timers:
+                timer.fill(min(context, room) - stored)
+            stored = timers[0].stored()
+        num_rounds, round_s = 0, 0.0
+        while num_rounds == 0 or (
+            num_rounds < _MOST_ROUNDS and clock() - started + round_s / num_rounds <= seconds
+        ):
+            before = clock()
+            for size in rng.sample(sizes, len(sizes)):
+                for i in rng.sample(range(len(models)), len(models)):
+                    taken[i][size].seconds.append(timers[i].call_s(size))
+                report(min((clock() - started) / seconds, 1.0) if seconds > 0 else 1.0)
+            num_rounds += 1
+            round_s += clock() - before
+    finally:
+        for timer in timers:
+            timer.clear()
+    return [CallCosts([samples.point() for samples in kinds.values()]) for kinds in taken]

@@ -1,0 +1,69 @@
+"""What a cost curve means: how right drafts must be to pay, and which draft lengths to prefer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_Curve = npt.NDArray[np.float64]
+
+_STAIR_RATIO = 1.03
+"""A longer call that costs so little more makes a shorter one pointless."""
+
+
+def expected_tokens(num_drafted: int, acceptance: float) -> float:
+    """Tokens that a target call is expected to give with a draft of so many tokens, each of which is
+    right with probability `acceptance` once those before it are: 1 + a + a² + … (Leviathan et al.,
+    "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1).
+
+    >>> expected_tokens(2, 0.5)
+    1.75
+    """
+    return float(sum(acceptance**i for i in range(num_drafted + 1)))
+
+
+def break_even(calls_s: Sequence[float] | _Curve, num_drafted: int, draft_s: float = 0.0) -> float | None:
+    """The acceptance from which drafts of so many tokens are no slower than plain decoding.
+
+    `calls_s[n - 1]` is what a target call over n tokens takes, `draft_s` what the draft itself took.
+    None where even drafts that are always right are slower.
+
+    >>> break_even([1.0, 1.5, 2.0], 1), break_even([1.0, 1.5, 3.5], 2)
+    (0.5, None)
+    """
+    needed = (float(calls_s[num_drafted]) + draft_s) / float(calls_s[0])
+    if needed > num_drafted + 1:
+        return None
+    low, high = 0.0, 1.0
+    if needed <= 1:
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(num_drafted, middle) < needed else (low, middle)
+    return high
+
+
+def best_call(calls_s: Sequence[float] | _Curve, acceptance: float) -> int:
+    """The number of tokens of a target call that gives a token in the least time, drafts being free."""
+    return min(
+        range(1, len(calls_s) + 1),
+        key=lambda n: float(calls_s[n - 1]) / expected_tokens(n - 1, acceptance),
+    )
+
+
+def token_s(calls_s: Sequence[float] | _Curve, acceptance: float) -> float:
+    """Seconds for each token at the best draft length, drafts being free."""
+    best = best_call(calls_s, acceptance)
+    return float(calls_s[best - 1]) / expected_tokens(best - 1, acceptance)
+
+
+def good_sizes(calls_s: Sequence[float] | _Curve) -> tuple[int, ...]:
+    """The sizes of a call that no longer one undercuts: the outer edges of the stairs.
+
+    >>> good_sizes([1.0, 1.5, 1.9, 1.5, 2.1])
+    (1, 4, 5)
+    """
+    curve = np.asarray(calls_s, dtype=np.float64)
+    return tuple(n for n in range(1, len(curve) + 1) if np.all(curve[n:] > _STAIR_RATIO * curve[n - 1]))

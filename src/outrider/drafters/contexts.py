@@ -1,0 +1,234 @@
+"""Texts sorted by what stands before each token: the longest match is one binary search.
+
+It is a suffix array (Manber and Myers, "Suffix arrays: a new method for on-line string searches",
+1993) of the reversed texts. What precedes a place is then what the place is sorted by, so the
+longest suffix of another text that occurs anywhere is found from scratch in O(log n), with no state
+to carry along. Places are sorted by so many tokens as a match is looked for, not by all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from mmap import mmap
+from struct import Struct
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.drafters.lookup import Match
+
+__all__ = ["BYTES", "DEPTH", "ContextIndex", "ContextReader", "Laid", "Places", "lay_out", "sort_contexts"]
+
+DEPTH = 32
+"""tokens of context that places are sorted by: the longest match that is told from longer ones"""
+
+SAMPLE = 32
+"""places that are looked at of those that match, evenly spread over them"""
+
+ALONG = 8
+"""of those that go on as a draft does, the latest, that are looked at for its next token"""
+
+BORDER = 0
+"""stands between two texts and around all of them; tokens are stored plus one"""
+
+BYTES = 4
+"""of a stored token, the most significant first: stored contexts compare as their bytes do"""
+
+WAYPOINT_STEP = 512
+"""sorted places from one whose context is held ready to the next: most of a search goes over these"""
+
+END = BORDER.to_bytes(BYTES)
+"""what follows the last token of a text"""
+
+_CONTEXT = Struct(f">{DEPTH}I")
+
+_BEHIND = b"\xff"
+"""comes after all tokens"""
+
+Laid = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.int64]
+
+
+def lay_out(texts: Sequence[npt.ArrayLike]) -> Laid:
+    """The texts as an index stores them: the last first and each from its end, `BORDER` between."""
+    parts: list[npt.NDArray[np.uint32]] = [np.array([BORDER], np.uint32)]
+    for text in reversed(texts):
+        parts += [np.asarray(text, np.uint32)[::-1] + np.uint32(1), parts[0]]
+    laid: Laid = np.concatenate([*parts, np.full(DEPTH, BORDER, np.uint32)])
+    return laid.astype(">u4")
+
+
+def sort_contexts(laid: Laid, on_round: Callable[[int, int], None] | None = None) -> Places:
+    """The places that something follows, sorted by the `DEPTH` tokens from each on (backwards).
+
+    Sorted by two tokens first, then by twice as many in each round, where ranks of the last round
+    stand for half of them (Manber and Myers); only those that are still tied are sorted again.
+    Memory: about 40 bytes a token, for at most 2^31 of them. `on_round` is told (done, in all).
+    """
+    n, rounds = len(laid), DEPTH.bit_length() - 1
+    keys = laid.astype(np.int64)
+    keys[:-1] = keys[:-1] << 32 | keys[1:]
+    order = np.argsort(keys).astype(np.int32)
+    tied, keys = np.arange(n, dtype=np.int32), keys[order]
+    ranks = np.zeros(n + DEPTH, np.int32)
+    for done in range(1, rounds):
+        if on_round:
+            on_round(done, rounds)
+        tied, keys = _rank(ranks, order, tied, keys)
+        places = order[tied]
+        keys = ranks[places].astype(np.int64) << 32 | ranks[places + 2**done]
+        by_key = np.argsort(keys).astype(np.int32)
+        order[tied], keys = places[by_key], keys[by_key]
+    follows = (laid[order] != BORDER) & (laid[order - 1] != BORDER)
+    sorted_places: Places = order[follows]
+    return sorted_places
+
+
+def _rank(ranks: Places, order: Places, slots: Places, keys: Keys) -> tuple[Places, Keys]:
+    """Rank the places in these slots of the order, where each has its key: by the first slot with an
+    equal one. Returns the slots, and keys, of those that share theirs."""
+    new = np.ones(len(keys) + 1, np.bool_)
+    new[1:-1] = keys[1:] != keys[:-1]
+    ranks[order[slots]] = np.maximum.accumulate(np.where(new[:-1], slots, np.int32(0)))
+    tied = ~(new[:-1] & new[1:])
+    return slots[tied], keys[tied]
+
+
+class ContextIndex:
+    """Texts and their sorted places, in memory or mapped from a file.
+
+    `stored` begins with the laid out texts, and `places` are the sorted ones in it.
+    """
+
+    def __init__(self, stored: bytes | mmap, places: Places) -> None:
+        self._stored = stored
+        self._places = places.data  # single items of a memoryview cost less than those of an array
+        self._waypoints = [self._context(place) for place in self._places[::WAYPOINT_STEP]]
+
+    @classmethod
+    def build(cls, texts: Sequence[npt.ArrayLike]) -> ContextIndex:
+        """Index texts in memory; the last is the newest."""
+        laid = lay_out(texts)
+        return cls(laid.tobytes(), sort_contexts(laid))
+
+    def search(self, tail: Sequence[int], min_length: int = 1) -> tuple[list[int], int]:
+        """Places behind the longest suffix of `tail` that something followed, ascending and at most
+        `SAMPLE` of them, and its length in tokens, at most `DEPTH`; no places where it is shorter
+        than `min_length`."""
+        recent = tail[: -DEPTH - 1 : -1]
+        pattern = _CONTEXT.pack(*[token + 1 for token in recent], *[BORDER] * (DEPTH - len(recent)))
+        found = self._first_from(pattern)
+        length = 0
+        for place in self._places[max(found - 1, 0) : found + 1]:  # the two that agree with it longest
+            length = max(length, _agreement(pattern, self._context(place)))
+        length = min(length, len(recent))
+        if length < min_length:
+            return [], length
+        pattern = pattern[: length * BYTES]
+        first, behind = self._around(found, pattern)
+        step = max((behind - first) // SAMPLE, 1)
+        return sorted(self._places[first:behind:step].tolist()[:SAMPLE]), length
+
+    def _context(self, place: int) -> bytes:
+        """What stands before a place, from there backwards."""
+        return self._stored[place * BYTES : (place + DEPTH) * BYTES]
+
+    def _first_from(self, pattern: bytes) -> int:
+        """How many of the sorted contexts are less than `pattern`."""
+        waypoint = bisect_left(self._waypoints, pattern)
+        low, high = max(waypoint - 1, 0) * WAYPOINT_STEP, waypoint * WAYPOINT_STEP
+        return bisect_left(self._places, pattern, low, min(high, len(self._places)), key=self._context)
+
+    def _around(self, found: int, pattern: bytes) -> tuple[int, int]:
+        """From where to where around `found` the contexts begin with `pattern`: exactly where they are
+        few, else from the first waypoint among them to the last.
+
+        Few are looked for at growing distances, since every look costs a miss of the processor's
+        cache; of many only a sample is wanted, and the waypoints are together in memory.
+        """
+        places, context, end = self._places, self._context, len(self._places)
+        left = right = 1
+        while left <= min(found, WAYPOINT_STEP) and context(places[found - left]).startswith(pattern):
+            left *= 2
+        while right <= min(end - found, WAYPOINT_STEP) and context(places[found + right - 1]).startswith(
+            pattern
+        ):
+            right *= 2
+        if max(left, right) > WAYPOINT_STEP:
+            first = bisect_left(self._waypoints, pattern)
+            last = bisect_left(self._waypoints, pattern + _BEHIND) - 1
+            if first < last:
+                return first * WAYPOINT_STEP, last * WAYPOINT_STEP + 1
+        low, high = max(found - left, 0), found - left // 2
+        first = bisect_left(places, pattern, low, high, key=context)
+        low, high = found + right // 2, min(found + right - 1, end)
+        return first, bisect_left(places, pattern + _BEHIND, low, high, key=context)
+
+    def follower(self, place: int) -> bytes:
+        """The token behind a place as it is stored, `END` where a text ends."""
+        return self._stored[(place - 1) * BYTES : place * BYTES]
+
+
+class ContextReader:
+    """The end of a text and what is drafted behind it, looked up in an index of other texts.
+
+    Of the places behind the longest match the latest `ALONG` stay that go on as the draft does; when
+    none is left, or nothing follows any of them, the match is searched anew. Matches of fewer than
+    `min_match` tokens are not used. `num_since` are the tokens between the end of the indexed texts
+    and here, None where the texts have no place in time: then matches have no age.
+    """
+
+    __slots__ = ("_followers", "_index", "_length", "_min_match", "_num_since", "_places", "_tail")
+
+    def __init__(
+        self, index: ContextIndex, text: Sequence[int], min_match: int, num_since: int | None = None
+    ) -> None:
+        self._index = index
+        self._tail = list(text[-DEPTH:])
+        self._min_match = min_match
+        self._num_since = num_since
+        self._places: list[int] = []
+        self._followers: list[bytes] = []
+        self._length = 0
+
+    def read(self, token: int) -> None:
+        self._tail.append(token)
+        if self._num_since is not None:
+            self._num_since += 1
+        if self._places:
+            stored = (token + 1).to_bytes(BYTES)
+            reached = zip(self._places, self._followers, strict=True)
+            self._go_to([place - 1 for place, follower in reached if follower == stored][:ALONG])
+            self._length += 1
+
+    def find(self) -> Match | None:
+        if not self._places:
+            places, self._length = self._index.search(self._tail, self._min_match)
+            self._go_to(places)
+        if not self._places:
+            return None
+        followers, best = self._followers, self._followers[0]
+        count, total = followers.count(best), len(followers)
+        if count < total:
+            ((best, count),) = Counter(followers).most_common(1)  # of several that of the latest place
+        age = 0
+        if self._num_since is not None:
+            age = self._num_since + self._places[followers.index(best)] - 1
+        return Match(int.from_bytes(best) - 1, self._length, count, total, age)
+
+    def _go_to(self, places: list[int]) -> None:
+        """Stand at those of these places that something follows."""
+        followers = [self._index.follower(place) for place in places]
+        if END in followers:
+            places = [place for place, token in zip(places, followers, strict=True) if token != END]
+            followers = [token for token in followers if token != END]
+        self._places, self._followers = places, followers
+
+
+def _agreement(one: bytes, other: bytes) -> int:
+    """How many tokens two contexts of the same size begin with in common."""
+    differing = (int.from_bytes(one) ^ int.from_bytes(other)).bit_length()
+    return len(one) // BYTES - -(-differing // (8 * BYTES))

@@ -1,0 +1,159 @@
+"""Looking up in files of the user's: a code base, a document."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import Extend, Vocabulary, Wish
+from outrider.core.data import Draft, DraftWork
+from outrider.core.errors import SettingError
+from outrider.drafters import corpus_store
+from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader, lay_out, sort_contexts
+from outrider.drafters.corpus_files import FileList, chunks, list_files
+from outrider.drafters.corpus_store import About, DamagedIndex
+from outrider.drafters.lookup import grow
+from outrider.vocab import tokenizer_id
+
+__all__ = ["Corpus", "CorpusDrafter", "Progress", "indexing", "open_corpus"]
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done ("reading" bytes, "sorting" in rounds), how much is done, and of how much."""
+
+
+def indexing(stage: str, done: int, total: int) -> str:
+    """What `Progress` was told, for people."""
+    if stage == "reading":
+        return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB read"
+    return f"sorting, round {done + 1} of {total}"
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Files to look up in. `notices` are lines that the user should see."""
+
+    index: ContextIndex
+    num_files: int
+    num_tokens: int
+    notices: tuple[str, ...] = ()
+
+
+def open_corpus(paths: Sequence[Path], vocabulary: Vocabulary, progress: Progress | None = None) -> Corpus:
+    """The files at and below `paths`, as this tokenizer cuts them.
+
+    They are indexed once, in the user's own cache, and anew when a file comes, goes or changes.
+    Interrupted, that leaves nothing behind. Raises SettingError for a path that does not exist,
+    for files without any text or with too much of it, and where the index cannot be written.
+    """
+    files, tokenizer = list_files(paths), tokenizer_id(vocabulary)
+    place = corpus_store.folder()
+    path = place / _file_name(paths, tokenizer)
+    notices: list[str] = []
+    try:
+        index, about = corpus_store.load(path)
+        if (about.sources, about.tokenizer) == (files.identity, tokenizer):
+            return _corpus(index, about, notices)
+    except FileNotFoundError:
+        pass
+    except DamagedIndex as error:
+        notices.append(f"the index of the corpus was damaged ({error.why}) and is made anew")
+    corpus_store.sweep(place)
+    _build(paths, files, vocabulary, tokenizer, path, progress or (lambda *_: None))
+    return _corpus(*corpus_store.load(path), notices)
+
+
+def _file_name(paths: Sequence[Path], tokenizer: str) -> str:
+    names = [tokenizer, *(str(path.resolve()) for path in paths)]
+    return sha256("\0".join(names).encode(errors="replace")).hexdigest()[:32] + ".index"
+
+
+def _corpus(index: ContextIndex, about: About, notices: Sequence[str]) -> Corpus:
+    tokens = str(about.num_tokens) if about.num_tokens < 1e5 else f"{about.num_tokens / 1e6:.1f} M"
+    line = f"corpus: indexed {about.num_files} file{'s'[: about.num_files != 1]}, {tokens} tokens"
+    if about.skipped:
+        line += f"; skipped {_counts(about.skipped)}"
+    return Corpus(index, about.num_files, about.num_tokens, (*notices, line))
+
+
+def _counts(skipped: dict[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in sorted(skipped.items()))
+
+
+def _build(
+    paths: Sequence[Path],
+    files: FileList,
+    vocabulary: Vocabulary,
+    tokenizer: str,
+    path: Path,
+    progress: Progress,
+) -> None:
+    """Read, sort and save."""
+    skipped = Counter(files.skipped)
+    texts = list(_read(files, vocabulary, skipped, progress))
+    num_tokens = sum(map(len, texts))
+    if not num_tokens:
+        why = "there is no text in it" + (f" (skipped {_counts(skipped)})" if skipped else "")
+        raise SettingError(", ".join(map(str, paths)), why, "Name files or folders with text in UTF-8.")
+    laid = lay_out(texts)
+    about = About(files.identity, tokenizer, len(texts), num_tokens, dict(skipped))
+    del texts
+    places = sort_contexts(laid, lambda done, total: progress("sorting", done, total))
+    corpus_store.save(path, laid, places, about)
+
+
+def _read(
+    files: FileList, vocabulary: Vocabulary, skipped: Counter[str], progress: Progress
+) -> Iterator[npt.NDArray[np.int32]]:
+    """The tokens of each file that is text; the others are counted in `skipped`."""
+    total, before = files.size_bytes, 0
+    for source in files.sources:
+        parts, read = [np.empty(0, np.int32)], 0
+        try:
+            for text in chunks(source):
+                parts.append(np.asarray(vocabulary.tokenize(text, add_special=False), np.int32))
+                read = min(read + len(text), source.size_bytes)
+                progress("reading", before + read, total)
+            yield np.concatenate(parts)
+        except OSError:
+            skipped["unreadable"] += 1
+        except UnicodeDecodeError:
+            skipped["binary"] += 1
+        before += source.size_bytes
+
+
+class CorpusDrafter:
+    """Drafts from a corpus. Matches have no age: all of it was there before."""
+
+    name = "corpus"
+    is_free = True
+
+    def __init__(self, corpus: Corpus, min_match: int = 2) -> None:
+        self._index = corpus.index
+        self._min_match = min_match
+        self._tails: dict[int, deque[int]] = {}
+
+    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
+        self._tails[sequence] = deque(tokens, DEPTH)
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        self._tails[sequence].extend(tokens)
+
+    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+
+    def _draft(self, wish: Wish, extend: Extend) -> Draft:
+        reader = ContextReader(self._index, list(self._tails[wish.sequence]), self._min_match)
+        return grow(reader, wish, extend, self.name)
+
+    def end(self, sequence: int) -> None:
+        del self._tails[sequence]
+
+    def reset(self) -> None:
+        """Forget every sequence; the corpus stays."""
+        self._tails.clear()

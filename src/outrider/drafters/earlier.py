@@ -1,0 +1,178 @@
+"""Looking up in what was said before: earlier prompts and answers, other than the running one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from outrider.core.contracts import Extend, Wish
+from outrider.core.data import Draft, DraftWork
+from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
+from outrider.drafters.lookup import Match, grow
+
+__all__ = ["MAX_TOKENS", "EarlierDrafter", "Memory"]
+
+MAX_TOKENS = 200_000
+"""what a memory holds"""
+
+RECENT_RATIO = 1 / 8
+"""of a memory, what is indexed anew with every text that is added"""
+
+BLOCK_TOKENS = 64
+"""in steps of which a text is compared with the beginnings of those that are remembered"""
+
+
+class Memory:
+    """The latest texts of one conversation, user or key: nothing is looked up across memories.
+
+    It holds `max_tokens` at most, the oldest are dropped. A beginning that a text shares with one
+    that is remembered, such as the turns so far or a system prompt, is not stored twice.
+
+    Sorting costs O(n log n), so the newest texts have a small index of their own, which is merged
+    into the large one when it has grown to `RECENT_RATIO` of it.
+    """
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_recent = int(max_tokens * RECENT_RATIO)
+        self._max_old = max_tokens - self._max_recent
+        self._old, self._recent = _Shelf(), _Shelf()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are remembered."""
+        return self._old.num_tokens + self._recent.num_tokens
+
+    def add(self, text: Sequence[int]) -> None:
+        """Remember a text."""
+        known, keys = 0, []
+        for key in _block_keys(text):
+            if key in self._old or key in self._recent:
+                known += BLOCK_TOKENS
+            else:
+                keys.append(key)
+        if known == len(text):
+            return
+        # Something of what is known stays in front, for matches that reach across.
+        part = text[max(known - DEPTH, 0) :][-self._max_old :]
+        self._recent.append(part, keys)
+        if self._recent.num_tokens > self._max_recent:
+            for item in self._recent.items():
+                self._old.append(*item)
+            self._old.shrink(self._max_old)
+            self._recent = _Shelf()
+
+    def indexes(self) -> list[tuple[ContextIndex, int]]:
+        """Every index, the newest first, and how many tokens were remembered after its end."""
+        shelves = [(self._recent, 0), (self._old, self._recent.num_tokens)]
+        return [(shelf.index(), num_since) for shelf, num_since in shelves if shelf.num_tokens]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._old, self._recent = _Shelf(), _Shelf()
+
+
+class _Shelf:
+    """Some texts in their order, and their index."""
+
+    def __init__(self) -> None:
+        self._texts: deque[tuple[Sequence[int], Sequence[int]]] = deque()
+        self._keys: set[int] = set()
+        self._index: ContextIndex | None = None
+        self.num_tokens = 0
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._keys
+
+    def append(self, text: Sequence[int], keys: Sequence[int]) -> None:
+        self._texts.append((text, keys))
+        self._keys.update(keys)
+        self.num_tokens += len(text)
+        self._index = None
+
+    def shrink(self, max_tokens: int) -> None:
+        """Drop the oldest texts."""
+        while self.num_tokens > max_tokens:
+            text, keys = self._texts.popleft()
+            self._keys.difference_update(keys)
+            self.num_tokens -= len(text)
+            self._index = None
+
+    def items(self) -> Iterable[tuple[Sequence[int], Sequence[int]]]:
+        """The texts with the keys of their blocks, the oldest first."""
+        return self._texts
+
+    def index(self) -> ContextIndex:
+        if self._index is None:
+            self._index = ContextIndex.build([text for text, _ in self._texts])
+        return self._index
+
+
+def _block_keys(text: Sequence[int]) -> list[int]:
+    """For each whole block of a text a hash of everything up to its end."""
+    keys, key = [], 0
+    for end in range(BLOCK_TOKENS, len(text) + 1, BLOCK_TOKENS):
+        key = hash((key, *text[end - BLOCK_TOKENS : end]))
+        keys.append(key)
+    return keys
+
+
+class EarlierDrafter:
+    """Drafts from the texts in a `Memory`, to which every finished request adds its own.
+
+    The memory is the scope: drafters that are given the same one share what is in it. A request
+    can be given another than the drafter's (`begin`). Texts that are still being generated are not
+    looked up in by others.
+    """
+
+    name = "earlier"
+    is_free = True
+
+    def __init__(self, memory: Memory | None = None, min_match: int = 2) -> None:
+        self._memory = memory or Memory()
+        self._min_match = min_match
+        self._running: dict[int, tuple[list[int], Memory]] = {}
+
+    def begin(self, sequence: int, tokens: Sequence[int], memory: Memory | None = None) -> None:
+        """A request starts with this prompt, in the scope of `memory` (None: the drafter's own)."""
+        memory = memory or self._memory
+        memory.indexes()  # now rather than in a step
+        self._running[sequence] = list(tokens), memory
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        self._running[sequence][0].extend(tokens)
+
+    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+
+    def _draft(self, wish: Wish, extend: Extend) -> Draft:
+        text, memory = self._running[wish.sequence]
+        readers = [
+            ContextReader(index, text, self._min_match, len(text) + num_since)
+            for index, num_since in memory.indexes()
+        ]
+        return grow(_Longest(readers), wish, extend, self.name)
+
+    def end(self, sequence: int) -> None:
+        """What was said is remembered."""
+        text, memory = self._running.pop(sequence)
+        memory.add(text)
+
+    def reset(self) -> None:
+        """Forget every sequence, and what the drafter's own memory holds."""
+        self._running.clear()
+        self._memory.clear()
+
+
+class _Longest:
+    """Several readers as one: the longest match counts, the first of several."""
+
+    def __init__(self, readers: Sequence[ContextReader]) -> None:
+        self._readers = readers
+
+    def read(self, token: int) -> None:
+        for reader in self._readers:
+            reader.read(token)
+
+    def find(self) -> Match | None:
+        matches = [match for reader in self._readers if (match := reader.find())]
+        return max(matches, key=lambda match: match.length, default=None)

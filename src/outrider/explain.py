@@ -1,0 +1,196 @@
+"""Why the automatic policy chose what it chose, and what it was worth: from step records and costs.
+
+- `Estimate.speedup`: the seconds that plain decoding would have taken for the same tokens, one call
+  each at the cost of such calls in this very run, over the seconds that the decoding took. What the
+  draft model spent on the prompt counts against it. The interval is twice the standard error of the
+  plain call's time in this run, at least 1 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, pstdev
+from typing import Any
+
+from outrider.core.data import StepRecord
+from outrider.costs import CallCosts, break_even
+from outrider.policy import AutoPolicy
+
+__all__ = ["Choices", "Estimate", "Explanation", "estimate_speedup", "explain"]
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+"""sizes of calls that the explanation shows"""
+DRAFTED = (1, 2, 4, 8)
+"""lengths of drafts whose break-even it shows"""
+_CHEAP_DRAFT = 0.1
+"""what a step of a well-chosen draft model costs, in steps of the target"""
+_WORTH_SAYING = 1.1
+_LEAST_INTERVAL = 0.01
+_LEAST_PLAIN_CALLS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The estimated speed-up over plain decoding, with an interval."""
+
+    speedup: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How often something was chosen, and what came of it; seconds of the steps in all."""
+
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `--explain` shows. Costs are in seconds and break-even acceptances in [0, 1], None where even
+    right drafts do not pay; `choices` go by the sources of the drafts ("plain" for none)."""
+
+    target_calls_s: dict[int, float]
+    draft_step_s: float | None
+    drift: float
+    break_even_lookup: dict[int, float | None]
+    break_even_draft: dict[int, float | None] | None
+    acceptance: dict[str, float]
+    brier: dict[str, float]
+    choices: dict[str, Choices]
+    estimate: Estimate | None
+    advice: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> Estimate | None:
+    """How much faster than plain decoding a request was; None where nothing was decoded or no call's cost
+    is known."""
+    decode = [record for record in records if record.kind == "decode"]
+    costs = policy.knowledge.costs
+    spent_s = sum(r.total_s for r in decode)
+    if not decode or not costs.is_known or spent_s <= 0:
+        return None
+    own_s = (
+        median(_own_s(record) for record in decode if len(record.draft) == 0)
+        if any(len(record.draft) == 0 for record in decode)
+        else policy.knowledge.own_step_s
+    )
+    expected_s = sum(
+        costs.call_s(1, context=record.position + i) + own_s
+        for record in decode
+        for i in range(len(record.tokens))
+    )
+    ratio, error = _plain_ratio(decode, costs)
+    speedup = expected_s * ratio / spent_s
+    return Estimate(speedup, speedup * (1 - error), speedup * (1 + error))
+
+
+def _own_s(record: StepRecord) -> float:
+    return record.total_s - record.verify_s - record.work.model_s - record.work.prefill_s
+
+
+def _plain_ratio(decode: Sequence[StepRecord], costs: CallCosts) -> tuple[float, float]:
+    """Real against expected times of this run's calls over a single token, and how far that is to be
+    trusted: calls over more tokens stand in where there are too few."""
+    ratios = [
+        r.verify_s / costs.call_s(1, context=r.position)
+        for r in decode
+        if r.num_evaluated == r.batch_tokens == 1
+    ]
+    if len(ratios) < _LEAST_PLAIN_CALLS:
+        ratios = [
+            r.verify_s / costs.call_s(r.batch_tokens, context=r.position, num_sequences=r.num_sequences)
+            for r in decode
+        ]
+    middle = sorted(ratios)[len(ratios) // 10 : len(ratios) - len(ratios) // 10]
+    error = 2 * pstdev(middle) / math.sqrt(len(middle)) if len(middle) > 1 else 0.1
+    return sum(middle) / len(middle), max(error, _LEAST_INTERVAL)
+
+
+def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
+    """The explanation of one request's choices."""
+    knowledge = policy.knowledge
+    decode = [record for record in records if record.kind == "decode"]
+    context = decode[-1].position if decode else 0
+    calls_s = knowledge.costs.calls_s(max(SIZES), context=context)
+    draft_s = next((c.call_s(1, context=context) for c in knowledge.draft_costs.values() if c.is_known), None)
+    accepted = {
+        name: sum(known.accepted) / sum(known.counts) for name, known in knowledge.calibration.items()
+    }
+    return Explanation(
+        target_calls_s={n: float(calls_s[n - 1]) for n in SIZES},
+        draft_step_s=draft_s,
+        drift=knowledge.costs.drift,
+        break_even_lookup={n: break_even(calls_s, n) for n in DRAFTED},
+        break_even_draft=None
+        if draft_s is None
+        else {n: break_even(calls_s, n, n * draft_s) for n in DRAFTED},
+        acceptance=accepted,
+        brier={name: known.brier or 0.0 for name, known in knowledge.calibration.items()},
+        choices=_choices(decode),
+        estimate=estimate_speedup(records, policy),
+        advice=_advice(calls_s.tolist(), draft_s, accepted),
+    )
+
+
+def _choices(decode: Sequence[StepRecord]) -> dict[str, Choices]:
+    steps: Counter[str] = Counter()
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for record in decode:
+        name = " + ".join(dict.fromkeys(record.draft.sources)) or "plain"
+        steps[name] += 1
+        drafted[name] += len(record.draft)
+        accepted[name] += record.num_accepted
+        seconds[name] += record.total_s  # type: ignore[assignment]
+    return {
+        name: Choices(count, drafted[name], accepted[name], seconds[name])
+        for name, count in steps.most_common()
+    }
+
+
+def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[str, float]) -> tuple[str, ...]:
+    """What would make this pair faster on this machine, as far as the costs tell."""
+    found = []
+    plain_s = calls_s[0]
+    right = acceptance.get("draft", 0.8)
+    if draft_s is not None:
+        now, cheap = (
+            _best_speedup(calls_s, draft_s, right),
+            _best_speedup(calls_s, _CHEAP_DRAFT * plain_s, right),
+        )
+        if draft_s > 2 * _CHEAP_DRAFT * plain_s and cheap > _WORTH_SAYING * now:
+            found.append(
+                f"a smaller draft model: a step of this one costs {draft_s / plain_s:.2f} of the target's; "
+                f"at {_CHEAP_DRAFT} and the same acceptance ({right:.0%}) drafts could reach {cheap:.1f}x"
+            )
+    if calls_s[3] > 2.2 * plain_s:
+        found.append(
+            f"cheaper calls over 4 tokens than now ({calls_s[3] / plain_s:.1f} plain steps): "
+            "`outrider costs --tune` tries kernels and threads; IQ4_NL and Q4_0 files are often flatter"
+        )
+    lookup = acceptance.get("lookup")
+    if lookup is not None and lookup < (break_even(calls_s, 1) or 1.0):
+        found.append("more to look up (--corpus, --prediction): matches are right too seldom here")
+    return tuple(found)
+
+
+def _best_speedup(calls_s: Sequence[float], draft_s: float, acceptance: float) -> float:
+    """Plain seconds per token over those of the best fixed draft length, 0 included."""
+    best = 1.0
+    tokens = 1.0
+    for n in range(1, 17):
+        tokens += acceptance**n
+        best = max(best, tokens * calls_s[0] / (calls_s[n] + n * draft_s))
+    return best

@@ -1,0 +1,129 @@
+"""What is known about a pair on this machine: costs and acceptance, from disk and back.
+
+Costs belong to model, machine and settings, acceptance to the pair of model files alone. A session begins
+with what earlier ones have learned and leaves what it has learned itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from outrider.backends.llama_cpp import LlamaCppModel
+from outrider.core.errors import SettingError
+from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
+from outrider.costs.store import read_entry, write_entry
+from outrider.costs.timing import Rows
+from outrider.drafters.model import ModelDrafter
+from outrider.models.cache import cache_dir
+from outrider.policy import AutoPolicy
+from outrider.policy.auto import LONGEST_DRAFT
+from outrider.tuning import costs_of, keep_costs
+
+__all__ = ["AutoSettings", "Learned", "Measuring"]
+
+Measuring = Callable[[str, float], None]
+"""Told what is being measured and what part of it is done, from 0 to 1."""
+
+_LEAST_JUDGED = 64
+"""Sessions in which fewer drafted tokens were judged leave what is known of acceptance as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoSettings:
+    """What the automatic policy may do: ask `free` drafters, draft `models`, up to `draft_max` tokens.
+
+    `costs_file` holds the costs if it exists, and is written otherwise. Raises SettingError for a cap
+    out of range.
+    """
+
+    free: bool = True
+    models: bool = True
+    draft_max: int = LONGEST_DRAFT
+    costs_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_max < 0:
+            raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
+
+
+class Learned:
+    """An automatic policy for two loaded models, with all that is known about them."""
+
+    def __init__(
+        self,
+        settings: AutoSettings,
+        target: LlamaCppModel,
+        draft: LlamaCppModel | None,
+        measuring: Measuring | None = None,
+    ) -> None:
+        """Look the costs up, or measure them: a few seconds (`measuring` is told).
+
+        Raises SettingError for a costs file that cannot be read or written, BackendError when a call fails.
+        """
+        self.notices: list[str] = []
+        self._models: dict[str, tuple[LlamaCppModel, Rows]] = {"target": (target, "all")}
+        if draft is not None and settings.models:
+            self._models["draft"] = (draft, "last")
+        self._exported = settings.costs_file is not None
+        costs = self._costs(settings.costs_file, measuring)
+        self.policy = AutoPolicy(
+            costs["target"],
+            {ModelDrafter.name: costs["draft"]} if "draft" in costs else {},
+            free=settings.free,
+            models=settings.models,
+            draft_max=settings.draft_max,
+        )
+        self._recall()
+
+    def _costs(self, path: Path | None, measuring: Measuring | None) -> dict[str, CallCosts]:
+        if path is not None and path.exists():
+            known = import_costs(path)
+            if "draft" in self._models and known.draft is None:
+                raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
+            drafts = {"draft": known.draft} if "draft" in self._models and known.draft else {}
+            return {"target": known.target, **drafts}
+        found = {}
+        for role, (model, rows) in self._models.items():
+
+            def progress(part: float, role: str = role) -> None:
+                if measuring is not None:
+                    measuring(f"measuring what calls of the {role} model cost here, once", part)
+
+            found[role], lines = costs_of(model, rows=rows, progress=progress)
+            self.notices += lines
+        if path is not None:
+            export_costs(path, PairCosts(found["target"], found.get("draft")))
+        return found
+
+    def _recall(self) -> None:
+        path = self._place()
+        data, notice = read_entry(path, "starting without what was learned about acceptance")
+        if notice:
+            self.notices.append(notice)
+        if data is None:
+            return
+        try:
+            self.policy.knowledge.recall(data)
+        except (KeyError, TypeError, ValueError) as error:
+            self.notices.append(f"{path}: {error}: starting without what was learned about acceptance")
+
+    def _place(self) -> Path:
+        """Where acceptance is kept: by the content of the model files."""
+        files = [fingerprint(model.weights.path) for model, _ in self._models.values()]
+        key = blake2b(" ".join(files).encode(), digest_size=12).hexdigest()
+        return cache_dir() / "acceptance" / f"{key}.json"
+
+    def keep(self) -> None:
+        """Store what the session has learned; nothing where it learned little."""
+        knowledge = self.policy.knowledge
+        if not self._exported:  # else the costs in force may be another machine's
+            keep_costs(self._models["target"][0], knowledge.costs, rows="all")
+            if "draft" in self._models:
+                draft = knowledge.draft_costs[ModelDrafter.name]
+                keep_costs(self._models["draft"][0], draft, rows="last")
+        judged = sum(sum(known.counts) for known in knowledge.calibration.values())
+        if judged >= _LEAST_JUDGED:
+            write_entry(self._place(), knowledge.as_json())

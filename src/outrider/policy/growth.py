@@ -1,0 +1,112 @@
+"""A draft under construction, and what each length of it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.data import Draft, Hint
+
+__all__ = ["Chain", "Growth", "Prices", "expected_tokens"]
+
+Array = npt.NDArray[np.float64]
+
+CAUTION = 0.05
+"""What a longer call must bring in, for each second more, beyond its time. The best of many lengths is
+more often one whose estimate is too good than one whose estimate is too bad."""
+
+
+@dataclass(slots=True)
+class Chain:
+    """Tokens that may come next, and the probability of each that it stands if all before it do."""
+
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    hints: list[Hint] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+    def extend(self, draft: Draft, chances: Sequence[float]) -> None:
+        """Put what a drafter offered behind it."""
+        self.tokens += draft.tokens
+        self.sources += draft.sources
+        self.hints += draft.hints
+        self.chances += chances
+
+    def append(self, other: Chain) -> None:
+        """Put another chain behind it."""
+        self.tokens += other.tokens
+        self.sources += other.sources
+        self.hints += other.hints
+        self.chances += other.chances
+
+    def first(self, length: int) -> Chain:
+        """A chain of its first tokens."""
+        return Chain(self.tokens[:length], self.sources[:length], self.hints[:length], self.chances[:length])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def expected_tokens(chances: Sequence[float], survival: float = 1.0) -> Array:
+    """Accepted tokens to be expected of the first 0, 1, … of a chain, shape (len + 1,)."""
+    survivals = survival * np.cumprod(np.asarray(chances, dtype=np.float64))
+    return np.concatenate(([0.0], survivals)).cumsum()
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the present step costs and earns, in seconds.
+
+    `calls_s[n]` is the target's call with n drafted tokens; `step_s` one more step of the draft model
+    and `first_s[i]` its first, with i tokens drafted by others to be read; `bonus_s` what the next first
+    one costs more behind a draft that stood as a whole; `token_s` what an emitted token is worth: the
+    time that it would take otherwise.
+    """
+
+    token_s: float
+    calls_s: Array
+    step_s: float = 0.0
+    first_s: Array = field(default_factory=lambda: np.zeros(1))
+    bonus_s: float = 0.0
+
+    @property
+    def longest(self) -> int:
+        """The longest draft that there is a price for."""
+        return len(self.calls_s) - 1
+
+
+class Growth:
+    """The draft of one sequence while it grows: free tokens, those of a draft model, free ones again."""
+
+    def __init__(self) -> None:
+        self.drafted = Chain()
+        self.survival = 1.0
+        self._expected = [1.0]
+
+    def __len__(self) -> int:
+        return len(self._expected) - 1
+
+    @property
+    def expected(self) -> float:
+        """Tokens that the step is expected to emit, the target's own included."""
+        return self._expected[-1]
+
+    def add(self, chance: float) -> None:
+        """One more token, which stands with this probability if all before it do."""
+        self.survival *= chance
+        self._expected.append(self._expected[-1] + self.survival)
+
+    def best(self, prices: Prices, tail: Chain, least: int = 0) -> tuple[int, float]:
+        """The best length, of `least` or more, if no model is asked any more, the free `tail` included;
+        and what the step then gains in seconds."""
+        room = prices.longest - len(self)
+        behind = self.expected + expected_tokens(tail.chances[: max(room, 0)], self.survival)[1:]
+        expected = np.concatenate((self._expected, behind))[: prices.longest + 1]
+        gains = expected * prices.token_s - prices.calls_s[: len(expected)]
+        gains -= CAUTION * (prices.calls_s[: len(expected)] - prices.calls_s[0])
+        gains[:least] = -np.inf
+        length = int(gains.argmax())
+        return length, float(gains[length])

@@ -1,0 +1,110 @@
+"""Record what a draft model offers at every position of an answer: a few batched calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.core.contracts import Model
+from outrider.core.data import Row, Span
+from outrider.core.errors import BackendError
+from outrider.replay.recording import Offers
+from outrider.sampling import argmax, confidence
+from outrider.vocab import Alignment
+
+__all__ = ["record_offers"]
+
+_CHUNK_TOKENS = 64
+_LONGEST_DEPARTURE = 12
+_LEAST_SURVIVAL = 0.04
+"""A draft that has departed from the answer is followed until it would stand this rarely."""
+
+
+def record_offers(
+    model: Model, alignment: Alignment, prompt: Sequence[int], answer: Sequence[int], *, sequence: int = 0
+) -> Offers:
+    """What the draft `model` would offer behind every prefix of `answer`, all ids the target's.
+
+    The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
+    do not fit its context.
+    """
+    mine = [*_translate(alignment, prompt)]
+    starts: list[int] = []
+    for token in answer:
+        starts.append(len(mine))
+        mine += _translate(alignment, (token,))
+    if len(mine) + _LONGEST_DEPARTURE > model.context_length or not mine[: starts[0] if starts else 0]:
+        raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
+    try:
+        model.truncate(sequence, 0)
+        recorder = _Recorder(model, alignment, sequence, mine, starts)
+        likeliest = recorder.follow_answer()
+        departures = {
+            i: recorder.depart(i, *likeliest[i])
+            for i in reversed(range(len(answer)))  # from the back: what was stored is only cut off
+            if likeliest[i][0] != answer[i]
+        }
+    finally:
+        model.truncate(sequence, 0)
+    tokens, sure = zip(*likeliest, strict=True) if likeliest else ((), ())
+    return Offers(tuple(tokens), tuple(sure), dict(sorted(departures.items())))
+
+
+class _Recorder:
+    """One answer in the draft model's own ids; `starts[i]` is how many precede token i of the answer."""
+
+    def __init__(
+        self, model: Model, alignment: Alignment, sequence: int, tokens: list[int], starts: list[int]
+    ) -> None:
+        self._model = model
+        self._alignment = alignment
+        self._sequence = sequence
+        self._tokens = tokens
+        self._starts = starts
+
+    def follow_answer(self) -> list[tuple[int, float]]:
+        """The likeliest token and its confidence behind each prefix of the answer."""
+        found: dict[int, tuple[int, float]] = {}
+        rows = max(1, min(_CHUNK_TOKENS, self._model.max_rows, self._model.max_batch_tokens))
+        wanted = set(self._starts)
+        stored = 0
+        while stored < (self._starts[-1] if self._starts else 0):
+            chunk = self._tokens[stored : min(stored + rows, self._starts[-1])]
+            needs_rows = any(stored + i + 1 in wanted for i in range(len(chunk)))
+            span = Span(self._sequence, tuple(chunk), stored, len(chunk) if needs_rows else 0)
+            logits = self._model.decode([span])[0]
+            for i, row in enumerate(logits):
+                if stored + i + 1 in wanted:
+                    found[stored + i + 1] = self._likeliest(row)
+            stored += len(chunk)
+        return [found[start] for start in self._starts]
+
+    def depart(self, position: int, token: int, sure: float) -> tuple[tuple[int, float], ...]:
+        """How the draft goes on behind a token of its own at this position of the answer."""
+        self._model.truncate(self._sequence, self._starts[position])
+        path: list[tuple[int, float]] = []
+        survival = sure
+        while survival >= _LEAST_SURVIVAL and len(path) < _LONGEST_DEPARTURE:
+            mine = _translate(self._alignment, (token,))
+            if not mine or self._model.vocabulary.ends_generation(mine[0]):
+                break
+            span = Span(self._sequence, mine, self._model.length(self._sequence), 1)
+            token, sure = self._likeliest(self._model.decode([span])[0][-1])
+            path.append((token, sure))
+            survival *= sure
+        return tuple(path)
+
+    def _likeliest(self, row: Row) -> tuple[int, float]:
+        """In the target's ids; -1 for a token that the target lacks."""
+        best = argmax(row)
+        mapped = best if self._alignment.identical else int(self._alignment.to_target[best])
+        return mapped, round(confidence(row, best), 5)
+
+
+def _translate(alignment: Alignment, tokens: Sequence[int]) -> tuple[int, ...]:
+    """The draft's ids, without those that it lacks."""
+    if alignment.identical:
+        return tuple(int(token) for token in tokens)
+    ids = alignment.to_draft[np.asarray(tokens, dtype=np.int64)] if len(tokens) else ()
+    return tuple(int(i) for i in ids if i >= 0)

@@ -1,0 +1,98 @@
+"""A policy decodes a recorded answer, in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from outrider.backends.fake import FakeVocabulary
+from outrider.core.contracts import Drafter, Policy, Wish
+from outrider.core.data import Draft, DraftWork, StepRecord
+from outrider.core.params import SamplingParams
+from outrider.costs import CallCosts
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.replay.drafter import RecordedDrafter
+from outrider.replay.recording import Recording
+from outrider.sampling import RequestSampler
+
+__all__ = ["SAMPLER", "Replayed", "replay"]
+
+SAMPLER = RequestSampler(SamplingParams(temperature=0), FakeVocabulary("ab"), ())
+"""Recorded tokens are the target's likeliest: nothing is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a policy made of a recording.
+
+    `seconds` are those of decoding, the draft model's reading of the prompt included; `plain_s` those
+    of one call per token.
+    """
+
+    records: tuple[StepRecord, ...]
+    seconds: float
+    plain_s: float
+
+    @property
+    def speedup(self) -> float:
+        """Against plain decoding at the same costs."""
+        return self.plain_s / self.seconds
+
+
+def replay(
+    recording: Recording,
+    policy: Policy,
+    costs: CallCosts,
+    draft_costs: Mapping[str, CallCosts] | None = None,
+    *,
+    free: Sequence[Drafter] | None = None,
+    own_s: float = 0.0,
+) -> Replayed:
+    """Run `policy` over a recorded answer; what calls take is what the curves say.
+
+    Draft models are those of `draft_costs`; `free` drafters see the prompt and the answer as they would
+    in the engine (None: the lookup over the text itself). `own_s` is spent beside the calls of a step.
+    """
+    drafters = [*([SuffixDrafter()] if free is None else free)]
+    drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
+    for drafter in drafters:
+        drafter.begin(0, recording.prompt)
+    policy.begin(0, len(recording.prompt), len(recording.tokens))
+    answer, done, plain_s = recording.tokens, 0, 0.0
+    records: list[StepRecord] = []
+    while done < len(answer):
+        position, room = len(recording.prompt) + done, len(answer) - done - 1
+        draft, work = Draft(), DraftWork()
+        if room > 0:
+            [draft], work = policy.propose(drafters, [Wish(0, room, SAMPLER)])
+        accepted = _num_accepted(draft.tokens, answer[done:])
+        record = StepRecord(
+            request=0,
+            step=len(records),
+            kind="decode",
+            position=position,
+            num_evaluated=1 + len(draft),
+            draft=draft,
+            num_accepted=accepted,
+            tokens=answer[done : done + accepted + 1],
+            work=work,
+            draft_s=work.model_s,
+            verify_s=costs.call_s(1 + len(draft), context=position),
+            sampling_s=0.0,
+            other_s=own_s,
+            end_s=0.0,
+            batch_tokens=1 + len(draft),
+        )
+        records.append(record)
+        for drafter in drafters:
+            drafter.observe(0, record.tokens)
+        policy.observe({0: record})
+        plain_s += sum(costs.call_s(1, context=position + i) + own_s for i in range(len(record.tokens)))
+        done += len(record.tokens)
+    return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
+
+
+def _num_accepted(drafted: Sequence[int], answer: Sequence[int]) -> int:
+    pairs = zip(drafted, answer, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,16 @@
+"""What this machine does with a model: its cost curves from the cache, and the load options that suit it."""
+
+from outrider.tuning.curves import costs_of, keep_costs, subject_of
+from outrider.tuning.judging import Trial
+from outrider.tuning.options import Tuning, describe_tuned, tune, tuned_options
+
+__all__ = [
+    "Trial",
+    "Tuning",
+    "costs_of",
+    "describe_tuned",
+    "keep_costs",
+    "subject_of",
+    "tune",
+    "tuned_options",
+]

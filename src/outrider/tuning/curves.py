@@ -1,0 +1,87 @@
+"""The cost curve of a loaded model: from the cache, or measured now and kept."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from outrider.backends.llama_cpp import LlamaCppModel, build_id, cpu_id, device_names, physical_cores
+from outrider.costs import CallCosts, Subject, calibrate, fingerprint, load_costs, store_costs, store_refined
+from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
+from outrider.costs.timing import Rows
+
+_LEAST_POINTS = 8
+_TOO_BUSY = "the machine was too busy to measure what calls cost: next time it is tried again"
+
+
+def costs_of(
+    model: LlamaCppModel,
+    *,
+    rows: Rows = "all",
+    seconds: float = DEFAULT_SECONDS,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> tuple[CallCosts, list[str]]:
+    """What calls of `model` cost, and lines for the user.
+
+    Taken from the cache; where it has nothing (or `fresh`), measured for about `seconds` and kept. Then the
+    model's sequences are emptied, so ask before anything is generated. `rows` are the logits that the
+    model is asked for: all for a target, the last for a draft model.
+    """
+    subject = subject_of(model, rows)
+    costs, notice = (None, None) if fresh else load_costs(subject)
+    notices = [notice] if notice else []
+    if costs is None:
+        costs = calibrate(model, seconds=seconds, rows=rows, progress=progress)
+        notice = store_costs(subject, costs) if len(costs.points) >= _LEAST_POINTS else _TOO_BUSY
+        notices += [notice] if notice else []
+    return costs, notices
+
+
+def keep_costs(model: LlamaCppModel, costs: CallCosts, *, rows: Rows = "all") -> str | None:
+    """At the end of a session: let the stored curve learn from its calls. A line where that fails."""
+    return store_refined(subject_of(model, rows), costs)
+
+
+def subject_of(model: LlamaCppModel, rows: Rows) -> Subject:
+    """What the model's curve depends on."""
+    weights, options = model.weights.options, model.options
+    settings: dict[str, str | int | bool] = {
+        "rows": rows,
+        "several_sequences": model.max_sequences > 1,
+        "threads": model.threads,
+        "threads_batch": model.threads_batch,
+        "micro_batch_tokens": options.micro_batch_tokens,
+        "flash_attention": options.flash_attention,
+        "cache_type_k": options.cache_type_k,
+        "cache_type_v": options.cache_type_v,
+        "full_window": options.full_window,
+        "gpu_layers": weights.gpu_layers,
+        "split_mode": weights.split_mode,
+        "main_gpu": weights.main_gpu,
+        "extra_buffer_types": weights.extra_buffer_types,
+    }
+    return Subject(
+        model=model.name,
+        file=file_id(model.weights.path),
+        build=build_id(),
+        machine=machine_id(),
+        settings=tuple(settings.items()),
+    )
+
+
+@cache
+def machine_id() -> str:
+    """Names processor, GPUs and cores; two machines of one kind are one."""
+    return f"{', '.join(device_names())}; {physical_cores()} cores; instruction set {cpu_id()}"
+
+
+def file_id(path: Path) -> str:
+    """The fingerprint of a model's file, read once for each state of it."""
+    status = path.stat()
+    return _file_id(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _file_id(path: Path, _bytes: int, _changed_ns: int) -> str:
+    return fingerprint(path)

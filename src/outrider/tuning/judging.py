@@ -1,0 +1,97 @@
+"""Which of several sets of load options is the best, by what their calls took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from outrider.backends.llama_cpp import LoadOptions, physical_cores
+from outrider.costs import CallCosts, token_s
+from outrider.costs.points import Curve
+
+__all__ = ["COMPARED_TOKENS", "Trial", "describe_changes", "judge", "score"]
+
+COMPARED_TOKENS = 32
+"""The largest call that is compared."""
+
+_ACCEPTANCES = {0.0: 0.4, 0.5: 0.2, 0.7: 0.2, 0.9: 0.2}
+"""How right drafts may be, with weights; at 0 decoding is plain, which weighs most."""
+_LEAST_GAIN = 0.02
+"""A set must be this much better to be preferred over the options as they are, and beyond the noise."""
+_MOST_PLAIN_LOSS = 0.02
+"""A set whose calls over a single token are slower by more than this is never chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A set of options and what its calls took. `score` is its time per token against that of the
+    options as they were, over a spread of acceptances (below 1: faster)."""
+
+    changed: str
+    options: LoadOptions
+    costs: CallCosts
+    score: float
+
+
+def judge(
+    options: LoadOptions, sets: Sequence[LoadOptions], costs: Sequence[CallCosts], draft: bool
+) -> tuple[LoadOptions, float, list[Trial]]:
+    """The best of the sets (the first is what it is measured against), its score, and all as trials."""
+    curves = [cost.calls_s(COMPARED_TOKENS, context=0) for cost in costs]
+    trials = [
+        Trial(describe_changes(options, changed), changed, cost, score(curve, curves[0], draft=draft))
+        for changed, cost, curve in zip(sets, costs, curves, strict=True)
+    ]
+    noise = 2 * max(_spread(cost) for cost in costs)
+    best, best_score = sets[0], 1.0
+    for i, j in product(range(len(sets)), repeat=2):
+        joined = _joined(sets[i], sets[j])
+        curve = curves[j].copy()
+        curve[0] = curves[i][0]
+        reached = score(curve, curves[0], draft=draft)
+        plain_ratio = curve[0] / curves[0][0]
+        enough = reached < min(best_score, 1 - max(_LEAST_GAIN, noise))
+        if joined and enough and plain_ratio <= 1 + _MOST_PLAIN_LOSS:
+            best, best_score = joined, reached
+    return best, best_score, trials
+
+
+def _spread(costs: CallCosts) -> float:
+    """How uncertain the time of a single token is, as a part of it."""
+    return min(point.spread_ratio for point in costs.points if point.num_tokens == 1)
+
+
+def _joined(single: LoadOptions, batch: LoadOptions) -> LoadOptions | None:
+    """The threads of `single` for single tokens and those of `batch` for more; None where the two differ
+    in more than threads."""
+    if single == batch:
+        return single
+    if replace(single, threads=batch.threads, threads_batch=batch.threads_batch) != batch:
+        return None
+    of_batches = batch.threads_batch or batch.threads or physical_cores()
+    return replace(single, threads=single.threads or physical_cores(), threads_batch=of_batches)
+
+
+def score(calls_s: Curve, base_s: Curve, *, draft: bool) -> float:
+    """Time per token against that of `base_s`: the geometric mean over a spread of acceptances, each with
+    the draft length that suits it and free drafts. For a draft model, the time of its own calls."""
+    if draft:
+        return float((calls_s[0] / base_s[0]) ** 0.7 * (calls_s[1] / base_s[1]) ** 0.3)
+    logs = (w * math.log(token_s(calls_s, a) / token_s(base_s, a)) for a, w in _ACCEPTANCES.items())
+    return math.exp(sum(logs))
+
+
+def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
+    """What differs, in words."""
+    words = []
+    if changed.extra_buffer_types != options.extra_buffer_types:
+        words.append(f"repacked kernels {'on' if changed.extra_buffer_types else 'off'}")
+    if changed.flash_attention != options.flash_attention:
+        words.append(f"flash attention {changed.flash_attention}")
+    threads = (changed.threads, changed.threads_batch)
+    if threads != (options.threads, options.threads_batch):
+        single, batch = (n or physical_cores() for n in (threads[0], threads[1] or threads[0]))
+        words.append(f"{single} threads" if single == batch else f"{single} threads, {batch} for batches")
+    return ", ".join(words) or "as it is"

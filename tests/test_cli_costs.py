@@ -1,0 +1,100 @@
+"""`outrider costs` as its users run it, on tiny models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+
+from cli_helpers import Outcome, call
+from tiny_gguf import write_tiny
+
+Call = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "target.gguf")
+    write_tiny(folder / "draft.gguf", noise=0.3)
+    return folder
+
+
+@pytest.fixture
+def costs(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path, tmp_path: Path
+) -> Call:
+    """The command with the tiny target, in a folder of its own, where nothing was measured yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))  # what the build survives is found out once
+    rmtree(models / "cache" / "costs", ignore_errors=True)
+
+    def run(*arguments: str) -> Outcome:
+        base = ("costs", "-m", str(models / "target.gguf"), "-t", "1", "--seconds", "0.3")
+        return call(monkeypatch, capfdbinary, *base, *arguments)
+
+    return run
+
+
+def test_the_table_its_picture_and_its_meaning(costs: Call, models: Path) -> None:
+    outcome = costs("-md", str(models / "draft.gguf"))
+    lines = outcome.out.splitlines()
+    assert outcome.status == 0 and outcome.err == "" and max(map(len, lines)) <= 80
+    assert lines[0] == "target target" and lines[2].split()[0].startswith("1") and "█" in lines[2]
+    assert "draft draft" in lines and "\x1b" not in outcome.out
+    assert "pays by lookup from" in outcome.out and "a draft token costs" in outcome.out
+    assert "best length of a free draft" in outcome.out
+
+
+def test_json_is_all_there_is_on_standard_output(costs: Call) -> None:
+    outcome = costs("--json")
+    shown = json.loads(outcome.out)
+    assert shown["target"]["schema"] == "outrider.costs/1" and shown["draft"] is None
+    assert [row["drafted_tokens"] for row in shown["break_even_acceptance"]] == [1, 2, 4, 8]
+    assert shown["about"]["target"]["settings"]["threads"] == 1
+    again = json.loads(costs("--json").out)
+    assert again["target"] == shown["target"], "measured once"
+    assert json.loads(costs("--json", "--fresh").out)["target"] != shown["target"]
+
+
+def test_a_file_is_written_and_shown_the_next_time(costs: Call, tmp_path: Path) -> None:
+    written = costs("--costs", "curve.json")
+    before = (tmp_path / "curve.json").read_text()
+    shown = costs("--costs", "curve.json", "-m", "nowhere.gguf")
+    assert written.status == shown.status == 0 and shown.out == written.out
+    assert (tmp_path / "curve.json").read_text() == before
+
+
+def test_several_sequences_are_measured_when_asked_for(costs: Call) -> None:
+    calls = json.loads(costs("--json", "-np", "2").out)["target"]["calls"]
+    assert {entry["sequences"] for entry in calls} == {1, 2}
+
+
+def test_tuning_shows_what_was_tried(costs: Call) -> None:
+    outcome = costs("--tune")
+    assert outcome.status == 0 and "options tried" in outcome.out
+    assert "repacked kernels off" in outcome.out and "flash attention off" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--seconds", "0"), "error: --seconds 0: "),
+        (("--seconds", "nan"), "error: --seconds nan: "),
+        (("-np", "0"), "error: -np 0: "),
+        (("--costs", "no/such/place.json"), "error: no/such/place.json: its folder does not exist"),
+        (("--costs", "foreign.json"), "error: foreign.json: it is not of the schema"),
+        (("--costs", "foreign.json", "--fresh"), "error: --fresh and --costs: "),
+        (("-m", "nowhere.gguf"), "error: nowhere.gguf: "),
+        (("-c", "-1"), "error: -c -1: "),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    costs: Call, tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    (tmp_path / "foreign.json").write_text("{}")
+    outcome = costs(*arguments)
+    assert outcome.status == 2 and outcome.out == "" and outcome.err.startswith(complaint)

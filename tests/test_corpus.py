@@ -1,0 +1,395 @@
+"""Files to look up in: which are read, how their index is kept, and what is drafted from them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lookups import propose
+from outrider.backends.fake import FakeVocabulary
+from outrider.core.data import Draft
+from outrider.core.errors import SettingError
+from outrider.drafters import corpus as corpus_module
+from outrider.drafters import corpus_files
+from outrider.drafters.corpus import Corpus, CorpusDrafter, open_corpus
+from outrider.vocab import tokenizer_id
+
+VOCABULARY = FakeVocabulary("abcdefghijklmnopqrstuvwxyz \n")
+
+
+class CountingVocabulary(FakeVocabulary):
+    """Counts the texts that it cuts."""
+
+    def __init__(self, characters: str = "abcdefghijklmnopqrstuvwxyz \n") -> None:
+        super().__init__(characters)
+        self.texts: list[str] = []
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        assert not add_special or not parse_special
+        self.texts.append(text)
+        return super().tokenize(text)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "cache"
+    monkeypatch.setenv("OUTRIDER_CACHE", str(place))
+    return place
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "files"
+    place.mkdir()
+    return place
+
+
+def say(text: str) -> list[int]:
+    return VOCABULARY.tokenize(text)
+
+
+def drafted(corpus: Corpus, text: str, max_tokens: int = 5) -> str:
+    """What is drafted behind a text."""
+    drafter = CorpusDrafter(corpus)
+    drafter.begin(0, say(text))
+    tokens = propose(drafter, max_tokens=max_tokens).tokens
+    return "".join(VOCABULARY.piece(token).decode() for token in tokens)
+
+
+def indexes(cache: Path) -> list[Path]:
+    return sorted((cache / "corpus").iterdir())
+
+
+# Drafting
+
+
+def test_files_are_looked_up_in(folder: Path) -> None:
+    (folder / "one").write_text("the quick brown fox")
+    (folder / "two").write_text("jumps over the lazy dog")
+    corpus = open_corpus([folder / "one", folder / "two"], VOCABULARY)
+    assert drafted(corpus, "a quick ") == "brown"
+    assert drafted(corpus, "the l") == "azy d"
+    assert (corpus.num_files, corpus.num_tokens) == (2, 42)
+    assert corpus.notices == ("corpus: indexed 2 files, 42 tokens",)
+
+
+def test_files_do_not_run_into_each_other(folder: Path) -> None:
+    (folder / "one").write_text("abc")
+    (folder / "two").write_text("def")
+    corpus = open_corpus([folder], VOCABULARY)
+    assert drafted(corpus, "ab") == "c"
+    assert drafted(corpus, "zbc") == ""
+
+
+def test_a_draft_follows_the_text_and_what_others_drafted(folder: Path) -> None:
+    (folder / "one").write_text("abcdefgh")
+    drafter = CorpusDrafter(open_corpus([folder], VOCABULARY))
+    drafter.begin(3, say("za"))
+    assert propose(drafter, sequence=3) == Draft()
+    assert propose(drafter, sequence=3, prefix=say("bc")).tokens == tuple(say("defgh"))
+    drafter.observe(3, say("b"))
+    draft = propose(drafter, sequence=3)
+    assert draft.tokens == tuple(say("cdefgh"))
+    assert [hint.evidence for hint in draft.hints[:2]] == [(2, 1, 1, 0), (3, 1, 1, 0)]
+    assert drafter.is_free and drafter.name == "corpus"
+    drafter.reset()
+    drafter.begin(3, say("ab"))
+    assert propose(drafter, sequence=3) == draft
+    drafter.end(3)
+
+
+def test_the_most_frequent_continuation_wins(folder: Path) -> None:
+    (folder / "one").write_text("zabx zaby zabx")
+    assert drafted(open_corpus([folder], VOCABULARY), "zab", 1) == "x"
+    (folder / "one").write_text("zabx zaby zaby")
+    assert drafted(open_corpus([folder], VOCABULARY), "zab", 1) == "y"
+
+
+# Which files
+
+
+def test_what_is_no_text_is_left_out_and_counted(folder: Path) -> None:
+    (folder / "text").write_text("some text")
+    (folder / "zeros").write_bytes(b"some\0text")
+    (folder / "latin").write_bytes(b"caf\xe9")
+    (folder / "cut").write_bytes("caf\u00e9".encode()[:-1])
+    os.mkfifo(folder / "pipe")
+    (folder / "lost").symlink_to(folder / "nowhere")
+    (folder / "loop").symlink_to(folder)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("hidden")
+    (folder / "empty").mkdir()
+    corpus = open_corpus([folder], VOCABULARY)
+    assert corpus.notices == (
+        "corpus: indexed 1 file, 9 tokens; skipped 3 binary, 1 linked, 1 special, 1 unreadable",
+    )
+
+
+def test_a_file_counts_once_however_it_is_reached(folder: Path) -> None:
+    (folder / "text").write_text("some text")
+    (folder / "link").symlink_to(folder / "text")
+    assert open_corpus([folder, folder / "text", folder], VOCABULARY).num_files == 1
+
+
+def test_folders_are_read_all_the_way_down(folder: Path) -> None:
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "deep").write_text("far below")
+    assert drafted(open_corpus([folder], VOCABULARY), "far") == " belo"
+
+
+def test_what_may_not_be_read_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "text").write_text("some text")
+    (folder / "secret").write_text("secret")
+    monkeypatch.setattr(os, "access", lambda path, _: path.name != "secret")
+    assert "1 unreadable" in open_corpus([folder], VOCABULARY).notices[0]
+
+
+def test_marks_and_line_ends_of_other_systems_are_not_part_of_the_text(folder: Path) -> None:
+    (folder / "text").write_bytes(b"\xef\xbb\xbfab\r\ncd\r\n")
+    vocabulary = CountingVocabulary()
+    open_corpus([folder], vocabulary)
+    assert "ab\ncd\n" in vocabulary.texts
+
+
+def test_long_files_are_cut_at_line_ends_and_characters_stay_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_files, "_CHUNK_BYTES", 8)
+    (folder / "lines").write_text("abcde fgh\nijklm\nno\npq")
+    (folder / "line").write_text("\u00e9" * 21)
+    files = corpus_files.list_files([folder])
+    line, lines = (list(corpus_files.chunks(source)) for source in files.sources)
+    assert lines == ["abcde fgh\n", "ijklm\nno\n", "pq", ""]
+    assert "".join(line) == "\u00e9" * 21 and len(line) > 2
+
+
+def test_too_large_a_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_files, "MAX_FILE_BYTES", 2_000_000)
+    (folder / "text").write_text("some text")
+    (folder / "data").write_text("x" * 2_000_001)
+    assert open_corpus([folder], VOCABULARY).notices[0].endswith("skipped 1 over 2 MB")
+
+
+def test_too_much_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_files, "MAX_CORPUS_BYTES", 10)
+    (folder / "text").write_text("some more text")
+    with pytest.raises(SettingError, match=r"files: 0 MB in 1 files are too much to look up in"):
+        open_corpus([folder], VOCABULARY)
+
+
+def test_a_path_that_is_not_there_is_refused(folder: Path, cache: Path) -> None:
+    with pytest.raises(SettingError, match="nowhere: there is no such file or folder"):
+        open_corpus([folder, folder / "nowhere"], VOCABULARY)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "there is no text in it"),
+        (b"", "no text in it"),
+        (b"\0", r"no text in it \(skipped 1 binary\)"),
+    ],
+)
+def test_a_corpus_without_text_is_refused(folder: Path, content: bytes | None, reason: str) -> None:
+    if content is not None:
+        (folder / "file").write_bytes(content)
+    with pytest.raises(SettingError, match=reason):
+        open_corpus([folder], VOCABULARY)
+
+
+# The index
+
+
+def test_an_index_is_made_once_and_for_its_owner_alone(folder: Path, cache: Path) -> None:
+    (folder / "text").write_text("some text")
+    first, again = CountingVocabulary(), CountingVocabulary()
+    made = open_corpus([folder], first)
+    used = open_corpus([folder], again)
+    assert "some text" in first.texts and "some text" not in again.texts
+    assert used.notices == made.notices
+    assert drafted(used, "so") == drafted(made, "so") == "me te"
+    [index] = indexes(cache)
+    assert stat.S_IMODE(index.stat().st_mode) == 0o600
+    assert stat.S_IMODE(index.parent.stat().st_mode) == 0o700
+
+
+def test_a_folder_open_to_others_is_closed(folder: Path, cache: Path) -> None:
+    (cache / "corpus").mkdir(parents=True, mode=0o755)
+    (folder / "text").write_text("some text")
+    open_corpus([folder], VOCABULARY)
+    assert stat.S_IMODE((cache / "corpus").stat().st_mode) == 0o700
+
+
+def change(folder: Path) -> None:
+    (folder / "text").write_text("other text")
+
+
+def touch(folder: Path) -> None:
+    (folder / "text").write_text("same textt")
+    os.utime(folder / "text", ns=(1, 1))
+
+
+def add(folder: Path) -> None:
+    (folder / "more").write_text("more text")
+
+
+def rename(folder: Path) -> None:
+    (folder / "text").rename(folder / "renamed")
+
+
+@pytest.mark.parametrize("edit", [change, touch, add, rename])
+def test_an_index_is_made_anew_when_files_change(
+    folder: Path, cache: Path, edit: Callable[[Path], None]
+) -> None:
+    (folder / "text").write_text("some text")
+    open_corpus([folder], VOCABULARY)
+    edit(folder)
+    vocabulary = CountingVocabulary()
+    corpus = open_corpus([folder], vocabulary)
+    assert {path.read_text() for path in folder.iterdir()} <= set(vocabulary.texts)
+    assert len(indexes(cache)) == 1
+    assert corpus.num_files == len(list(folder.iterdir()))
+
+
+def test_another_tokenizer_has_an_index_of_its_own(folder: Path, cache: Path) -> None:
+    (folder / "text").write_text("abab")
+    open_corpus([folder], VOCABULARY)
+    other = FakeVocabulary("ba")
+    corpus = open_corpus([folder], other)
+    assert len(indexes(cache)) == 2
+    drafter = CorpusDrafter(corpus)
+    drafter.begin(0, other.tokenize("ab"))
+    assert propose(drafter, max_tokens=2).tokens == tuple(other.tokenize("ab"))
+    assert tokenizer_id(other) != tokenizer_id(VOCABULARY) == tokenizer_id(CountingVocabulary())
+
+
+def flip(data: bytearray, place: int) -> bytearray:
+    data[place] ^= 1
+    return data
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: flip(data, 0),
+        lambda data: flip(data, 200),
+        lambda data: flip(data, len(data) // 2),
+        lambda data: flip(data, -40),
+        lambda data: flip(data, -1),
+        lambda data: data[: len(data) // 2],
+        lambda data: data[1:],
+        lambda data: data[:7],
+        lambda data: data[:0],
+    ],
+    ids=["first", "token", "place", "checksum", "mark", "half", "shifted", "short", "empty"],
+)
+def test_a_damaged_index_is_made_anew_and_said(
+    folder: Path, cache: Path, damage: Callable[[bytearray], bytes]
+) -> None:
+    (folder / "text").write_text("some text, " * 10)
+    sound = open_corpus([folder], VOCABULARY)
+    [index] = indexes(cache)
+    whole = index.read_bytes()
+    index.write_bytes(damage(bytearray(whole)))
+    corpus = open_corpus([folder], VOCABULARY)
+    assert "was damaged" in corpus.notices[0] and "made anew" in corpus.notices[0]
+    assert corpus.notices[1:] == sound.notices
+    assert index.read_bytes() == whole
+    assert open_corpus([folder], VOCABULARY).notices == sound.notices
+
+
+@pytest.mark.parametrize("stage", ["reading", "sorting"])
+def test_interrupted_it_leaves_nothing(folder: Path, cache: Path, stage: str) -> None:
+    (folder / "text").write_text("some text")
+
+    def interrupt(now: str, done: int, total: int) -> None:
+        assert 0 <= done <= total
+        if now == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_corpus([folder], VOCABULARY, interrupt)
+    assert indexes(cache) == []
+
+
+def test_a_full_disk_leaves_nothing(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    (folder / "text").write_text("some text")
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(SettingError, match="could not be written"):
+        open_corpus([folder], VOCABULARY)
+    assert indexes(cache) == []
+
+
+def test_a_cache_that_cannot_be_used_is_said(folder: Path, cache: Path) -> None:
+    (folder / "text").write_text("some text")
+    cache.write_text("a file where a folder should be")
+    with pytest.raises(SettingError, match="the corpus index cannot be kept there"):
+        open_corpus([folder], VOCABULARY)
+
+
+def test_another_users_index_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "text").write_text("some text")
+    open_corpus([folder], VOCABULARY)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(SettingError, match="belongs to another user"):
+        open_corpus([folder], VOCABULARY)
+
+
+def test_two_at_once_both_get_a_whole_index(folder: Path, cache: Path) -> None:
+    (folder / "text").write_text("some text, " * 2000)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: open_corpus([folder], FakeVocabulary("somet x,")), range(4)))
+    assert len({corpus.num_tokens for corpus in made}) == 1
+    assert len(indexes(cache)) == 1
+    assert all(corpus.index.search([0, 1])[1] == 2 for corpus in made)
+
+
+def test_a_mapped_index_outlives_its_replacement(folder: Path) -> None:
+    (folder / "text").write_text("some text")
+    before = open_corpus([folder], VOCABULARY)
+    (folder / "text").write_text("other words")
+    after = open_corpus([folder], VOCABULARY)
+    assert drafted(before, "so") == "me te"
+    assert drafted(after, "ot") == "her w"
+    assert drafted(after, "so") == ""
+
+
+def test_what_nobody_uses_is_swept_away(folder: Path, cache: Path) -> None:
+    (folder / "text").write_text("some text")
+    open_corpus([folder], VOCABULARY)
+    [kept] = indexes(cache)
+    old, new = cache / "corpus" / "old.index", cache / "corpus" / ".new.partial"
+    abandoned = cache / "corpus" / ".abandoned.partial"
+    for path, days in ((old, 31), (new, 0.5), (abandoned, 2), (kept, 29)):
+        path.touch()
+        used_s = path.stat().st_mtime - days * 24 * 3600
+        os.utime(path, (used_s, used_s))
+    open_corpus([folder], VOCABULARY)  # used: kept for another month
+    used_s = kept.stat().st_mtime
+    assert time.time() - used_s < 24 * 3600
+    assert old in indexes(cache)
+    (folder / "text").write_text("other text")
+    open_corpus([folder], VOCABULARY)
+    assert indexes(cache) == sorted([kept, new])
+
+
+def test_progress_tells_what_is_done(folder: Path) -> None:
+    (folder / "one").write_text("some text")
+    (folder / "two").write_text("more text")
+    told: list[tuple[str, int, int]] = []
+    open_corpus([folder], VOCABULARY, lambda *progress: told.append(progress))
+    reading = [progress for progress in told if progress[0] == "reading"]
+    assert reading[-1] == ("reading", 18, 18)
+    assert [done for _, done, _ in reading] == sorted(done for _, done, _ in reading)
+    lines: Sequence[str] = [corpus_module.indexing(*progress) for progress in told]
+    assert "0.0 of 0.0 MB read" in lines and "sorting, round 2 of 5" in lines

@@ -1,0 +1,334 @@
+"""Cost curves: what they say between measured points, and how real calls mend them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.errors import SettingError
+from outrider.costs import CallCosts, CallPoint
+from timed_models import noise, stairs_s
+
+GRID = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64)
+Truth = Callable[[int], float]
+
+
+def curve(seconds: Truth, sizes: Sequence[int] = GRID) -> CallCosts:
+    return CallCosts([CallPoint(n, seconds(n), spread_ratio=0.02) for n in sizes])
+
+
+def feed(
+    costs: CallCosts, truth: Truth, calls: int, sizes: Sequence[int] = (1, 2, 4, 8), seed: int = 1
+) -> None:
+    """Real calls of random sizes, with the noise of a shared machine."""
+    factor, rng = noise(seed), random.Random(seed)
+    for _ in range(calls):
+        size = rng.choice(sizes)
+        costs.observe(size, truth(size) * factor(), context=100)
+
+
+def off(costs: CallCosts, truth: Truth, sizes: Sequence[int]) -> float:
+    """The largest error of a prediction, as a factor of 1 or more."""
+    return max(math.exp(abs(math.log(costs.call_s(n, context=100) / truth(n)))) for n in sizes)
+
+
+# The curve itself
+
+
+def test_measured_points_are_met_and_straight_lines_join_them() -> None:
+    costs = curve(stairs_s)
+    asked = costs.calls_s(64, context=0)
+    assert [asked[n - 1] for n in GRID] == pytest.approx([stairs_s(n) for n in GRID])
+    assert asked[9] == pytest.approx(stairs_s(9) + (stairs_s(12) - stairs_s(9)) / 3)
+    assert asked[3] < asked[2], "stairs are not smoothed over"
+
+
+def test_tokens_of_other_sequences_shift_the_curve() -> None:
+    costs = curve(stairs_s)
+    alone = costs.calls_s(40, context=0)
+    assert costs.calls_s(8, context=0, others=24).tolist() == alone[24:32].tolist()
+    assert costs.call_s(7, context=0) == alone[6]
+
+
+def test_calls_beyond_the_curve_go_on_as_it_ended() -> None:
+    costs = curve(lambda n: 0.1 + 0.01 * n)
+    assert costs.call_s(200, context=0) == pytest.approx(2.1)
+    assert costs.calls_s(30, context=0, others=60)[-1] == pytest.approx(1.0)
+
+
+def test_context_and_sequences_add_what_was_measured() -> None:
+    points = [CallPoint(n, stairs_s(n, c), c) for n in (1, 4, 16) for c in (0, 1000, 2000)]
+    costs = CallCosts([*points, CallPoint(4, stairs_s(4, 0, 2), 0, 2)])
+    assert costs.call_s(4, context=64 * 50) == pytest.approx(stairs_s(4, 64 * 50))
+    assert costs.call_s(16, context=640, num_sequences=3) == pytest.approx(stairs_s(16, 640, 3))
+
+
+def test_noise_never_makes_a_context_or_a_sequence_pay() -> None:
+    points = [CallPoint(1, 0.1, 0), CallPoint(1, 0.09, 4096), CallPoint(2, 0.12), CallPoint(2, 0.11, 0, 2)]
+    costs = CallCosts(points)
+    assert costs.call_s(1, context=8192) >= costs.call_s(1, context=0)
+    assert costs.call_s(2, context=0, num_sequences=2) >= costs.call_s(2, context=0)
+
+
+def test_a_table_cannot_be_changed_by_who_reads_it() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        curve(stairs_s).calls_s(4, context=0)[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"num_tokens": 0, "seconds": 1.0},
+        {"num_tokens": 65, "seconds": 1.0},
+        {"num_tokens": 2, "seconds": 0.0},
+        {"num_tokens": 2, "seconds": math.nan},
+        {"num_tokens": 2, "seconds": 1.0, "context_tokens": -1},
+        {"num_tokens": 2, "seconds": 1.0, "num_sequences": 3},
+        {"num_tokens": 2, "seconds": 1.0, "spread_ratio": math.inf},
+    ],
+)
+def test_what_no_call_can_be_is_refused(call: dict[str, float]) -> None:
+    with pytest.raises(SettingError, match="a call over"):
+        CallPoint(**call)  # type: ignore[arg-type]
+
+
+def test_a_curve_needs_its_unit() -> None:
+    with pytest.raises(SettingError, match="single token"):
+        CallCosts([CallPoint(2, 0.1)])
+
+
+# Learning
+
+
+def double(n: int) -> float:
+    return 2 * stairs_s(n)
+
+
+def half(n: int) -> float:
+    return 0.5 * stairs_s(n)
+
+
+def flat(n: int) -> float:
+    return 0.06 * (1 + 0.05 * (n - 1))
+
+
+def steep(n: int) -> float:
+    return 0.06 * (1 + 1.2 * (n - 1))
+
+
+def inverted(n: int) -> float:
+    return stairs_s(n) * (2.0 if n == 4 else 0.6 if n == 3 else 1.0)
+
+
+@pytest.mark.parametrize("wrong", [double, half, flat, steep, inverted])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_wrong_curve_is_right_again_after_some_tens_of_calls(wrong: Truth, seed: int) -> None:
+    costs, sizes = curve(wrong), (1, 2, 3, 4, 6, 8)
+    assert off(costs, stairs_s, sizes) > 1.5
+    feed(costs, stairs_s, 60, sizes, seed)
+    assert off(costs, stairs_s, sizes) < 1.12
+
+
+def test_a_right_curve_stays_right() -> None:
+    costs = curve(stairs_s)
+    feed(costs, stairs_s, 300)
+    assert off(costs, stairs_s, GRID) < 1.1
+
+
+def test_without_calibration_the_first_call_sets_the_unit_and_the_rest_is_learned() -> None:
+    costs = CallCosts()
+    assert not costs.is_known and not costs.is_measured and costs.call_s(8, context=0) > 0
+    costs.observe(1, 2.0, context=0)
+    assert costs.is_known and costs.call_s(1, context=0) == pytest.approx(2.0, rel=0.01)
+    assert costs.call_s(8, context=0) / costs.call_s(1, context=0) == pytest.approx(1 + 0.35 * 7, rel=0.01)
+    other = CallCosts()
+    feed(other, stairs_s, 60)
+    assert off(other, stairs_s, (1, 2, 4, 8)) < 1.12
+    assert off(other, stairs_s, (6, 12)) < 1.6, "what was not seen follows its neighbours"
+    assert other.drift == 1.0
+
+
+def test_the_unit_can_come_from_any_call() -> None:
+    costs = CallCosts()
+    costs.observe(8, 3.45, context=0)
+    assert costs.call_s(1, context=0) == pytest.approx(1.0, rel=0.05)
+
+
+@given(st.floats(0.33, 3.0), st.sampled_from([(1,), (1, 4), (1, 2, 3, 4, 5, 6, 7, 8)]), st.integers(0, 99))
+def test_a_lasting_change_is_followed_within_eight_calls(
+    factor: float, sizes: tuple[int, ...], seed: int
+) -> None:
+    costs = curve(stairs_s)
+    feed(costs, stairs_s, 40, sizes, seed)
+    feed(costs, lambda n: factor * stairs_s(n), 8, sizes, seed + 100)
+    change = abs(math.log(factor))
+    assert abs(math.log(costs.drift / factor)) < max(0.15, 0.35 * change)
+
+
+@given(st.floats(3.0, 1e6), st.booleans(), st.sampled_from((1, 4, 8)), st.integers(0, 99))
+def test_one_outlier_moves_little(factor: float, slower: bool, size: int, seed: int) -> None:
+    costs = curve(stairs_s)
+    feed(costs, stairs_s, 40, seed=seed)
+    before = costs.calls_s(64, context=100).copy()
+    costs.observe(size, stairs_s(size) * (factor if slower else 1 / factor), context=100)
+    assert np.allclose(costs.calls_s(64, context=100), before, rtol=0.04)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 200), st.floats(1e-6, 1e4), st.integers(0, 100_000), st.integers(1, 8)),
+        max_size=60,
+    ),
+    st.booleans(),
+)
+def test_whatever_is_observed_times_stay_times(
+    calls: list[tuple[int, float, int, int]], measured: bool
+) -> None:
+    costs = curve(stairs_s) if measured else CallCosts()
+    for size, seconds, context, sequences in calls:
+        costs.observe(max(size, sequences), seconds, context=context, num_sequences=sequences)
+    for context, sequences in ((0, 1), (50_000, 1), (1000, 8)):
+        table = costs.calls_s(100, context=context, num_sequences=sequences)
+        assert np.all(np.isfinite(table)) and np.all(table > 0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_time_is_passed_over(seconds: float) -> None:
+    costs = curve(stairs_s)
+    costs.observe(1, seconds, context=0)
+    costs.observe_prefill(100, seconds)
+    assert costs.num_observed == 0 and costs.call_s(1, context=0) == pytest.approx(stairs_s(1))
+    assert costs.prefill_s(64) == pytest.approx(stairs_s(64))
+
+
+def test_the_context_slope_is_refined_between_prompts() -> None:
+    points = [CallPoint(n, stairs_s(n, c), c) for n in (1, 4, 16) for c in (0, 4096)]
+    costs, factor = CallCosts(points), noise(7, 0.02)
+
+    def truth(n: int, context: int) -> float:
+        return stairs_s(n) + 3 * (stairs_s(n, context) - stairs_s(n))
+
+    for i in range(200):
+        context = 100 if i // 10 % 2 else 4000
+        costs.observe(1 + i % 4, truth(1 + i % 4, context) * factor(), context=context)
+    ratio = costs.call_s(1, context=4032) / costs.call_s(1, context=128)
+    assert ratio == pytest.approx(truth(1, 4032) / truth(1, 128), rel=0.1)
+
+
+def test_a_lasting_drift_is_spoken_of_once_and_so_is_its_end() -> None:
+    costs = curve(stairs_s)
+    feed(costs, stairs_s, 30)
+    assert costs.notice() is None
+    feed(costs, lambda n: 1.6 * stairs_s(n), 40)
+    notice = costs.notice()
+    assert notice is not None and "1.6" in notice[:20] and costs.notice() is None
+    assert costs.drift == pytest.approx(1.6, rel=0.1)
+    feed(costs, stairs_s, 40)
+    notice = costs.notice()
+    assert notice is not None and "again" in notice
+    feed(costs, stairs_s, 40)
+    assert costs.notice() is None
+
+
+def test_a_short_disturbance_is_not_spoken_of() -> None:
+    costs = curve(stairs_s)
+    feed(costs, stairs_s, 30)
+    for _ in range(5):
+        costs.observe(1, 2 * stairs_s(1), context=100)
+    feed(costs, stairs_s, 30)
+    assert costs.notice() is None
+
+
+def test_the_prompts_own_speed_is_followed() -> None:
+    costs = CallCosts([CallPoint(1, 0.06)], prefill_token_s=0.006)
+    assert costs.prefill_s(100) == pytest.approx(0.6)
+    costs.observe_prefill(2, 1.0)
+    costs.observe_prefill(256, 256 * 0.6)
+    assert costs.prefill_s(100) < 31, "one slow read is not all"
+    for _ in range(4):
+        costs.observe_prefill(256, 256 * 0.012)
+    assert costs.prefill_s(100) == pytest.approx(1.2)
+
+
+# What is kept
+
+
+def test_what_was_learned_becomes_part_of_the_points() -> None:
+    costs = curve(double)
+    feed(costs, stairs_s, 100)
+    again = costs.refined()
+    assert off(again, stairs_s, (1, 2, 4, 8)) < 1.1 and again.num_observed == 0
+    assert again.drift == 1.0
+
+
+def test_a_blend_moves_only_a_part_of_the_way() -> None:
+    costs = curve(stairs_s)
+    feed(costs, lambda n: 3 * stairs_s(n), 60)
+    kept = costs.refined(scale=0.2, shape=0.5)
+    assert kept.call_s(1, context=0) / stairs_s(1) == pytest.approx(3**0.2, rel=0.1)
+
+
+def test_sizes_that_were_seen_often_become_points() -> None:
+    costs = curve(stairs_s)
+    feed(costs, lambda n: stairs_s(n) * (0.7 if n == 20 else 1), 80, (1, 20))
+    again = costs.refined()
+    assert 20 in {point.num_tokens for point in again.points}
+    assert again.call_s(20, context=0) == pytest.approx(0.7 * stairs_s(20), rel=0.1)
+
+
+def test_an_unmeasured_curve_is_kept_by_what_it_saw() -> None:
+    costs = CallCosts()
+    feed(costs, stairs_s, 80)
+    again = costs.refined(scale=0.2, shape=0.5)
+    assert again.is_measured and off(again, stairs_s, (1, 2, 4, 8)) < 1.15
+    assert not CallCosts().refined().is_measured
+
+
+_POINTS = st.builds(
+    lambda size, seconds, context, share, spread: CallPoint(
+        size, seconds, context, max(1, int(size * share)), spread
+    ),
+    st.integers(1, 64),
+    st.floats(1e-6, 1e3),
+    st.integers(0, 40_000),
+    st.floats(0, 1),
+    st.floats(0, 2),
+)
+
+
+@given(st.lists(_POINTS, max_size=20), st.floats(1e-5, 1), st.none() | st.floats(1e-6, 1))
+def test_json_carries_a_curve_unchanged(
+    points: list[CallPoint], unit: float, prefill_token_s: float | None
+) -> None:
+    costs = CallCosts([CallPoint(1, unit), *points], prefill_token_s=prefill_token_s)
+    again = CallCosts.from_json(json.loads(json.dumps(costs.as_json())))
+    assert again.points == costs.points and again.prefill_token_s == prefill_token_s
+    for context, sequences in ((0, 1), (5000, 2)):
+        asked = [c.calls_s(64, context=context, num_sequences=sequences) for c in (costs, again)]
+        assert asked[0].tolist() == asked[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        ({"schema": "outrider.costs/9"}, "schema"),
+        ({"calls": None}, "damaged"),
+        ({"calls": [{"tokens": 1}]}, "damaged"),
+        ({"calls": [{"tokens": 1, "seconds": "soon"}]}, "damaged"),
+        ({"calls": [[1, 2]]}, "damaged"),
+        ({"calls": [{"tokens": 1, "seconds": -1}]}, "no time"),
+        ({"calls": [{"tokens": 4, "seconds": 1}]}, "single token"),
+        ({"prefill_token_s": -3}, "damaged"),
+    ],
+)
+def test_damaged_data_is_refused_by_name(damage: dict[str, object], complaint: str) -> None:
+    with pytest.raises(SettingError, match=complaint) as caught:
+        CallCosts.from_json(curve(stairs_s).as_json() | damage, "mine.json")
+    assert str(caught.value).startswith("mine.json")

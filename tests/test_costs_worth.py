@@ -1,0 +1,61 @@
+"""What a curve means for drafts, against plain enumeration."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.costs import best_call, break_even, good_sizes, token_s
+from outrider.costs.worth import expected_tokens
+
+CURVES = st.lists(st.floats(0.5, 8.0), min_size=9, max_size=9).map(lambda rest: [1.0, *rest])
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("num_drafted", [0, 1, 3, 5])
+def test_expected_tokens_by_enumeration(acceptance: float, num_drafted: int) -> None:
+    expected = 0.0
+    for right in product((True, False), repeat=num_drafted):
+        probability = 1.0
+        for one in right:
+            probability *= acceptance if one else 1 - acceptance
+        accepted = right.index(False) if False in right else num_drafted
+        expected += probability * (accepted + 1)
+    assert expected_tokens(num_drafted, acceptance) == pytest.approx(expected)
+
+
+@given(CURVES, st.integers(1, 9), st.floats(0, 3))
+def test_at_break_even_a_draft_is_as_fast_as_plain_decoding(
+    calls_s: list[float], num_drafted: int, draft_s: float
+) -> None:
+    found = break_even(calls_s, num_drafted, draft_s)
+    needed = calls_s[num_drafted] + draft_s
+    if found is None:
+        assert needed > num_drafted + 1
+    elif found == 0:
+        assert needed <= 1
+    else:
+        assert expected_tokens(num_drafted, found) == pytest.approx(needed)
+
+
+@given(CURVES, st.floats(0, 1))
+def test_the_best_call_is_the_best_of_all(calls_s: list[float], acceptance: float) -> None:
+    best = best_call(calls_s, acceptance)
+    every = [calls_s[n - 1] / expected_tokens(n - 1, acceptance) for n in range(1, 11)]
+    assert every[best - 1] == min(every) == pytest.approx(token_s(calls_s, acceptance))
+
+
+def test_the_best_call_jumps_over_a_dip() -> None:
+    assert best_call([1.0, 1.8, 2.6, 1.5, 2.9], 0.8) == 4
+
+
+@given(CURVES)
+def test_good_sizes_are_those_that_nothing_longer_undercuts(calls_s: list[float]) -> None:
+    good = good_sizes(calls_s)
+    assert good[-1] == 10
+    for n in range(1, 11):
+        undercut = any(longer <= 1.03 * calls_s[n - 1] for longer in calls_s[n:])
+        assert (n in good) != undercut

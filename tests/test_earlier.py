@@ -1,0 +1,214 @@
+"""Looking up in earlier texts of a session: what is remembered, what is not, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import sampler
+from lookups import UpTo, propose
+from outrider.core.contracts import Wish
+from outrider.core.data import Draft
+from outrider.drafters.contexts import ContextIndex, ContextReader
+from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
+
+texts = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
+
+
+def say(drafter: EarlierDrafter, prompt: Sequence[int], answer: Sequence[int] = ()) -> None:
+    """A whole request."""
+    drafter.begin(0, prompt)
+    drafter.observe(0, answer)
+    drafter.end(0)
+
+
+def ask(drafter: EarlierDrafter, tail: Sequence[int], sequence: int = 0) -> Draft:
+    """What would be drafted behind these tokens."""
+    drafter.begin(sequence, tail)
+    return propose(drafter, sequence=sequence)
+
+
+def test_earlier_prompts_and_answers_are_looked_up() -> None:
+    drafter = EarlierDrafter()
+    say(drafter, [1, 2, 3], [4, 5])
+    assert ask(drafter, [9, 1, 2]).tokens == (3, 4, 5)
+    drafter.observe(0, [4])
+    assert ask(drafter, [9, 3, 4]).tokens == (5,)
+    assert drafter.is_free
+
+
+def test_a_running_text_is_not_its_own_past() -> None:
+    drafter = EarlierDrafter()
+    assert ask(drafter, [1, 2, 3, 1, 2]) == Draft()
+
+
+def test_texts_do_not_run_into_each_other() -> None:
+    drafter = EarlierDrafter()
+    say(drafter, [1, 2])
+    say(drafter, [3, 4])
+    assert ask(drafter, [1, 2]) == Draft()
+    assert ask(drafter, [7, 2, 3]) == Draft()
+
+
+def test_drafts_follow_what_others_drafted() -> None:
+    drafter = EarlierDrafter()
+    say(drafter, [1, 2, 3, 4, 5, 6])
+    drafter.begin(0, [9, 1])
+    assert propose(drafter, prefix=[2, 3]).tokens == (4, 5, 6)
+    assert propose(drafter) == Draft()
+    assert propose(drafter, prefix=[2], extend=UpTo(taken=1)).tokens == (3,)
+
+
+def test_the_longest_match_counts_wherever_it_stands() -> None:
+    drafter = EarlierDrafter(Memory(max_tokens=80))
+    say(drafter, [1, 2, 3, 4])
+    for i in range(4):
+        say(drafter, [50 + 3 * i, 51 + 3 * i, 52 + 3 * i])  # the first is among the old ones now
+    say(drafter, [7, 3, 8])
+    assert ask(drafter, [1, 2, 3]).tokens == (4,)
+    assert ask(drafter, [0, 7, 3]).tokens == (8,)
+
+
+def test_age_counts_the_tokens_since() -> None:
+    drafter = EarlierDrafter()
+    say(drafter, [1, 2, 3])
+    first = ask(drafter, [8, 1, 2])
+    assert first.tokens == (3,)
+    assert first.hints[0].evidence == (2, 1, 1, 4)
+    say(drafter, [5, 6, 7, 8])
+    assert ask(drafter, [8, 1, 2]).hints[0].evidence[3] == 4 + 5  # the border counts as one
+
+
+def test_age_counts_what_was_remembered_since_an_old_text() -> None:
+    drafter = EarlierDrafter(Memory(max_tokens=160))
+    for start in range(100, 200, 7):  # more than what is indexed anew: these are old now
+        say(drafter, list(range(start, start + 7)))
+    ages = [ask(drafter, [100, 101]).hints[0].evidence[3]]
+    for token in range(3):
+        say(drafter, [10 * token + i for i in range(5)])
+        ages.append(ask(drafter, [100, 101]).hints[0].evidence[3])
+    assert all(5 <= after - before <= 6 for before, after in pairwise(ages))
+
+
+@given(texts, st.lists(st.integers(0, 4), max_size=10))
+def test_a_memory_with_room_equals_one_index_of_all_texts(spoken: list[list[int]], tail: list[int]) -> None:
+    memory = Memory(max_tokens=2000)
+    for text in spoken:
+        memory.add(text)
+    drafter = EarlierDrafter(memory, min_match=1)
+    found = ContextReader(ContextIndex.build(spoken), tail, min_match=1).find()
+    draft = ask(drafter, tail)
+    assert draft.tokens[:1] == (() if found is None else (found.token,))
+    assert [hint.evidence[:3] for hint in draft.hints[:1]] == (
+        [] if found is None else [(found.length, found.count, found.total)]
+    )
+
+
+@given(st.lists(st.lists(st.integers(0, 500), max_size=60), max_size=40))
+def test_a_memory_never_holds_more_than_it_may(spoken: list[list[int]]) -> None:
+    memory = Memory(max_tokens=100)
+    for text in spoken:
+        memory.add(text)
+        assert memory.num_tokens <= 100
+
+
+def test_the_oldest_texts_are_dropped_first() -> None:
+    memory = Memory(max_tokens=100)
+    for i in range(40):
+        memory.add([3 * i, 3 * i + 1, 3 * i + 2])
+    drafter = EarlierDrafter(memory)
+    known = [i for i in range(40) if len(ask(drafter, [3 * i, 3 * i + 1]))]
+    assert known == list(range(known[0], 40))
+    assert 20 <= len(known) <= 33
+
+
+def test_of_a_text_longer_than_the_memory_the_end_is_kept() -> None:
+    memory = Memory(max_tokens=100)
+    memory.add(range(1000))
+    drafter = EarlierDrafter(memory)
+    assert ask(drafter, [997, 998]).tokens == (999,)
+    assert ask(drafter, [1, 2]) == Draft()
+    assert memory.num_tokens <= 100
+
+
+def test_the_turns_of_a_conversation_are_stored_once() -> None:
+    memory = Memory()
+    text: list[int] = []
+    for turn in range(20):
+        text += range(1000 * turn, 1000 * turn + 300)
+        memory.add(list(text))
+    assert memory.num_tokens < 1.5 * len(text)
+    drafter = EarlierDrafter(memory)
+    for turn in range(20):
+        start = 1000 * turn
+        for place in range(start + 2, start + 290, 17):
+            assert ask(drafter, [place - 2, place - 1]).tokens[:2] == (place, place + 1)
+    # across the seam of two turns
+    assert ask(drafter, [298, 299]).tokens[:2] == (1000, 1001)
+
+
+def test_what_follows_a_shared_beginning_is_kept() -> None:
+    memory, system = Memory(), list(range(10 * BLOCK_TOKENS))
+    for user in range(50):
+        memory.add([*system, 5000 + 2 * user, 5001 + 2 * user])
+    assert memory.num_tokens < 4 * len(system)
+    drafter = EarlierDrafter(memory)
+    for user in range(50):
+        assert ask(drafter, [len(system) - 2, len(system) - 1, 5000 + 2 * user]).tokens == (5001 + 2 * user,)
+
+
+def test_a_dropped_beginning_is_stored_again() -> None:
+    memory = Memory(max_tokens=800)
+    shared = list(range(2 * BLOCK_TOKENS))
+    memory.add(shared)
+    memory.add(range(10_000, 12_000))
+    assert ask(EarlierDrafter(memory), [1, 2]) == Draft()
+    memory.add([*shared, 7])
+    assert ask(EarlierDrafter(memory), [1, 2]).tokens[:2] == (3, 4)
+
+
+def test_memories_are_apart_unless_they_are_the_same() -> None:
+    mine, yours = Memory(), Memory()
+    drafter = EarlierDrafter(mine)
+    drafter.begin(0, [1, 2, 3], yours)
+    drafter.end(0)
+    assert ask(drafter, [1, 2]) == Draft()
+    drafter.begin(1, [1, 2], yours)
+    assert propose(drafter, sequence=1).tokens == (3,)
+    assert ask(EarlierDrafter(yours), [1, 2]).tokens == (3,)
+    assert ask(EarlierDrafter(), [1, 2]) == Draft()
+
+
+def test_several_sequences_are_answered_in_their_order() -> None:
+    drafter = EarlierDrafter()
+    say(drafter, [1, 2, 3, 7, 8, 9])
+    drafter.begin(3, [1, 2])
+    drafter.begin(5, [7, 8])
+    drafts, _ = drafter.propose([Wish(s, 1, sampler()) for s in (5, 3)], UpTo())
+    assert [draft.tokens for draft in drafts] == [(9,), (3,)]
+
+
+def test_texts_that_end_meanwhile_are_found_at_once() -> None:
+    drafter = EarlierDrafter()
+    drafter.begin(1, [1, 2])
+    assert propose(drafter, sequence=1) == Draft()
+    say(drafter, [1, 2, 3])
+    assert propose(drafter, sequence=1).tokens == (3,)
+
+
+def test_reset_forgets_everything() -> None:
+    drafter = EarlierDrafter()
+    say(drafter, [1, 2, 3])
+    drafter.reset()
+    assert ask(drafter, [1, 2]) == Draft()
+
+
+@pytest.mark.parametrize("text", [[], [4]])
+def test_texts_too_short_to_repeat_do_no_harm(text: list[int]) -> None:
+    drafter = EarlierDrafter()
+    say(drafter, text)
+    assert ask(drafter, text) == Draft()

@@ -1,0 +1,199 @@
+"""Following a predicted answer: from its first token on, and back to it after a departure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookups import UpTo, propose
+from outrider.core.data import Draft
+from outrider.drafters import prediction
+from outrider.drafters.prediction import MAX_EXPECTATIONS, PredictionDrafter
+
+PROMPT = (1, 2, 3)
+ANSWER = tuple(range(100, 160))
+
+
+def expecting(answer: Sequence[int] = ANSWER) -> PredictionDrafter:
+    drafter = PredictionDrafter()
+    drafter.expect(PROMPT, answer)
+    drafter.begin(0, PROMPT)
+    return drafter
+
+
+def share_offered(answer: Sequence[int], predicted: Sequence[int]) -> float:
+    """The share of an answer's tokens that are offered, read one by one."""
+    drafter, offered = expecting(predicted), 0
+    for token in answer:
+        offered += propose(drafter, max_tokens=1).tokens == (token,)
+        drafter.observe(0, [token])
+    return offered / len(answer)
+
+
+def test_the_prediction_is_offered_before_anything_was_said() -> None:
+    drafter = expecting()
+    assert propose(drafter).tokens == ANSWER[:8]
+    assert propose(drafter).hints[0].acceptance > 0.75
+    assert propose(drafter, max_tokens=1000).tokens == ANSWER
+    assert drafter.is_free
+
+
+def test_it_follows_along_to_the_end() -> None:
+    assert share_offered(ANSWER, ANSWER) == 1
+    drafter = expecting()
+    drafter.observe(0, ANSWER)
+    assert propose(drafter) == Draft()
+
+
+def test_the_longer_it_was_right_the_surer_it_is() -> None:
+    drafter = expecting()
+    draft = propose(drafter)
+    lengths = [hint.evidence[0] for hint in draft.hints]
+    assert lengths == sorted(set(lengths))
+    assert all(hint.evidence[1:] == (1, 1, 0) for hint in draft.hints)
+    drafter.observe(0, ANSWER[:20])
+    assert propose(drafter).hints[0].acceptance > draft.hints[7].acceptance
+
+
+@pytest.mark.parametrize(
+    "before",
+    [(7, 8, 9), (100,), (7, 8, 102, 9)],
+    ids=["a fence in front", "the first token twice", "a token of it out of place"],
+)
+def test_something_in_front_is_survived(before: tuple[int, ...]) -> None:
+    drafter = expecting()
+    drafter.observe(0, [*before, *ANSWER[:4]])
+    assert propose(drafter).tokens == ANSWER[4:12]
+
+
+@given(st.integers(0, 50), st.integers(0, 6), st.lists(st.integers(0, 99), max_size=6))
+def test_it_finds_its_way_back_behind_an_edit(at: int, cut: int, put: list[int]) -> None:
+    edited = [*ANSWER[:at], *put, *ANSWER[at + cut :]]
+    drafter = expecting()
+    for end, token in enumerate(edited, start=1):
+        drafter.observe(0, [token])
+        behind = end - at - len(put)
+        if end <= at or behind > 0:  # one token that agrees is enough where no token stands twice
+            assert propose(drafter, max_tokens=3).tokens[:1] == tuple(edited[end : end + 1]) or (
+                end == at and (put or cut)
+            )
+
+
+def test_many_edits_cost_little_each() -> None:
+    text = [100 + (7 * i) % 53 for i in range(400)]  # every token stands several times
+    edited = list(text)
+    for place in range(390, 0, -40):
+        edited[place : place + 2] = [5]
+    assert share_offered(edited, text) > 0.9
+
+
+def test_behind_a_departure_little_agreement_is_little_trusted() -> None:
+    drafter = expecting()
+    drafter.observe(0, [*ANSWER[:30], 7, 8])
+    assert propose(drafter) == Draft()
+    drafter.observe(0, ANSWER[33:34])
+    draft = propose(drafter)
+    assert draft.tokens == ANSWER[34:42]
+    assert draft.hints[0].evidence == (1, 1, 1, 4)
+    assert draft.hints[0].acceptance < 0.5 < draft.hints[7].acceptance
+
+
+def test_the_nearest_place_wins_and_longer_agreement_beats_it() -> None:
+    # "1 2" stands at three places, "9 1 2" at the farthest alone.
+    predicted = [50, 51, 52, 53, 1, 2, 10, *range(60, 80), 1, 2, 11, *range(80, 90), 9, 1, 2, 12]
+    drafter = expecting(predicted)
+    drafter.observe(0, [50, 51, 52, 53, 40, 1, 2])
+    assert propose(drafter, max_tokens=1).tokens == (10,)
+    drafter = expecting(predicted)
+    drafter.observe(0, [50, 51, 52, 53, 40, 9, 1, 2])
+    assert propose(drafter, max_tokens=1).tokens == (12,)
+
+
+def test_near_is_what_is_near_to_the_departure() -> None:
+    # "1 2" stands far behind, and right ahead of, where the answer departs.
+    predicted = [1, 2, 10, *range(50, 90), 1, 2, 11, *range(90, 99)]
+    drafter = expecting(predicted)
+    drafter.observe(0, predicted[:43])
+    assert propose(drafter, prefix=[7, 1, 2], max_tokens=1).tokens == (11,)
+    drafter.observe(0, [7, 1, 2])
+    assert propose(drafter, max_tokens=1).tokens == (11,)
+    # In a draft, too, it is the answer's own departure that counts.
+    drafter = expecting(predicted)
+    drafter.observe(0, [*predicted[:43], 7])
+    assert propose(drafter, prefix=[1, 2], max_tokens=1).tokens == (11,)
+
+
+def test_it_goes_back_where_the_answer_repeats_a_part() -> None:
+    drafter = expecting()
+    drafter.observe(0, [*ANSWER[:40], *ANSWER[20:24]])
+    assert propose(drafter).tokens == ANSWER[24:32]
+
+
+def test_a_prefix_is_read_and_forgotten() -> None:
+    drafter = expecting()
+    assert propose(drafter, prefix=ANSWER[:5]).tokens == ANSWER[5:13]
+    assert propose(drafter, prefix=[7, *ANSWER[:4]], extend=UpTo(taken=2)).tokens == ANSWER[4:6]
+    assert propose(drafter, prefix=[7]) == Draft()
+    assert propose(drafter).tokens == ANSWER[:8]
+    drafter.observe(0, ANSWER[:1])
+    assert propose(drafter).tokens == ANSWER[1:9]
+
+
+def test_reading_in_one_go_equals_reading_token_by_token() -> None:
+    edited = [*ANSWER[:10], 5, 6, *ANSWER[14:30]]
+    together, apart = expecting(), expecting()
+    together.observe(0, edited)
+    for token in edited:
+        apart.observe(0, [token])
+    assert propose(together) == propose(apart)
+
+
+def test_a_common_token_does_not_make_it_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    agreement = prediction._Place._agreement
+
+    def count(place: prediction._Place, end: int) -> int:
+        nonlocal compared
+        compared += 1
+        return agreement(place, end)
+
+    monkeypatch.setattr(prediction._Place, "_agreement", count)
+    drafter = expecting([3] * 10_000)
+    drafter.observe(0, [4, 3])
+    assert 0 < compared <= 2 * prediction.MAX_PLACES
+
+
+def test_only_the_prompt_that_it_was_told_for_gets_it() -> None:
+    drafter = expecting()
+    drafter.begin(1, (1, 2))
+    assert propose(drafter, sequence=1) == Draft()
+    assert propose(drafter, sequence=2) == Draft()
+    drafter.observe(1, [5])
+    assert propose(drafter).tokens == ANSWER[:8]
+
+
+def test_it_holds_for_every_request_with_the_prompt_until_it_is_forgotten() -> None:
+    drafter = expecting()
+    drafter.end(0)
+    assert propose(drafter) == Draft()
+    drafter.reset()
+    drafter.begin(0, PROMPT)
+    assert propose(drafter).tokens == ANSWER[:8]
+    drafter.forget(PROMPT)
+    drafter.begin(0, PROMPT)
+    assert propose(drafter) == Draft()
+    drafter.forget(PROMPT)
+
+
+def test_the_oldest_expectations_are_dropped() -> None:
+    drafter = PredictionDrafter()
+    for number in range(MAX_EXPECTATIONS + 1):
+        drafter.expect((number,), ANSWER)
+    offered = []
+    for number in range(MAX_EXPECTATIONS + 1):
+        drafter.begin(0, (number,))
+        offered.append(bool(propose(drafter).tokens))
+    assert offered == [False] + [True] * MAX_EXPECTATIONS

@@ -1,0 +1,237 @@
+"""The load options that suit a machine: tried, judged, remembered; and curves kept for loaded models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.core.contracts import Model
+from outrider.costs import CallCosts, CallPoint
+from outrider.tuning import (
+    costs_of,
+    describe_tuned,
+    judging,
+    keep_costs,
+    options,
+    subject_of,
+    tune,
+    tuned_options,
+)
+from tiny_gguf import write_tiny
+
+Speed = Callable[[LoadOptions, int], float]
+"""How many times as long a call over n tokens takes under these options."""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(options, "check_build", lambda _path, given, **_settings: (given, None))
+    for module in (options, judging):
+        monkeypatch.setattr(module, "physical_cores", lambda: 4)
+    monkeypatch.setattr(options, "_logical_cores", lambda: 4)
+    return write_tiny(tmp_path / "tiny.gguf")
+
+
+def script(monkeypatch: pytest.MonkeyPatch, speed: Speed) -> list[list[LoadOptions]]:
+    """Let calls take what `speed` says; returns the sets that are measured together, as they come."""
+    measured: list[list[LoadOptions]] = []
+
+    def measure(models: Sequence[Model], **_settings: Any) -> list[CallCosts]:
+        sets = [model.options for model in models if isinstance(model, LlamaCppModel)]
+        measured.append(sets)
+        return [
+            CallCosts(
+                [
+                    CallPoint(n, (1 + 0.2 * (n - 1)) * speed(given, n), spread_ratio=0.001)
+                    for n in (1, 2, 4, 8, 16, 32)
+                ]
+            )
+            for given in sets
+        ]
+
+    monkeypatch.setattr(options, "measure_side_by_side", measure)
+    return measured
+
+
+def _plain_kernels_win(given: LoadOptions, _n: int) -> float:
+    return 1.0 if given.extra_buffer_types else 0.8
+
+
+def _alike(_given: LoadOptions, _n: int) -> float:
+    return 1.0
+
+
+def test_each_option_is_tried_against_the_best_so_far(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = script(monkeypatch, _plain_kernels_win)
+    found = tune(model, LoadOptions())
+    assert found.options == LoadOptions(extra_buffer_types=False)
+    assert [len(sets) for sets in measured] == [2, 2, 3]
+    assert all(not given.extra_buffer_types for sets in measured[1:] for given in sets)
+    assert [given.flash_attention for given in measured[1]] == ["auto", "off"]
+    assert [(given.threads, given.threads_batch) for given in measured[2]] == [(0, 0), (2, 2), (3, 3)]
+    assert [trial.score for trial in found.trials] == [1.0, *[pytest.approx(0.8)] * 4]
+    assert "repacked kernels off" in found.trials[1].changed
+
+
+def test_single_tokens_and_batches_get_threads_of_their_own(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speed(given: LoadOptions, n: int) -> float:
+        fewer = {0: 1.0, 2: 0.7, 3: 0.8}[given.threads]
+        return fewer if n == 1 else 1 / fewer
+
+    script(monkeypatch, speed)
+    found = tune(model, LoadOptions()).options
+    assert (found.threads, found.threads_batch) == (2, 4)
+
+
+@pytest.mark.parametrize(("plain", "chosen"), [(1.015, True), (1.03, False)])
+def test_plain_decoding_is_never_given_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch, plain: float, chosen: bool
+) -> None:
+    # Far better at everything but single tokens.
+    def speed(given: LoadOptions, n: int) -> float:
+        return 1.0 if given.extra_buffer_types else plain if n == 1 else 0.3
+
+    script(monkeypatch, speed)
+    assert tune(model, LoadOptions()).options.extra_buffer_types is not chosen
+
+
+def test_what_is_hardly_better_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda given, _n: 1.0 if given == LoadOptions() else 0.99)
+    assert tune(model, LoadOptions()).options == LoadOptions()
+    assert tuned_options(model, LoadOptions()) is None
+
+
+def test_a_draft_is_judged_by_its_own_short_calls(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def speed(given: LoadOptions, n: int) -> float:
+        return 1.0 if given.extra_buffer_types else 0.9 if n < 3 else 5.0
+
+    script(monkeypatch, speed)
+    assert not tune(model, LoadOptions(), draft=True).options.extra_buffer_types
+    assert tune(model, LoadOptions()).options.extra_buffer_types
+
+
+def test_the_choice_is_remembered_for_what_it_was_made_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tuned_options(model, LoadOptions()) is None
+    script(monkeypatch, _plain_kernels_win)
+    tune(model, LoadOptions())
+    found = tuned_options(model, LoadOptions(max_rows=9, mmap=False))
+    assert found == LoadOptions(max_rows=9, mmap=False, extra_buffer_types=False)
+    assert describe_tuned(LoadOptions(), found).startswith("tuned for this machine: repacked kernels off")
+    assert tuned_options(model, LoadOptions(), draft=True) is None
+    assert tuned_options(model, LoadOptions(gpu_layers=0)) is None
+    other = write_tiny(model.with_name("other.gguf"), seed=1)
+    assert tuned_options(other, LoadOptions()) is None
+
+
+def test_what_the_user_has_set_is_neither_tried_nor_changed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = script(monkeypatch, lambda given, _n: 1.0 if given.flash_attention == "auto" else 0.8)
+    given = LoadOptions(threads=1, extra_buffer_types=False)
+    assert tune(model, given).options == replace(given, flash_attention="off")
+    assert len(measured) == 1
+    assert tuned_options(model, given) == replace(given, flash_attention="off")
+    assert tuned_options(model, LoadOptions()) is None
+
+
+def test_kernels_that_crash_are_not_tried(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def survives(_path: Path, given: LoadOptions, **_settings: Any) -> tuple[LoadOptions, str]:
+        return replace(given, extra_buffer_types=False), "it crashes"
+
+    monkeypatch.setattr(options, "check_build", survives)
+    measured = script(monkeypatch, _alike)
+    tune(model, LoadOptions(threads=1))
+    assert [given.flash_attention for given in measured[0]] == ["auto", "off"]
+    assert not any(given.extra_buffer_types for sets in measured for given in sets)
+
+
+def test_a_quantized_cache_keeps_flash_attention(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = script(monkeypatch, _alike)
+    tune(model, LoadOptions(cache_type_v="q8_0", threads=1))
+    assert [len(sets) for sets in measured] == [2]
+
+
+def test_one_copy_of_the_weights_at_a_time_where_memory_is_short(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "available_bytes", lambda: 1.0)
+    measured = script(monkeypatch, _plain_kernels_win)
+    assert not tune(model, LoadOptions(threads=1)).options.extra_buffer_types
+    assert [len(sets) for sets in measured] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"tuned": {"mmap": false}}', '{"tuned": {"threads": -7}}'])
+def test_a_damaged_memory_means_no_choice(model: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    script(monkeypatch, _plain_kernels_win)
+    tune(model, LoadOptions())
+    [file] = (model.parent / "cache" / "costs").glob("tuned-*.json")
+    file.write_text(content)
+    assert tuned_options(model, LoadOptions()) is None
+
+
+def test_tuning_for_real(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "physical_cores", lambda: 1)
+    monkeypatch.setattr(options, "_logical_cores", lambda: 1)
+    stages: list[str] = []
+    found = tune(model, LoadOptions(), seconds=0.2, progress=lambda what, _part: stages.append(what))
+    assert len(found.trials) == 3 and found.notice is None
+    assert set(stages) == {"kernels", "attention"}
+
+
+# Curves of loaded models
+
+
+def test_a_curve_is_measured_once_and_then_found(model: Path) -> None:
+    weights = Weights(model, LoadOptions(threads=1))
+    target = weights.open(128)
+    costs, notices = costs_of(target, seconds=0.2)
+    assert notices == [] and len(costs.points) >= 8
+    again, _ = costs_of(target, seconds=0.2)
+    assert again.points == costs.points
+    fresh, _ = costs_of(target, seconds=0.2, fresh=True)
+    assert fresh.points != costs.points
+    last, _ = costs_of(target, seconds=0.2, rows="last")
+    assert last.points != fresh.points, "a draft's calls are others"
+    weights.close()
+
+
+def test_a_curve_belongs_to_the_settings_in_force(model: Path) -> None:
+    weights = Weights(model, LoadOptions(threads=1))
+    usual = subject_of(weights.open(128), "all")
+    assert subject_of(weights.open(256), "all") == usual
+    for changed in (LoadOptions(threads=2), LoadOptions(threads=1, flash_attention="off")):
+        assert subject_of(weights.open(128, options=changed), "all") != usual
+    assert subject_of(weights.open(128, max_sequences=2), "all") != usual
+    assert usual.machine and usual.build
+    weights.close()
+
+
+def test_a_session_teaches_the_stored_curve(model: Path) -> None:
+    weights = Weights(model, LoadOptions(threads=1))
+    target = weights.open(128)
+    costs, _ = costs_of(target, seconds=0.2)
+    for _ in range(50):
+        costs.observe(1, 100 * costs.points[0].seconds, context=0)
+    assert keep_costs(target, costs) is None
+    again, _ = costs_of(target)
+    assert again.call_s(1, context=0) > 1.5 * costs.points[0].seconds
+    weights.close()
+
+
+def test_a_measurement_that_came_to_little_is_not_kept(model: Path) -> None:
+    weights = Weights(model, LoadOptions(threads=1))
+    target = weights.open(128)
+    costs, [notice] = costs_of(target, seconds=0.0)
+    assert "too busy" in notice and costs.is_measured
+    assert list((model.parent / "cache").glob("costs/*.json")) == []
+    weights.close()
