@@ -23,7 +23,8 @@ def resume(out: Path, head: Row, same: Sequence[str]) -> list[Row]:
     if torn:  # the run was killed while it wrote
         out.write_text(whole + "\n" if whole else json.dumps(head) + "\n", encoding="utf-8")
     first, *rows = read_rows(out)
-    if wrong := [name for name in same if first.get(name) != head[name]]:
+    plain = json.loads(json.dumps(head))
+    if wrong := [name for name in same if first.get(name) != plain[name]]:
         sys.exit(f"{out} was measured with other {', '.join(wrong)}: choose another --out")
     return rows
 

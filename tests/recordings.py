@@ -1,4 +1,4 @@
-"""Made-up recordings: texts of several kinds, drafts of several qualities, cost curves of several machines."""
+"""Made-up recordings: texts of several kinds, drafts of several qualities, costs of several machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ TextKind = Literal["copying", "random", "mixed"]
 DraftKind = Literal["calibrated", "coin", "target", "wrong", "wrong but sure"]
 TEXT_KINDS: tuple[TextKind, ...] = ("copying", "random", "mixed")
 
-STAIRS = {1: 1.0, 2: 1.5, 3: 1.9, 4: 1.5, 5: 2.1, 6: 2.4, 8: 3.2, 10: 3.7, 16: 3.3, 24: 5.6, 32: 6.7, 64: 12.0}
+STAIRS = {
+    1: 1.0,
+    2: 1.5,
+    3: 1.9,
+    4: 1.5,
+    5: 2.1,
+    6: 2.4,
+    8: 3.2,
+    10: 3.7,
+    16: 3.3,
+    24: 5.6,
+    32: 6.7,
+    64: 12.0,
+}
 """What calls take in single-token calls on a machine where 4 tokens cost less than 3."""
 STEEP = {1: 1.0, 2: 1.85, 3: 2.4, 4: 3.1, 6: 4.4, 8: 4.9, 12: 6.6, 16: 6.4, 24: 9.5, 32: 10.0, 64: 18.0}
 FLAT = {1: 1.0, 2: 1.2, 4: 1.4, 6: 1.6, 8: 2.0, 12: 2.3, 16: 2.7, 24: 3.5, 32: 4.4, 64: 8.0}
@@ -25,13 +38,15 @@ _VOCABULARY = 3000
 _WORDS = 200
 
 
-def curve(ratios: Mapping[int, float], unit_s: float = 0.1, scale: Mapping[int, float] | None = None) -> CallCosts:
+def curve(ratios: Mapping[int, float], unit_s: float = 0.1) -> CallCosts:
     """A cost curve of calls over so many tokens, in calls of one."""
     points = [CallPoint(n, unit_s * ratio) for n, ratio in ratios.items()]
     return CallCosts(points, prefill_token_s=unit_s * 0.09)
 
 
-def text(kind: TextKind, rng: np.random.Generator, prompt_tokens: int, length: int) -> tuple[list[int], list[int]]:
+def text(
+    kind: TextKind, rng: np.random.Generator, prompt_tokens: int, length: int
+) -> tuple[list[int], list[int]]:
     """A prompt and an answer, which copies from the prompt always, never or now and then."""
     prompt = _fresh(rng, prompt_tokens)
     answer: list[int] = []

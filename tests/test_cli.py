@@ -202,12 +202,59 @@ def check_counts(result: dict[str, Any]) -> None:
 
 
 def test_json_has_the_documented_keys(run: Call, models: Path) -> None:
-    result = as_json(run("--json", "-n", "32", "-md", str(models / "draft.gguf"), "the and the and"))
+    draft = ("-md", str(models / "draft.gguf"), "--policy", "fixed")
+    result = as_json(run("--json", "-n", "32", *draft, "the and the and"))
     check_counts(result)
     assert isinstance(result["text"], str) and isinstance(result["settings"], dict)
     assert result["finish_reason"] in ("stop", "length") and result["draft_calls"] > 0
     assert set(result["drafters"]) <= {"draft", "lookup"}
-    assert "plain" not in result and "speedup" not in result
+    assert "plain" not in result and "speedup" not in result and "explanation" not in result
+
+
+def test_an_automatic_choice_is_explained(run: Call, models: Path) -> None:
+    arguments = ("-n", "32", "-md", str(models / "draft.gguf"), "the and the and")
+    result = as_json(run("--json", *arguments))
+    check_counts(result)
+    explanation = result["explanation"]
+    assert result["settings"]["policy"]["kind"] == "auto"
+    assert sum(made["steps"] for made in explanation["choices"].values()) == result["target_calls"]
+    assert all(seconds > 0 for seconds in explanation["target_calls_s"].values())
+    assert 0 <= explanation["estimate"]["low"] <= explanation["estimate"]["speedup"]
+    shown = run("--explain", *arguments).err
+    for part in ("lookup pays", "draft pays", "chosen", "speed-up"):
+        assert part in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_policies_are_chosen_by_name(run: Call) -> None:
+    def policy(*arguments: str) -> dict[str, Any]:
+        settings: dict[str, Any] = as_json(run("--json", "-n", "4", *arguments, "hello"))["settings"]
+        return dict(settings["policy"])
+
+    assert policy("--policy", "lookup") == {"kind": "auto", "free": True, "models": False, "draft_max": 64}
+    assert policy("--policy", "model", "--draft-max", "5")["draft_max"] == 5
+    assert policy("--policy", "plain")["draft_max"] == 0
+    assert policy("--draft-p-min", "0.3")["kind"] == "fixed"
+    for wrong, why in (
+        (("--policy", "best"), "auto, lookup, model, fixed, plain"),
+        (("--policy", "auto", "--draft-min", "2"), "--policy fixed"),
+        (("--policy", "fixed", "--costs", "x.json"), "does not look at them"),
+        (("--policy", "plain", "--explain"), "--policy auto"),
+    ):
+        outcome = run(*wrong, "hello")
+        assert outcome.status == 2 and why in outcome.err
+
+
+def test_costs_are_written_and_read(run: Call, tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    assert run("-n", "4", "--costs", str(file), "hello").status == 0
+    written = file.read_bytes()
+    assert json.loads(written)["schema"] == "outrider.costs/1"
+    assert run("-n", "4", "--costs", str(file), "hello").status == 0
+    assert file.read_bytes() == written
+    file.write_text("{}")
+    outcome = run("-n", "4", "--costs", str(file), "hello")
+    assert outcome.status == 2 and str(file) in outcome.err
 
 
 def test_json_of_a_comparison_has_both_sides(run: Call) -> None:

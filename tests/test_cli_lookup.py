@@ -71,7 +71,7 @@ def test_a_predicted_answer_is_drafted_from_and_changes_nothing(run: Call, tmp_p
     plain = result(run("--json", "--draft-max", "0"))
     answer = tmp_path / "answer"
     answer.write_text(plain["text"])
-    fast = result(run("--json", "--prediction", answer))
+    fast = result(run("--json", "--policy", "fixed", "--prediction", answer))
     assert fast["text"] == plain["text"]
     assert (
         fast["drafters"]["prediction"]["accepted_tokens"] > 0
@@ -85,7 +85,7 @@ def test_a_corpus_is_drafted_from_and_changes_nothing(run: Call, tmp_path: Path)
     (tmp_path / "files" / "one").write_text(f"{PROMPT}{plain['text']}")
     (tmp_path / "files" / "two").write_bytes(b"\0")
     for _ in range(2):
-        fast = result(run("--json", "--no-lookup", "--corpus", tmp_path / "files"))
+        fast = result(run("--json", "--policy", "fixed", "--no-lookup", "--corpus", tmp_path / "files"))
         assert fast["text"] == plain["text"]
         assert set(fast["drafters"]) == {"corpus"}
         assert fast["drafters"]["corpus"]["accepted_tokens"] > 0
@@ -167,7 +167,8 @@ def test_earlier_answers_of_a_session_are_drafted_from(models: Path) -> None:
 
 
 def test_a_prediction_belongs_to_its_request(models: Path) -> None:
-    with Session.load(models / "target.gguf", context_length=256, options=OPTIONS) as session:
+    policy = FixedPolicy()
+    with Session.load(models / "target.gguf", context_length=256, options=OPTIONS, policy=policy) as session:
         settings = {"max_tokens": 24, "sampling": GREEDY, "ignore_end": True}
         plain = session.generate(PROMPT, speculate=False, **settings)
 

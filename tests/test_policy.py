@@ -83,6 +83,7 @@ def test_the_longest_draft_is_the_smaller_of_wish_and_setting() -> None:
 
 def test_p_min_holds_for_the_last_drafter_and_hand_over_before_it() -> None:
     doubtful, sure = offering("doubtful", [1] * 3, 0.4), offering("sure", [2] * 3, 0.9)
+    sure.is_free = False
     policy = FixedPolicy(p_min=0.3, hand_over=0.5)
     assert lengths(policy, doubtful) == (3, "doubtful")
     assert lengths(policy, doubtful, sure) == (3, "sure")

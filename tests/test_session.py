@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFWriter
 
 from llama_cpp_models import TEXT, resident_bytes
-from outrider import session as session_module
+from outrider import loading as loading_module
 from outrider.backends.llama_cpp import LoadOptions, Weights
 from outrider.core.data import Request
 from outrider.core.errors import (
@@ -46,7 +46,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What becomes of the build's first calls is remembered here, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(Path(session_module.__file__).parents[1]))
+        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[1]))
         yield
 
 
@@ -75,7 +75,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
             super().__init__(path, options)
             loaded.append(self)
 
-    monkeypatch.setattr(session_module, "Weights", Watched)
+    monkeypatch.setattr(loading_module, "Weights", Watched)
     return loaded
 
 

@@ -13,92 +13,21 @@ ones again: what the bound may choose from too.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Wish
-from outrider.core.data import Hint
 from outrider.costs import CallCosts
-from outrider.drafters.suffix import SuffixDrafter
-from outrider.policy.acceptance import TextState
 from outrider.policy.knowledge import Knowledge
 from outrider.replay import Recording
-from outrider.replay.run import SAMPLER
+from policy.ahead import MOST_FREE, MOST_LEAD, MOST_MODEL, Found, Offers, offers_of
 
-MOST_FREE, MOST_MODEL, MOST_LEAD, MOST_UNREAD = 64, 16, 8, 48
+MOST_UNREAD = 48
 
 Array = npt.NDArray[np.float64]
 Plan = tuple[int, int, int]
 """free tokens, the draft model's, and free ones behind those"""
-
-
-@dataclass(frozen=True, slots=True)
-class Offers:
-    """What is known ahead at each position of an answer, and how much of it comes true."""
-
-    free: list[list[float]]
-    """chances of the tokens that the lookup offers there"""
-    free_right: list[int]
-    model: list[float]
-    """the chance of the draft model's token there"""
-    model_right: list[int]
-
-
-def offers_of(recording: Recording, knowledge: Knowledge, model: str | None) -> Offers:
-    """The recording's offers, with chances by what a policy has learned of all texts before and, as it
-    would, of this one up to the position."""
-    answer, lookup, state = recording.tokens, SuffixDrafter(), TextState()
-    lookup.begin(0, recording.prompt)
-    estimator = copy.deepcopy(knowledge.estimator(lookup.name))
-    free, free_right = [], []
-    for done in range(len(answer)):
-        [draft], _ = lookup.propose([Wish(0, MOST_FREE, SAMPLER)], _Everything())
-        free.append([estimator.probability(hint, state) for hint in draft.hints])
-        right = _agreement(draft.tokens, answer[done:])
-        free_right.append(right)
-        for i, hint in enumerate(draft.hints[: min(right + 1, len(answer) - done)]):
-            estimator.learn(hint, state, i < right)
-        if draft.tokens:
-            state.note_first(right > 0)
-        lookup.observe(0, answer[done : done + 1])
-    return Offers(free, free_right, *_model_offers(recording, knowledge, model))
-
-
-def _model_offers(
-    recording: Recording, knowledge: Knowledge, model: str | None
-) -> tuple[list[float], list[int]]:
-    """The chance of the draft model's token at each position, and how many of them stand from there on."""
-    answer, chances = recording.tokens, []
-    if model is None:
-        return [0.0] * len(answer), [0] * len(answer)
-    offered, state = recording.offers[model], TextState()
-    estimator = copy.deepcopy(knowledge.estimator(model))
-    right = [int(a == b) for a, b in zip(offered.tokens, answer, strict=True)]
-    for confidence, is_right in zip(offered.confidence, right, strict=True):
-        chances.append(estimator.probability(Hint(confidence), state))
-        estimator.learn(Hint(confidence), state, bool(is_right))
-    for i in range(len(answer) - 2, -1, -1):
-        right[i] *= 1 + right[i + 1]
-    return chances, right
-
-
-class _Everything:
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish, drafted
-        return True
-
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        del wish, drafted, hint
-        return True
-
-
-def _agreement(drafted: Sequence[int], answer: Sequence[int]) -> int:
-    pairs = enumerate(zip(drafted, answer, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(drafted), len(answer)))
 
 
 def informed_limit(
@@ -125,7 +54,12 @@ class Informed:
     None to do without it."""
 
     def __init__(
-        self, recording: Recording, offers: Offers, costs: CallCosts, draft: CallCosts | None, own_s: float
+        self,
+        recording: Recording,
+        offers: Offers,
+        costs: CallCosts,
+        draft: CallCosts | None,
+        own_s: float = 0.0,
     ) -> None:
         self._end, self._prompt = len(recording.tokens), len(recording.prompt)
         self._offers = offers
@@ -135,16 +69,14 @@ class Informed:
             costs.calls_s(longest + 1, context=self._prompt + i) + own_s for i in range(self._end)
         ]
         self._times = np.zeros((self._end + 1, MOST_UNREAD + 1))
-        self._behind: list[Array] = [np.zeros(1)] * (self._end + 1)
-        """at each position, what is still to come with 0, 1, … free tokens behind a model's draft"""
         self._plans: list[list[Plan]] = [[] for _ in range(self._end)]
         for position in range(self._end - 1, -1, -1):
-            self._behind[position] = self._rest(position, self._free(position), 2)
             self._plan(position)
 
-    def _free(self, position: int) -> list[float]:
-        """The lookup's chances there, as far as the answer has room for: the target adds a token."""
-        return self._offers.free[position][: max(self._end - position - 1, 0)]
+    def _free(self, position: int, drafted: int = 0) -> list[float]:
+        """The lookup's chances behind a draft, as far as there is room: the target adds a token."""
+        found = self._offers.free[position].get(drafted, Found([], 0))
+        return found.chances[: max(self._end - position - drafted - 1, 0)]
 
     def _rest(self, position: int, chances: Sequence[float], unread: int) -> Array:
         """Expected time behind a call that checks the first 0, 1, … of these tokens, all before them
@@ -183,9 +115,15 @@ class Informed:
             return []
         room = self._end - position - 1
         leads = range(min(len(chances), MOST_LEAD, room - 1) + 1)
-        return [self._behind_lead(position, chances[:lead]) for lead in leads if room > lead]
+        tails = {
+            drafted: self._rest(position + drafted, self._free(position, drafted), 2)
+            for drafted in range(1, min(MOST_LEAD + MOST_MODEL, room) + 1)
+        }
+        return [self._behind_lead(position, chances[:lead], tails) for lead in leads if room > lead]
 
-    def _behind_lead(self, position: int, lead: Sequence[float]) -> tuple[float, Plan]:
+    def _behind_lead(
+        self, position: int, lead: Sequence[float], tails: Mapping[int, Array]
+    ) -> tuple[float, Plan]:
         calls_s, step_s = self._calls_s[position], self._first_s(position, 1)
         survival, stopped_s = 1.0, 0.0
         best: tuple[float, Plan] = (np.inf, (0, 0, 0))
@@ -196,7 +134,7 @@ class Informed:
             drafted = i + 1 - len(lead)
             if drafted < 1:
                 continue
-            behind_s = survival * self._behind[position + i + 1]
+            behind_s = survival * tails[i + 1]
             totals = behind_s + calls_s[i + 1 : i + 1 + len(behind_s)]
             tail = int(totals.argmin())
             total_s = stopped_s + (drafted - 1) * step_s + float(totals[tail])
@@ -208,7 +146,7 @@ class Informed:
         position, unread, spent_s = 0, 1, 0.0
         while position < self._end:
             lead, model, tail = self._plans[position][min(unread, MOST_UNREAD)]
-            drafted, right = lead + model, min(lead, self._offers.free_right[position])
+            drafted, right = lead + model, min(lead, self._offers.free[position][0].right)
             spent_s += float(self._calls_s[position][drafted + tail])
             if model:
                 spent_s += self._first_s(position, unread + lead)
@@ -216,7 +154,7 @@ class Informed:
                 if right == lead:
                     right += min(model, self._offers.model_right[position + lead])
             if right == drafted and tail:
-                right += min(tail, self._offers.free_right[position + drafted])
+                right += min(tail, self._offers.free[position][drafted].right)
             if model:
                 unread = 2 + right - drafted if right >= drafted else 1
             else:

@@ -28,12 +28,12 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from machine import describe
-from outrider import LoadOptions
+from outrider import LoadOptions, Request
 from outrider.core.errors import OutriderError, SettingError
 from outrider.costs import PairCosts, calibrate
 from outrider.policy import FixedPolicy
 from outrider.replay.recording import as_json
-from outrider.session import Pair, Session
+from outrider.session import Pair, Session, settings_of
 from policy.bench import Bench, Plan, draft_of
 from policy.choices import Choice, fixed
 from policy.curves import WRONG, as_row
@@ -41,7 +41,7 @@ from policy.summary import token_s
 from rows import Row, append, resume
 from workload import Prompt, load_prompts
 
-SAME = ("threads", "context", "tokens", "repetitions", "modes", "told", "busy", "models", "cpu")
+SAME = ("threads", "context", "tokens", "repetitions", "modes", "told", "busy", "settings", "models", "cpu")
 """What all rows of a file share."""
 
 
@@ -109,10 +109,10 @@ def main() -> None:
     plan = Plan(arguments.tokens, arguments.repetitions, arguments.fixed, arguments.seed, arguments.told)
     options = LoadOptions(threads=arguments.threads)
     pair = Pair.load(arguments.model, arguments.draft, options=options)
-    with pair.open(arguments.context) as session:
+    with pair.open(arguments.context, policy=FixedPolicy()) as session:  # the policies come later
         head = describe(*(weights.path for weights in (pair.target, pair.draft) if weights))
         head |= {name: getattr(arguments, name) for name in SAME if hasattr(arguments, name)}
-        head |= {"modes": [mode.name for mode in plan.modes]}
+        head |= {"modes": [mode.name for mode in plan.modes], "settings": in_force(session)}
         done = {row["id"] for row in resume(arguments.out, head, SAME) if row["kind"] == "prompt"}
         resume(recordings_of(arguments.out), head, SAME)
         waiting = [prompt for prompt in prompts if prompt.id not in done]
@@ -123,6 +123,16 @@ def main() -> None:
             bench = Bench(session, pair.alignment, costs, plan)
             with load(arguments.busy):
                 run(bench, waiting, arguments.out)
+
+
+def in_force(session: Session) -> Row:
+    """The load settings, read back from the models."""
+    found = settings_of(session, Request((0,)), 0)
+    return {
+        role: {name: value for name, value in found[role].items() if name != "path"}
+        for role in ("target", "draft")
+        if role in found
+    }
 
 
 def recordings_of(out: Path) -> Path:
@@ -158,7 +168,7 @@ def line(row: Row) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except OutriderError as error:
+    except (OutriderError, OSError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("stopped: what is measured is kept, the same command goes on from there")

@@ -12,13 +12,17 @@ from outrider.core.data import Completion, Draft, Request, Span, StepRecord, Upd
 from outrider.core.errors import BackendError, InputError, OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
-from outrider.policy import FixedPolicy
+from outrider.generation import Generation
+from outrider.learned import AutoSettings
+from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.readout import Readout, read_out
-from outrider.session import Generation, Pair, Session
+from outrider.session import Pair, Session
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoPolicy",
+    "AutoSettings",
     "BackendError",
     "Comparison",
     "Completion",

@@ -92,7 +92,7 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> Estim
     )
     ratio, error = _plain_ratio(decode, costs)
     speedup = expected_s * ratio / spent_s
-    return Estimate(speedup, speedup * (1 - error), speedup * (1 + error))
+    return Estimate(speedup, speedup * max(1 - error, 0.0), speedup * (1 + error))
 
 
 def _own_s(record: StepRecord) -> float:

@@ -6,18 +6,18 @@ makes a `Session`. A session also works on models of any other backend, given to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights, build_id, check_build
+from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Drafter, Model, Policy
-from outrider.core.data import Completion, Request, StepRecord, Update
-from outrider.core.errors import PromptError, SettingError
+from outrider.core.data import Completion, Request
+from outrider.core.errors import PromptError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
 from outrider.drafters.earlier import EarlierDrafter
@@ -25,72 +25,20 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.generation import Generation
 from outrider.learned import AutoSettings, Learned, Measuring
-from outrider.models.cache import cache_dir
+from outrider.loading import load_weights, template_of, why_no_draft
 from outrider.models.embedded import embedded_default
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve
 from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.tuning import describe_tuned, tuned_options
 from outrider.vocab import Alignment, align
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `{"role": "user", "content": "…"}`."""
 
 DEFAULT_CONTEXT_TOKENS = 4096
-
-
-class Generation:
-    """A running generation: iterate over it for the text as it comes.
-
-    `completion` is there when the iteration has ended. `cancel` ends it after the current step;
-    so does leaving the loop early.
-    """
-
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine = engine
-        self._updates = engine.stream(request)
-        self._request_id: int | None = None
-        self._cancelled = False
-        self._completion: Completion | None = None
-        self.records: list[StepRecord] = []
-
-    def __iter__(self) -> Iterator[Update]:
-        try:
-            while (update := self._next()) is not None:
-                yield update
-        except GeneratorExit:  # the loop was left: its place must not stay taken
-            self.cancel()
-            raise
-
-    def _next(self) -> Update | None:
-        try:
-            update = next(self._updates)
-        except StopIteration as end:
-            self._completion = end.value or self._completion  # asked again, an ended generator has none
-            return None
-        self._request_id = update.record.request
-        self.records.append(update.record)
-        if self._cancelled:
-            self._engine.cancel(self._request_id)
-        return update
-
-    def cancel(self) -> None:
-        """End the generation after the current step (one that has not begun: after its first); its
-        completion says "cancelled"."""
-        self._cancelled = True
-        if self._request_id is not None:
-            self._engine.cancel(self._request_id)
-
-    @property
-    def completion(self) -> Completion:
-        """The finished generation; runs it to its end first."""
-        for _ in self:
-            pass
-        if self._completion is None:
-            raise SettingError("generation", "it was broken off by an error", "Start another one.")
-        return self._completion
 
 
 class Session:
@@ -292,15 +240,15 @@ class Pair:
         draft_path = None if draft is None else resolve(str(draft), hub=hub)
         target_card = read_card(target_path)
         draft_card = None if draft_path is None else read_card(draft_path)
-        target = _load(target_path, target_card, options or LoadOptions(), notices)
+        target = load_weights(target_path, target_card, options or LoadOptions(), notices)
         weights, alignment = None, None
         try:
-            template = _template(target, target_card)
+            template = template_of(target, target_card)
             if draft_path is not None and draft_card is not None:
                 chosen = draft_options or options or LoadOptions()
-                weights = _load(draft_path, draft_card, chosen, notices, draft=True)
+                weights = load_weights(draft_path, draft_card, chosen, notices, draft=True)
                 alignment = align(target.vocabulary, weights.vocabulary)
-                if useless := _why_no_draft(target, weights):
+                if useless := why_no_draft(target, weights):
                     notices.append(useless)
                     weights.close()
                     weights, alignment = None, None
@@ -387,48 +335,6 @@ class Pair:
             drafters.append(CorpusDrafter(indexed))
             notices += indexed.notices
         return drafters
-
-
-def _why_no_draft(target: Weights, draft: Weights) -> str | None:
-    """Why this draft model is of no use to this target; None when it is."""
-    if target.rewind == "none":
-        return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
-    if draft.rewind == "none":
-        return (
-            f"{draft.name} cannot forget tokens (recurrent or hybrid state), so rejected drafts "
-            "could not be taken back: it is not used"
-        )
-    return None
-
-
-def _load(
-    path: Path, card: ModelCard, options: LoadOptions, notices: list[str], *, draft: bool = False
-) -> Weights:
-    """Load weights with options that this build of llama.cpp survives, tuned ones where there are."""
-    if tuned := tuned_options(path, options, draft=draft):
-        notices.append(f"{path.stem} {describe_tuned(options, tuned)}")
-        options = tuned
-    options, notice = check_build(
-        path,
-        options,
-        build=build_id(),
-        model_kind=f"{card.architecture} {card.quantization}",
-        memory=cache_dir() / "builds.json",
-    )
-    if notice and notice not in notices:
-        notices.append(notice)
-    return Weights(path, options)
-
-
-def _template(weights: Weights, card: ModelCard) -> ChatTemplate | None:
-    if not card.chat_template:
-        return None
-    vocabulary = weights.vocabulary
-    bos, eos = (
-        "" if token is None else vocabulary.spelling(token).decode("utf-8", errors="replace")
-        for token in (vocabulary.bos, vocabulary.eos)
-    )
-    return ChatTemplate(card.chat_template, bos=bos, eos=eos)
 
 
 def describe_policy(policy: Policy) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Step records as JSON lines, one object a step: what `--trace` writes and a replay reads.
 
 The keys are those of `StepRecord`. `outrider run` puts the answer and what each draft model offers at
-every position of it behind them (`outrider.replay.recording`). Distributions of sampled drafts are left out: they would be
-most of the file, and what was offered and what became of it is there without them.
+every position of it behind them (`outrider.replay.recording`). Distributions of sampled drafts are left
+out: they would be most of the file, and what was offered and what became of it is there without them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.core.data import StepRecord
 from outrider.core.errors import InputError, PromptError, SettingError
-from outrider.session import Generation, Message, Pair, Session
+from outrider.generation import Generation
+from outrider.session import Message, Pair, Session
 from outrider.trace import write_trace
 
 _HELP = "Type a message. /readout: counts of the last answer. /reset: start over. /exit or Ctrl-D: leave."

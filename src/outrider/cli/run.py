@@ -25,13 +25,14 @@ from outrider.drafters.corpus_files import list_files
 from outrider.drafters.model import ModelDrafter
 from outrider.explain import Explanation, explain
 from outrider.files import check_writable
+from outrider.generation import Generation
 from outrider.learned import AutoSettings
 from outrider.models.hub import HubOptions
 from outrider.policy import AutoPolicy
 from outrider.readout import Readout
 from outrider.replay.recorder import record_offers
 from outrider.replay.recording import Recording, as_json
-from outrider.session import DEFAULT_CONTEXT_TOKENS, Generation, Message, Pair, Session, settings_of
+from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session, settings_of
 from outrider.trace import write_trace
 
 INTERRUPTED = 130

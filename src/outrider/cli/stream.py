@@ -17,9 +17,9 @@ from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.settings import RunSettings
 from outrider.cli.smooth import PacedPrinter
 from outrider.core.data import Completion, Piece
+from outrider.generation import Generation
 from outrider.pacing import Pacer
 from outrider.readout import Emission, Readout, read_out
-from outrider.session import Generation
 
 
 @dataclass(frozen=True, slots=True)

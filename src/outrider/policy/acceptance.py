@@ -18,7 +18,7 @@ from outrider.core.data import Hint
 __all__ = ["Calibration", "Estimator", "TextState", "features"]
 
 CERTAIN = 1.0
-"""A drafter that knows (a forced span) says 1, and is taken at its word."""
+"""A drafter that knows (a forced span) says 1, and is taken at its word until it was wrong once."""
 
 _LOOKUP = ("bias", "log match length", "log odds of the share", "lately right")
 _MODEL = ("bias", "log odds")
@@ -73,17 +73,20 @@ class Estimator:
         self.name = name
         self.weights = list(weights) if weights is not None else None
         self._precision: list[float] = []
+        self._is_trusted = True
 
     def probability(self, hint: Hint, state: TextState) -> float:
         """The probability that the token of this hint is accepted, all before it given."""
-        if hint.acceptance >= CERTAIN:
+        if hint.acceptance >= CERTAIN and self._is_trusted:
             return 1.0
         return _sigmoid(self._score(features(hint, state.lately)) + state.bias)
 
     def learn(self, hint: Hint, state: TextState, right: bool) -> None:
         """A token that was offered with this hint was judged."""
         if hint.acceptance >= CERTAIN:
-            return
+            self._is_trusted = self._is_trusted and right
+            if self._is_trusted:
+                return
         x = features(hint, state.lately)
         score = self._score(x)
         probability = _sigmoid(score + state.bias)
@@ -105,15 +108,18 @@ class Estimator:
         if data["weights"] is None:
             return cls(name)
         weights, precision = [float(w) for w in data["weights"]], [float(p) for p in data["precision"]]
-        if len(weights) != len(precision) or not all(map(math.isfinite, weights)) or min(precision) <= 0:
+        sound = all(map(math.isfinite, weights)) and all(p > 0 for p in precision)
+        if len(weights) != len(precision) or not weights or not sound:
             raise ValueError("its coefficients are damaged")
         estimator = cls(name, weights)
         estimator._precision = [min(p, _MOST_PRECISION) for p in precision]
         return estimator
 
     def _score(self, x: Sequence[float]) -> float:
-        weights, _ = self._known(len(x))
-        return sum(w * value for w, value in zip(weights, x, strict=True))
+        score = 0.0
+        for weight, value in zip(self._known(len(x))[0], x, strict=True):
+            score += weight * value
+        return score
 
     def _known(self, size: int) -> tuple[list[float], list[float]]:
         if self.weights is None or len(self.weights) != size:

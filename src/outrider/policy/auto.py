@@ -17,15 +17,15 @@ from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import Draft, DraftWork, Hint, StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
-from outrider.policy.knowledge import Knowledge, Text
+from outrider.policy.knowledge import Batch, Knowledge
+from outrider.policy.learning import learn_costs, learn_text, plain_step_s
 from outrider.policy.step import Step
+from outrider.policy.text import Text
 
 __all__ = ["AutoPolicy"]
 
 LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
-EXPLORATION = 0.02
-"""share of a text's time that may go to asking a draft model that is not expected to pay"""
 
 
 class AutoPolicy:
@@ -56,7 +56,7 @@ class AutoPolicy:
         self.notices: list[str] = []
         """what the user should hear once: a draft model that cannot pay, calls that have become slower"""
         self._texts: dict[int, Text] = {}
-        self._hopeless: set[str] = set()
+        self._spoken_of: set[str] = set()
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
         """A request starts: what was particular to the last text of the sequence is forgotten."""
@@ -70,76 +70,88 @@ class AutoPolicy:
         free = [drafter for drafter in drafters if drafter.is_free and self.free]
         models = [drafter for drafter in drafters if not drafter.is_free and self.models]
         steps = [Step(self.knowledge, self._text(w.sequence), w, free, longest) for w in wishes]
-        asking: dict[str, list[Step]] = {model.name: [] for model in models}
+        context = sum(step.context for step in steps)
         taken = len(steps)  # every sequence has a token of its own in the call
         for step in steps:
-            name = self._choose(step, models, taken - 1, len(steps))
-            if name is not None:
-                asking[name].append(step)
+            self._choose(step, models, Batch(len(steps), context, taken - 1))
             taken += len(step.lead)
         work = DraftWork()
         for model in models:
-            if turn := asking[model.name]:
+            if turn := [step for step in steps if step.model == model.name]:
                 offers, cost = model.propose([step.wish for step in turn], _Steering(turn))
                 work += cost
                 for step, offer in zip(turn, offers, strict=True):
                     step.offer = offer
-        return [step.draft() for step in steps], work
+        return self._finish(steps, context), work
+
+    def _finish(self, steps: Sequence[Step], context: int) -> list[Draft]:
+        """The drafts, one after another: each is weighed with those before it in the same call."""
+        drafts: list[Draft] = []
+        for step in steps:
+            if len(steps) > 1:
+                others = len(steps) - 1 + sum(map(len, drafts))
+                step.price(step.model, Batch(len(steps), context, others))
+            drafts.append(step.draft())
+        return drafts
 
     def _text(self, sequence: int) -> Text:
         if sequence not in self._texts:
             self.begin(sequence, 1, None)
         return self._texts[sequence]
 
-    def _choose(self, step: Step, models: Sequence[Drafter], others: int, num_sequences: int) -> str | None:
-        """The draft model that this sequence asks, told how; None for none."""
-        if not self.knowledge.costs.is_known:
-            models = ()  # the first call of all tells what a call takes
-        best: tuple[float, str, int] | None = None
+    def _choose(self, step: Step, models: Sequence[Drafter], batch: Batch) -> None:
+        """Settle which draft model this sequence asks, and how, or that it asks none."""
+        best: tuple[float, str, int, bool] | None = None
         for model in models:
-            step.price(model.name, others, num_sequences)
+            if not self._is_known(model.name):
+                continue
+            step.price(model.name, batch)
             lead = step.weigh()
             worth = step.gain_s > 0 and step.repays_reading(model.name) and step.may_risk()
-            if not worth and self._may_explore(step, model.name):
-                lead, worth = 0, True
-            if worth and (best is None or step.gain_s > best[0]):
-                best = (step.gain_s, model.name, lead)
-        if best is None:
-            step.price(None, others, num_sequences)
-            return None
-        if len(models) > 1:
-            step.price(best[1], others, num_sequences)
-        step.ask(best[1], best[2])
-        return best[1]
+            exploring = not worth and self._may_explore(step, model.name)
+            if (worth or exploring) and (best is None or step.gain_s > best[0]):
+                best = (step.gain_s, model.name, 0 if exploring else lead, exploring)
+        step.price(best[1] if best else None, batch)
+        if best is not None:
+            step.ask(*best[1:])
+
+    def _is_known(self, model: str) -> bool:
+        """Whether it is known what calls take: those of the target tell it themselves, from the first on."""
+        if self.knowledge.costs.is_known and not self.knowledge.draft_cost(model).is_known:
+            self._say_once(model, f"{model}: what its calls take was not measured here, so it is not asked")
+        return self.knowledge.costs.is_known and self.knowledge.draft_cost(model).is_known
 
     def _may_explore(self, step: Step, model: str) -> bool:
-        """Whether finding out how sure the draft model is here is within the bounds."""
-        if not self.knowledge.can_pay(model, step.context):
-            self._give_up(model)
-            return False
-        cost_s = step.reading_s(model) + max(-step.gain_s, 0.0)
-        return step.explores(cost_s, EXPLORATION)
+        """Whether to ask a draft model that is not expected to pay."""
+        if self.knowledge.can_pay(model, step.context):
+            return step.may_explore(model)
+        self._give_up(model)
+        return False
 
     def _give_up(self, model: str) -> None:
-        """Say once that a draft model cannot pay here, however sure it is."""
-        knowledge = self.knowledge
-        if model in self._hopeless or not (knowledge.costs.is_known and knowledge.draft_cost(model).is_known):
-            return
-        self._hopeless.add(model)
-        share = knowledge.draft_cost(model).call_s(1, context=0) / knowledge.costs.call_s(1, context=0)
-        self.notices.append(
+        """Say that a draft model cannot pay here, however sure it is."""
+        draft_s = self.knowledge.draft_cost(model).call_s(1, context=0)
+        share = draft_s / self.knowledge.costs.call_s(1, context=0)
+        self._say_once(
+            model,
             f"{model}: a step of it takes {share:.2f} of a target step here, too much to pay even if it were "
-            "always right: it stays out"
+            "always right: it stays out",
         )
+
+    def _say_once(self, about: str, line: str) -> None:
+        if about not in self._spoken_of:
+            self._spoken_of.add(about)
+            self.notices.append(line)
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         """Learn what calls cost and what drafts were worth."""
         if not records:
             return
-        self.knowledge.learn_costs(list(records.values()))
+        learn_costs(self.knowledge, list(records.values()))
+        plain_s = plain_step_s(self.knowledge, list(records.values()))
         for sequence, record in records.items():
             if record.kind == "decode" and sequence in self._texts:
-                self.knowledge.learn_text(self._texts[sequence], record)
+                learn_text(self.knowledge, self._texts[sequence], record, plain_s)
         for costs in (self.knowledge.costs, *self.knowledge.draft_costs.values()):
             if notice := costs.notice():
                 self.notices.append(notice)

@@ -15,7 +15,7 @@ class FixedPolicy:
     """The user's own draft length: the drafters are asked in order, the first offer is taken.
 
     `draft_max` caps the drafted tokens of a step (0 decodes plainly). A draft ends before a token
-    whose estimated acceptance is below `p_min`; while another drafter could be asked instead, also
+    whose estimated acceptance is below `p_min`; while a draft model could be asked instead, also
     below `hand_over`. A draft that is certain of its tokens and has fewer than `draft_min` is
     dropped; a sampled one is kept (see the package's docstring).
 
@@ -51,7 +51,9 @@ class FixedPolicy:
             capped = [
                 replace(wishes[i], max_tokens=min(wishes[i].max_tokens, self.draft_max)) for i in open_wishes
             ]
-            p_min = self.p_min if drafter is drafters[-1] else max(self.p_min, self.hand_over)
+            # A doubtful lookup makes way for a draft model, which is asked last.
+            gives_way = drafter.is_free and not drafters[-1].is_free
+            p_min = max(self.p_min, self.hand_over) if gives_way else self.p_min
             offers, cost = drafter.propose(capped, _Threshold(self.draft_max, p_min))
             work += cost
             for i, offer in zip(open_wishes, offers, strict=True):

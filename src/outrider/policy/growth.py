@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Draft, Hint
+from outrider.core.data import Distribution, Draft, Hint
 
 __all__ = ["Chain", "Growth", "Prices", "expected_tokens"]
 
@@ -45,6 +45,24 @@ class Chain:
     def first(self, length: int) -> Chain:
         """A chain of its first tokens."""
         return Chain(self.tokens[:length], self.sources[:length], self.hints[:length], self.chances[:length])
+
+    def as_draft(self, offer: Draft, lead: int) -> Draft:
+        """A draft of these tokens, of which those from `lead` on are a draft model's `offer`, as far as it
+        goes. The others are certain, among drawn ones too."""
+
+        def spread(known: tuple[Distribution, ...]) -> tuple[Distribution, ...]:
+            certain = [Distribution(np.array([token]), np.ones(1)) for token in self.tokens]
+            certain[lead : lead + len(known)] = known
+            return tuple(certain[: len(self)])
+
+        return Draft(
+            tokens=tuple(self.tokens),
+            probs=spread(offer.probs) if offer.probs is not None else None,
+            acceptance=tuple(self.chances),
+            sources=tuple(self.sources),
+            hints=tuple(self.hints),
+            beliefs=spread(offer.beliefs) if offer.beliefs and len(self) > lead else (),
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -95,7 +95,9 @@ class Outlook:
             raise ValueError("its counts are damaged")
         # The past weighs no more than a few hundred tokens a phase, or nothing new could be learned.
         outlook._counts = counts * np.minimum(1.0, _MOST_TOKENS / counts.sum(axis=1, keepdims=True))
-        outlook.usual = min(max(float(data["usual_phase"]), 0.0), 1.0)
+        outlook.usual = float(data["usual_phase"])
+        if not 0 <= outlook.usual <= 1:
+            raise ValueError("its usual phase is damaged")
         return outlook
 
     @property

@@ -7,23 +7,24 @@ costs; what separates a policy from it is luck and the quality of its estimates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import Hint
-from outrider.costs import CallCosts
+from outrider.costs import MOST_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.replay.recording import Offers, Recording
-from outrider.replay.run import SAMPLER
+from outrider.replay.run import SAMPLER, common_prefix, is_limited
 
 __all__ = ["hindsight_bound"]
 
-_MOST_FREE = 64
-_MOST_MODEL = 16
 _MOST_LEAD = 8
-_MOST_UNREAD = 96
+"""free tokens that a draft model may go on behind"""
+
+_Seconds = npt.NDArray[np.float64]
+_Counts = npt.NDArray[np.int64]
 
 
 def hindsight_bound(
@@ -36,110 +37,156 @@ def hindsight_bound(
 ) -> float:
     """The least seconds in which the recorded answer could be decoded; see `replay` for the parameters.
 
-    Choices at each step: nothing; free tokens; a draft model's, behind free ones or not, and with free
-    ones behind them or not. Draft models are not mixed within an answer.
+    Choices at each step: nothing; free tokens, of which one drafter may go on behind another; a draft
+    model's, behind up to 8 free ones or none, and with free ones behind them or not; of all that, as much
+    as is right. A draft model may be called beyond what is used of it. Where a longer call costs
+    less, it can be had. Draft models are not mixed within an answer.
     """
-    right = _right_free_tokens(recording, [SuffixDrafter()] if free is None else free)
-    best = _solve(recording, right, costs, None, None, own_s)
+    runs = {name: _right_runs(recording.tokens, recording.offers[name]) for name in draft_costs or {}}
+    reach = _free_reach(recording, [SuffixDrafter()] if free is None else free, list(runs.values()))
+    best_s = _Problem(recording, reach, costs, own_s).least_s()
     for name, draft in (draft_costs or {}).items():
         read_s = draft.prefill_s(len(recording.prompt))
-        best = min(best, read_s + _solve(recording, right, costs, draft, recording.offers[name], own_s))
-    return best
+        best_s = min(best_s, read_s + _Problem(recording, reach, costs, own_s, draft, runs[name]).least_s())
+    return best_s
 
 
-class _All:
+def _right_runs(answer: Sequence[int], offers: Offers) -> list[int]:
+    """From each position on, how many tokens in a row a draft model gets right."""
+    runs = [0] * (len(answer) + 1)
+    for i in range(len(answer) - 1, -1, -1):
+        runs[i] = runs[i + 1] + 1 if offers.tokens[i] == answer[i] else 0
+    return runs
+
+
+def _free_reach(
+    recording: Recording, free: Sequence[Drafter], runs: Sequence[Sequence[int]]
+) -> list[_Counts]:
+    """At each position of the answer, how far the free drafters are right, by the number of right tokens that
+    others drafted before them: so many tokens in all, those included."""
+    answer, found = recording.tokens, []
+    for drafter in free:
+        drafter.begin(0, recording.prompt)
+    for position in range(len(answer)):
+        rest = answer[position:]
+        ends = [_chain(free, rest, 0)]
+        leads = range(min(ends[0], _MOST_LEAD, len(rest)) + 1)
+        most = max((lead + run[position + lead] for run in runs for lead in leads), default=0)
+        for others in range(1, most + 1):
+            ends.append(ends[-1] if ends[-1] > others else _chain(free, rest, others))
+        found.append(np.array(ends, dtype=np.int64))
+        for drafter in free:
+            drafter.observe(0, answer[position : position + 1])
+    return found
+
+
+def _chain(free: Sequence[Drafter], rest: Sequence[int], start: int) -> int:
+    """The end of the right tokens that free drafters offer from `start` on, one behind the other.
+
+    What a drafter offers behind its own tokens it would also offer behind these as a prefix.
+    """
+    while start < len(rest):
+        wish = Wish(0, len(rest) - start, SAMPLER, prefix=tuple(rest[:start]))
+        extend = _WhileRight(rest[start:])
+        right = [
+            common_prefix(drafter.propose([wish], extend)[0][0].tokens, rest[start:]) for drafter in free
+        ]
+        if not any(right):
+            break
+        start += max(right)
+    return start
+
+
+class _WhileRight:
+    """Extends a draft up to its first wrong token."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._answer = answer
+
     def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish, drafted
-        return True
+        del wish
+        return not drafted or drafted[-1] == self._answer[len(drafted) - 1]
 
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         del wish, drafted, hint
         return True
 
 
-def _right_free_tokens(recording: Recording, free: Sequence[Drafter]) -> list[int]:
-    """At each position of the answer, how many tokens of the best free offer would have stood."""
-    answer, found = recording.tokens, []
-    for drafter in free:
-        drafter.begin(0, recording.prompt)
-    for done in range(len(answer)):
-        most = 0
-        for drafter in free:
-            [draft], _ = drafter.propose([Wish(0, _MOST_FREE, SAMPLER)], _All())
-            most = max(most, _agreement(draft.tokens, answer[done:]))
-            drafter.observe(0, answer[done : done + 1])
-        found.append(most)
-    return found
-
-
-def _right_model_tokens(answer: Sequence[int], offers: Offers) -> list[int]:
-    """At each position, how many tokens of the model's would have stood."""
-    right = [0] * (len(answer) + 1)
-    for i in range(len(answer) - 1, -1, -1):
-        right[i] = right[i + 1] + 1 if offers.tokens[i] == answer[i] else 0
-    return right
-
-
-def _agreement(drafted: Sequence[int], answer: Sequence[int]) -> int:
-    count = 0
-    while count < min(len(drafted), len(answer)) and drafted[count] == answer[count]:
-        count += 1
-    return count
-
-
-@dataclass(slots=True)
 class _Problem:
-    """Backward induction over positions and tokens that the draft model has yet to read."""
+    """Backward induction over positions and the tokens that the draft model has yet to read."""
 
-    free: Sequence[int]
-    model: Sequence[int]
-    times: np.ndarray
-    """seconds still needed, shape (positions + 1, unread tokens + 1)"""
-    calls_s: np.ndarray
-    """of the target with 0, 1, … drafted tokens, at the present position"""
-    step_s: float
-    end: int
+    def __init__(
+        self,
+        recording: Recording,
+        reach: Sequence[_Counts],
+        costs: CallCosts,
+        own_s: float,
+        draft: CallCosts | None = None,
+        runs: Sequence[int] = (),
+    ) -> None:
+        self._end = len(recording.tokens)
+        self._prompt_tokens = len(recording.prompt)
+        self._beyond = 0 if is_limited(recording) else MOST_TOKENS
+        self._reach = reach
+        self._costs = costs
+        self._own_s = own_s
+        self._draft = draft
+        self._runs = runs
+        self._unread = np.arange(self._end + 2)
+        self._times_s = np.zeros((self._end + 1, self._end + 2))
+        """seconds still needed, shape (positions + 1, unread tokens + 1)"""
 
-    def with_model(self, position: int, lead: int) -> float:
-        """The least seconds of a step behind `lead` free tokens and all that follow it, the draft
-        model's first call left out."""
-        best = np.inf
-        for j in range(1, min(self.model[position + lead], _MOST_MODEL, self.end - position - lead - 1) + 1):
-            at = position + lead + j
-            most = min(self.free[at] if at < self.end else 0, self.end - at - 1)
-            tail = np.arange(max(most, 0) + 1)
-            after = self.times[at + tail + 1, np.minimum(tail + 2, _MOST_UNREAD)]
-            best = min(best, (j - 1) * self.step_s + float((self.calls_s[lead + j + tail] + after).min()))
-        return best
+    def least_s(self) -> float:
+        """Seconds from the start on, where the last token of the prompt is all that is unread."""
+        for position in range(self._end - 1, -1, -1):
+            calls_s = self._calls_s(position)
+            best_s = self._without_model(position, calls_s)
+            if self._draft is not None:
+                best_s = np.minimum(best_s, self._with_model(position, calls_s, self._draft))
+            self._times_s[position] = best_s
+        return float(self._times_s[0, 1])
+
+    def _calls_s(self, position: int) -> _Seconds:
+        """Of a step of which 0, 1, … drafted tokens are right, up to the last of the answer but one."""
+        room = self._end - position - 1
+        context = self._prompt_tokens + position
+        calls_s = self._costs.calls_s(room + 1 + self._beyond, context=context) + self._own_s
+        return _or_longer(calls_s)[: room + 1]
+
+    def _without_model(self, position: int, calls_s: _Seconds) -> _Seconds:
+        """By unread tokens: the least seconds if no model is asked in this step."""
+        emitted = np.arange(1, min(int(self._reach[position][0]), len(calls_s) - 1) + 2)
+        unread = np.minimum(self._unread[:, None] + emitted, self._end + 1)
+        later_s = self._times_s[position + emitted, unread]
+        best_s: _Seconds = (calls_s[: len(emitted)] + later_s).min(axis=1)
+        return best_s
+
+    def _with_model(self, position: int, calls_s: _Seconds, draft: CallCosts) -> _Seconds:
+        """By unread tokens: the least seconds if the model is asked, behind the best number of free ones."""
+        context, reach = self._prompt_tokens + position, self._reach[position]
+        first_s = _or_longer(draft.calls_s(self._end + 2 + 2 * _MOST_LEAD, context=context))
+        step_s = float(first_s[0])
+        best_s = np.full(len(self._unread), np.inf)
+        for lead in range(min(int(reach[0]), len(calls_s) - 1, _MOST_LEAD) + 1):
+            run = self._runs[position + lead]
+            calls = np.arange(1, run + 2)
+            ends = np.minimum(reach[lead + np.minimum(calls, run)], len(calls_s) - 1)
+            rest_s = (calls - 1) * step_s + self._after(position, calls_s, lead, calls, ends)
+            first = np.maximum(self._unread, 1) + lead - 1
+            best_s = np.minimum(best_s, first_s[first] + rest_s.min())
+        return best_s
+
+    def _after(self, position: int, calls_s: _Seconds, lead: int, calls: _Counts, ends: _Counts) -> _Seconds:
+        """By the model's calls in this step: the least seconds of the target's call and all later steps,
+        where `ends` tokens can be right. The model has then read its own tokens but the last."""
+        right = np.arange(int(ends.max()) + 1)
+        unread = np.maximum(right + 1 - lead - (calls - 1)[:, None], 0)
+        later_s = calls_s[right] + self._times_s[position + right + 1, unread]
+        least_s: _Seconds = np.where(right <= ends[:, None], later_s, np.inf).min(axis=1)
+        return least_s
 
 
-def _solve(
-    recording: Recording,
-    right: Sequence[int],
-    costs: CallCosts,
-    draft: CallCosts | None,
-    offers: Offers | None,
-    own_s: float,
-) -> float:
-    end, prompt = len(recording.tokens), len(recording.prompt)
-    model = _right_model_tokens(recording.tokens, offers) if offers else [0] * (end + 1)
-    times = np.zeros((end + 1, _MOST_UNREAD + 1))
-    unread = np.arange(_MOST_UNREAD + 1)
-    longest = _MOST_FREE + _MOST_MODEL + _MOST_LEAD
-    for position in range(end - 1, -1, -1):
-        context = prompt + position
-        calls_s = costs.calls_s(longest + 2, context=context) + own_s
-        room = end - position - 1
-        best = np.full(_MOST_UNREAD + 1, np.inf)
-        for n in range(min(right[position], room) + 1):
-            best = np.minimum(
-                best, calls_s[n] + times[position + n + 1, np.minimum(unread + n + 1, _MOST_UNREAD)]
-            )
-        if draft is not None:
-            problem = _Problem(right, model, times, calls_s, draft.call_s(1, context=context), end)
-            first_s = draft.calls_s(_MOST_UNREAD + _MOST_LEAD + 1, context=context)
-            for lead in range(min(right[position], room - 1, _MOST_LEAD) + 1):
-                rest = problem.with_model(position, lead)
-                best = np.minimum(best, first_s[np.maximum(unread, 1) + lead - 1] + rest)
-        times[position] = best
-    return float(times[0, 1])
+def _or_longer(calls_s: _Seconds) -> _Seconds:
+    """The least seconds of a call over 1, 2, … tokens or more."""
+    least_s: _Seconds = np.minimum.accumulate(calls_s[::-1])[::-1]
+    return least_s

@@ -17,6 +17,8 @@ __all__ = ["record_offers"]
 
 _CHUNK_TOKENS = 64
 _LONGEST_DEPARTURE = 12
+_MOST_CONFIDENCE = 0.99999
+"""a model is never certain"""
 _LEAST_SURVIVAL = 0.04
 """A draft that has departed from the answer is followed until it would stand this rarely."""
 
@@ -99,7 +101,7 @@ class _Recorder:
         """In the target's ids; -1 for a token that the target lacks."""
         best = argmax(row)
         mapped = best if self._alignment.identical else int(self._alignment.to_target[best])
-        return mapped, round(confidence(row, best), 5)
+        return mapped, min(round(confidence(row, best), 5), _MOST_CONFIDENCE)
 
 
 def _translate(alignment: Alignment, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from outrider.core.data import FinishReason
 from outrider.core.errors import InputError
@@ -59,7 +59,10 @@ def from_json(data: Mapping[str, Any]) -> Recording:
         raise ValueError(f"its schema is not {SCHEMA}")
     prompt, tokens = tuple(map(int, data["prompt"])), tuple(map(int, data["tokens"]))
     offers = {name: _offers(known, len(tokens)) for name, known in data["offers"].items()}
-    return Recording(str(data["id"]), str(data["category"]), prompt, tokens, data["finish_reason"], offers)
+    reason = data["finish_reason"]
+    if not prompt or reason not in get_args(FinishReason):
+        raise ValueError("it needs a prompt and the reason why the answer ended")
+    return Recording(str(data["id"]), str(data["category"]), prompt, tokens, reason, offers)
 
 
 def _offers(data: Mapping[str, Any], length: int) -> Offers:
@@ -67,6 +70,8 @@ def _offers(data: Mapping[str, Any], length: int) -> Offers:
     confidence = tuple(map(float, data["confidence"]))
     if not len(tokens) == len(confidence) == length:
         raise ValueError("an offer for each token of the answer is needed")
+    if not all(0 < p <= 1 for p in confidence):
+        raise ValueError("a confidence is no probability")
     departures = {
         int(at): tuple((int(token), float(p)) for token, p in path) for at, path in data["departures"].items()
     }
@@ -84,14 +89,19 @@ def read_recordings(path: Path) -> list[Recording]:
 
     Raises InputError for a file that cannot be read or holds a damaged recording.
     """
-    found = []
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            data = json.loads(line)
-            if "prompt" in data:
-                found.append(from_json(data))
-    except OSError as error:
-        raise InputError(str(path), error.strerror or str(error), "Name a file of recordings.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}, line {number}", f"no recording: {error}", "Record it anew.") from error
-    return found
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(str(path), reason, "Name a file of recordings.") from error
+    found = [_recording(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return [recording for recording in found if recording is not None]
+
+
+def _recording(line: str, where: str) -> Recording | None:
+    try:
+        data = json.loads(line)
+        return from_json(data) if "prompt" in data else None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        reason = f"no recording ({type(error).__name__}: {error})"
+        raise InputError(where, reason, "Record it anew.") from error

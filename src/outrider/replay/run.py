@@ -16,7 +16,10 @@ from outrider.replay.drafter import RecordedDrafter
 from outrider.replay.recording import Recording
 from outrider.sampling import RequestSampler
 
-__all__ = ["SAMPLER", "Replayed", "replay"]
+__all__ = ["SAMPLER", "Replayed", "common_prefix", "is_limited", "replay"]
+
+_ROOM = 1024
+"""how long a draft may be where the end of the answer is not known"""
 
 SAMPLER = RequestSampler(SamplingParams(temperature=0), FakeVocabulary("ab"), ())
 """Recorded tokens are the target's likeliest: nothing is sampled."""
@@ -58,15 +61,16 @@ def replay(
     drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
     for drafter in drafters:
         drafter.begin(0, recording.prompt)
-    policy.begin(0, len(recording.prompt), len(recording.tokens))
+    policy.begin(0, len(recording.prompt), len(recording.tokens) if is_limited(recording) else None)
     answer, done, plain_s = recording.tokens, 0, 0.0
     records: list[StepRecord] = []
     while done < len(answer):
-        position, room = len(recording.prompt) + done, len(answer) - done - 1
+        position = len(recording.prompt) + done
+        room = len(answer) - done - 1 if is_limited(recording) else _ROOM
         draft, work = Draft(), DraftWork()
         if room > 0:
             [draft], work = policy.propose(drafters, [Wish(0, room, SAMPLER)])
-        accepted = _num_accepted(draft.tokens, answer[done:])
+        accepted = common_prefix(draft.tokens, answer[done:])
         record = StepRecord(
             request=0,
             step=len(records),
@@ -93,6 +97,12 @@ def replay(
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
 
 
-def _num_accepted(drafted: Sequence[int], answer: Sequence[int]) -> int:
+def is_limited(recording: Recording) -> bool:
+    """Whether the request's limit ended the answer: only then it was known where it would end."""
+    return recording.finish_reason == "length"
+
+
+def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
+    """How many drafted tokens are right."""
     pairs = zip(drafted, answer, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

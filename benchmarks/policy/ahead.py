@@ -1,0 +1,115 @@
+"""What an informed decoder knows ahead of a recorded answer: offers, their chances, and what comes true."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.core.contracts import Wish
+from outrider.core.data import Hint
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.policy.acceptance import TextState
+from outrider.policy.knowledge import Knowledge
+from outrider.replay import Recording
+from outrider.replay.run import SAMPLER
+
+MOST_FREE, MOST_TAIL, MOST_MODEL, MOST_LEAD = 64, 32, 16, 8
+"""tokens: looked up in front, behind a draft model's; drafted by it, and by others in front of it"""
+LEAST_SURVIVAL = 0.03
+"""Behind drafts that stand more rarely nothing is looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The chances of the tokens that the lookup offers somewhere, and how many of them are right."""
+
+    chances: list[float]
+    right: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What is known ahead at each position of an answer, and what comes true."""
+
+    free: list[dict[int, Found]]
+    """what the lookup offers behind so many right tokens that were drafted before"""
+    model: list[float]
+    """the chance of the draft model's token there"""
+    model_right: list[int]
+    """how many of its tokens stand from there on"""
+
+
+def offers_of(
+    recording: Recording, knowledge: Knowledge, model: str | None, *, least: float = LEAST_SURVIVAL
+) -> Offers:
+    """The recording's offers, with chances by what a policy has learned of all texts before and, as it
+    would, of this one up to the position."""
+    answer, lookup, state = recording.tokens, SuffixDrafter(), TextState()
+    lookup.begin(0, recording.prompt)
+    estimator = copy.deepcopy(knowledge.estimator(lookup.name))
+    chances, model_right = _model_offers(recording, knowledge, model)
+
+    def look_up(position: int, drafted: int) -> tuple[Found, tuple[Hint, ...]]:
+        most = MOST_TAIL if drafted else MOST_FREE
+        wish = Wish(0, most, SAMPLER, prefix=answer[position : position + drafted])
+        [draft], _ = lookup.propose([wish], _Everything())
+        found = [estimator.probability(hint, state) for hint in draft.hints]
+        return Found(found, _agreement(draft.tokens, answer[position + drafted :])), draft.hints
+
+    free = []
+    for position in range(len(answer)):
+        first, hints = look_up(position, 0)
+        reached = _reached(first.chances, chances[position:], least) if model else ()
+        free.append({0: first} | {drafted: look_up(position, drafted)[0] for drafted in reached})
+        for i, hint in enumerate(hints[: min(first.right + 1, len(answer) - position)]):
+            estimator.learn(hint, state, i < first.right)
+        if hints:
+            state.note_first(first.right > 0)
+        lookup.observe(0, answer[position : position + 1])
+    return Offers(free, chances, model_right)
+
+
+def _reached(lead: Sequence[float], model: Sequence[float], least: float) -> list[int]:
+    """The lengths of drafts that end with the model's tokens and stand often enough."""
+    best: dict[int, float] = {}
+    for num_lead, survival in enumerate(np.cumprod([1.0, *lead[:MOST_LEAD]])):
+        for drafted, chance in enumerate(model[num_lead:][:MOST_MODEL], num_lead + 1):
+            survival *= chance
+            best[drafted] = max(best.get(drafted, 0.0), survival)
+    return [drafted for drafted, survival in best.items() if survival >= least and drafted < len(model)]
+
+
+def _model_offers(
+    recording: Recording, knowledge: Knowledge, model: str | None
+) -> tuple[list[float], list[int]]:
+    """The chance of the draft model's token at each position, and how many of them stand from there on."""
+    answer, chances = recording.tokens, []
+    if model is None:
+        return [0.0] * len(answer), [0] * len(answer)
+    offered, state = recording.offers[model], TextState()
+    estimator = copy.deepcopy(knowledge.estimator(model))
+    right = [int(a == b) for a, b in zip(offered.tokens, answer, strict=True)]
+    for confidence, is_right in zip(offered.confidence, right, strict=True):
+        chances.append(estimator.probability(Hint(confidence), state))
+        estimator.learn(Hint(confidence), state, bool(is_right))
+    for i in range(len(answer) - 2, -1, -1):
+        right[i] *= 1 + right[i + 1]
+    return chances, right
+
+
+class _Everything:
+    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+        del wish, drafted
+        return True
+
+    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+        del wish, drafted, hint
+        return True
+
+
+def _agreement(drafted: Sequence[int], answer: Sequence[int]) -> int:
+    pairs = enumerate(zip(drafted, answer, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(drafted), len(answer)))

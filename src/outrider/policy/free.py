@@ -1,0 +1,62 @@
+"""What the free drafters say together, each token with its chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outrider.core.contracts import Drafter, Wish
+from outrider.core.data import Hint
+from outrider.policy.acceptance import Estimator, TextState
+from outrider.policy.growth import Chain, expected_tokens
+from outrider.policy.knowledge import Knowledge
+from outrider.policy.text import Text
+
+__all__ = ["look_up"]
+
+_LEAST_SURVIVAL = 0.02
+"""Free tokens that stand more rarely are not looked for."""
+
+
+def look_up(knowledge: Knowledge, text: Text, free: Sequence[Drafter], wish: Wish, limit: int) -> Chain:
+    """What the free drafters together say follows the wish's prefix: the most promising offer, and what
+    another goes on with behind it."""
+    chain, left = Chain(), list(free)
+    wish = replace(wish, draw=None, believe=False)
+    prefix = wish.prefix
+    while left and len(chain) < limit:
+        best, promise = None, 0.0
+        for drafter in left:
+            collected = _Collected(knowledge.estimator(drafter.name), text.state(drafter.name))
+            asked = replace(wish, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
+            [draft], _ = drafter.propose([asked], collected)
+            expected = float(expected_tokens(collected.chances)[-1])
+            if expected > promise:
+                best, promise = (drafter, draft, collected.chances), expected
+        if best is None:
+            break
+        drafter, draft, chances = best
+        chain.extend(draft, chances)
+        left.remove(drafter)
+    return chain
+
+
+class _Collected:
+    """Takes every free token that is likely enough to be of use, and notes its chance."""
+
+    def __init__(self, estimator: Estimator, state: TextState) -> None:
+        self.chances: list[float] = []
+        self._estimator = estimator
+        self._state = state
+        self._survival = 1.0
+
+    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+        del wish, drafted
+        return self._survival >= _LEAST_SURVIVAL
+
+    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+        del wish, drafted
+        chance = self._estimator.probability(hint, self._state)
+        self.chances.append(chance)
+        self._survival *= chance
+        return True

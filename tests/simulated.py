@@ -1,0 +1,95 @@
+"""What the tests of the automatic policy share: a clock of its own, so that its choices in a real engine can
+be repeated, and a free drafter that can be relied on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from outrider.core.contracts import Extend, Wish
+from outrider.core.data import Draft, DraftWork, Hint, StepRecord
+from outrider.costs import CallCosts
+from outrider.policy import AutoPolicy
+from recordings import SMALL, curve
+
+SURE = (20.0, 30.0, 30.0, 5.0)
+"""evidence of a long match that always went on so"""
+
+
+class Offering:
+    """A free drafter that always offers so many tokens, in so good a match; or that does so only behind
+    tokens of others."""
+
+    is_free = True
+
+    def __init__(
+        self,
+        length: int = 100,
+        evidence: tuple[float, ...] = SURE,
+        name: str = "lookup",
+        *,
+        only_behind: bool = False,
+    ) -> None:
+        self.name = name
+        self._only_behind = only_behind
+        self._length = length
+        self._hint = Hint(0.5, evidence)
+
+    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+
+    def _draft(self, wish: Wish, extend: Extend) -> Draft:
+        tokens: list[int] = []
+        length = min(self._length, wish.max_tokens) if wish.prefix or not self._only_behind else 0
+        while len(tokens) < length and extend.wants(wish, tokens):
+            if not extend.takes(wish, tokens, self._hint):
+                break
+            tokens.append(1)
+        n = len(tokens)
+        return Draft(tuple(tokens), None, (0.5,) * n, (self.name,) * n, hints=(self._hint,) * n)
+
+    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
+        """It looks at no text."""
+
+    observe = begin
+
+    def end(self, sequence: int) -> None:
+        """And remembers none."""
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
+
+class Simulated(AutoPolicy):
+    """Its clock is that of the curves: what really happens takes what they say."""
+
+    def __init__(
+        self,
+        ratios: Mapping[int, float],
+        step_s: float | None = None,
+        prefill_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        self._costs = curve(ratios)
+        self._draft = None if step_s is None else curve(SMALL, step_s)
+        drafts = {}
+        if self._draft is not None:
+            drafts["draft"] = CallCosts(self._draft.points, prefill_token_s=prefill_s or 0.001)
+        super().__init__(curve(ratios), drafts, **options)
+
+    def observe(self, records: Mapping[int, StepRecord]) -> None:
+        super().observe({sequence: self._timed(record) for sequence, record in records.items()})
+
+    def _timed(self, record: StepRecord) -> StepRecord:
+        model_s = 0.0
+        if self._draft is not None:
+            model_s = sum(self._draft.call_s(n, context=0) for n in record.work.call_tokens)
+        return replace(
+            record,
+            work=replace(record.work, model_s=model_s, prefill_s=0.0),
+            draft_s=model_s,
+            verify_s=self._costs.call_s(record.batch_tokens, context=0, num_sequences=record.num_sequences),
+            sampling_s=0.0,
+            other_s=0.0,
+        )

@@ -1,0 +1,432 @@
+"""The policy that decides by itself: what it drafts, what it leaves, what it learns and what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import PROMPT, VOCABULARY, ScriptedDrafter, language_model, model_drafter, oracle, sampler
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.core.contracts import Drafter, Wish
+from outrider.core.data import DraftWork, Hint, Request
+from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams
+from outrider.costs import CallCosts
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.policy import AutoPolicy
+from outrider.policy.acceptance import Estimator, TextState
+from outrider.policy.knowledge import Knowledge
+from outrider.replay import replay
+from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
+from simulated import SURE, Offering, Simulated
+
+LINEAR = {n: float(n) for n in (1, 2, 4, 8, 16, 32, 64)}
+"""Calls that cost as much as plain decoding would."""
+
+
+def drafted(policy: AutoPolicy, drafter: Drafter, max_tokens: int = 100) -> int:
+    [draft], work = policy.propose([drafter], [Wish(0, max_tokens, sampler())])
+    assert work == DraftWork()
+    return len(draft)
+
+
+def costs(ratios: Mapping[int, float], step_s: float) -> tuple[CallCosts, dict[str, CallCosts]]:
+    """Curves of a target and of a draft model, which nobody has learned from yet."""
+    return curve(ratios), {"draft": curve(SMALL, step_s)}
+
+
+# How far
+
+
+def test_nothing_is_drafted_where_nothing_can_pay() -> None:
+    assert drafted(AutoPolicy(curve(LINEAR)), Offering()) == 0
+    assert drafted(AutoPolicy(curve(FLAT)), Offering(evidence=(2.0, 1.0, 40.0, 5.0))) == 0
+    assert drafted(AutoPolicy(curve(FLAT)), Offering(0)) == 0
+
+
+def test_a_sure_offer_is_taken_as_far_as_it_pays() -> None:
+    cheap = {1: 1.0, 12: 1.2, 13: 40.0, 64: 60.0}
+    assert drafted(AutoPolicy(curve(cheap)), Offering()) == 11
+    assert drafted(AutoPolicy(curve(cheap)), Offering(5)) == 5
+
+
+def test_the_best_length_lies_beyond_a_stair() -> None:
+    """Two and three tokens more cost more than they bring, the eighth call is cheap again."""
+    stairs = {1: 1.0, 2: 2.6, 7: 6.9, 8: 2.0, 9: 9.0, 64: 60.0}
+    assert drafted(AutoPolicy(curve(stairs)), Offering()) == 7
+    assert drafted(AutoPolicy(curve(stairs)), Offering(6)) == 0
+    assert drafted(AutoPolicy(curve(stairs)), Offering(), max_tokens=6) == 0
+
+
+@given(
+    max_tokens=st.integers(1, 70),
+    draft_max=st.integers(0, 70),
+    length=st.integers(0, 80),
+    match=st.integers(1, 40),
+    steep=st.booleans(),
+    asks=st.booleans(),
+)
+def test_a_draft_is_never_longer_than_wished_or_allowed(
+    max_tokens: int, draft_max: int, length: int, match: int, steep: bool, asks: bool
+) -> None:
+    policy = AutoPolicy(curve(STEEP if steep else FLAT), {"draft": curve(SMALL, 0.002)}, draft_max=draft_max)
+    drafters: list[Drafter] = [Offering(length, evidence=(float(match), 3.0, 3.0, 1.0))]
+    if asks:
+        drafters.append(model_drafter(random_logits(VOCABULARY.size, seed=3, scale=5.0)))
+        drafters[1].begin(0, [0])
+    [draft], work = policy.propose(drafters, [Wish(0, max_tokens, sampler())])
+    assert len(draft) <= min(max_tokens, draft_max)
+    assert len(draft.hints) == len(draft.acceptance) == len(draft.sources) == len(draft)
+    assert work.calls <= min(max_tokens, draft_max, 16)
+
+
+def test_drafters_of_a_kind_can_be_switched_off() -> None:
+    for settings, expected in (
+        ({}, {"lookup", "draft"}),
+        ({"free": False}, {"draft"}),
+        ({"models": False}, {"lookup"}),
+    ):
+        policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.001)}, **settings)
+        made = recording("copying", "target", length=100)
+        played = replay(made, policy, curve(FLAT), {"draft": curve(SMALL, 0.001)})
+        assert {source for r in played.records for source in r.draft.sources} == expected
+
+
+def test_a_cap_out_of_range_is_refused() -> None:
+    with pytest.raises(SettingError):
+        AutoPolicy(draft_max=-1)
+
+
+# From whom
+
+
+def test_another_free_drafter_goes_on_behind_the_most_promising_one() -> None:
+    policy = AutoPolicy(curve({1: 1.0, 64: 1.1}))
+    short, long = Offering(2, name="short"), Offering(3, name="long")
+    [draft], _ = policy.propose([short, long], [Wish(0, 100, sampler())])
+    assert draft.sources == ("long",) * 3 + ("short",) * 2
+
+
+def test_free_tokens_stand_before_those_of_a_model() -> None:
+    language = random_logits(VOCABULARY.size, seed=3, scale=6.0)
+    drafter = model_drafter(language)
+    drafter.begin(0, PROMPT)
+    policy = AutoPolicy(curve({1: 1.0, 64: 1.2}), {"draft": curve(SMALL, 0.01)})
+    policy.begin(0, len(PROMPT), 200)
+    [draft], work = policy.propose([Offering(2), drafter], [Wish(0, 20, sampler())])
+    assert draft.sources[:3] == ("lookup", "lookup", "draft")
+    assert work.call_tokens[0] == 1 + 2  # the free ones are read with the last token of the text
+    text = [*PROMPT, 1, 1]
+    for token, source in list(zip(draft.tokens, draft.sources, strict=True))[2:]:
+        assert source == "lookup" or token == int(language(text).argmax())
+        text.append(token)
+
+
+def test_free_tokens_stand_behind_those_of_a_model() -> None:
+    kinds = set()
+    for seed in range(4):
+        played = replay(
+            recording("mixed", "target", seed=seed), AutoPolicy(*costs(STAIRS, 0.02)), *costs(STAIRS, 0.02)
+        )
+        kinds |= {tuple(source for source, _ in groupby(r.draft.sources)) for r in played.records}
+    assert {("lookup",), ("draft",), ("draft", "lookup")} <= kinds
+
+
+def test_a_draft_model_that_cannot_pay_is_never_asked_and_that_is_said_once() -> None:
+    drafter = model_drafter(random_logits(VOCABULARY.size, seed=11, order=3))
+    policy = Simulated(FLAT, 0.13)
+    engine = Engine(language_model(), [SuffixDrafter(), drafter], policy)
+    for prompt in (PROMPT, (2, *PROMPT)):
+        engine.generate(Request(prompt, SamplingParams(temperature=0), max_tokens=40, ignore_end=True))
+    assert drafter.model.length(0) == 0
+    assert [line for line in policy.notices if "draft" in line] == [
+        "draft: a step of it takes 1.30 of a target step here, too much to pay even if it were always right: "
+        "it stays out"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["copying", "random"])
+def test_a_draft_model_that_can_pay_is_not_given_up(kind: TextKind) -> None:
+    """Neither where a lookup is better at one place, nor where the text has room for one token only."""
+    policy = AutoPolicy(curve(STAIRS), {"draft": curve(SMALL, 0.02)})
+    for seed in range(3):
+        replay(recording(kind, "wrong", seed=seed), policy, curve(STAIRS), {"draft": curve(SMALL, 0.02)})
+    assert policy.notices == []
+
+
+def test_a_draft_model_of_unknown_cost_is_not_asked_and_that_is_said_once() -> None:
+    policy = AutoPolicy(curve(FLAT))
+    for seed in range(2):
+        played = replay(
+            recording("random", "target", seed=seed), policy, curve(FLAT), {"draft": curve(SMALL)}
+        )
+        assert not any(record.work.calls for record in played.records)
+    assert policy.notices == ["draft: what its calls take was not measured here, so it is not asked"]
+
+
+def test_a_prompt_is_not_read_for_a_few_tokens() -> None:
+    """A draft model that pays at every step is asked for a long answer, not for one that is all but over."""
+    long = recording("random", "target", length=400, prompt_tokens=1500)
+    played = replay(long, AutoPolicy(*costs(FLAT, 0.02)), *costs(FLAT, 0.02))
+    first = next(record for record in played.records if record.work.calls)
+    assert first.position > 1500 + 5
+    offers = long.offers["draft"]
+    cut = {"draft": replace(offers, tokens=offers.tokens[:25], confidence=offers.confidence[:25])}
+    short = replace(long, tokens=long.tokens[:25], offers=cut)
+    played = replay(short, AutoPolicy(*costs(FLAT, 0.02)), *costs(FLAT, 0.02))
+    assert not any(record.work.calls for record in played.records)
+
+
+# Several sequences
+
+
+def test_sequences_share_the_steps_of_a_call() -> None:
+    """Up to 8 tokens cost little: alone a sequence takes them all, two take them together."""
+    cliff = {1: 1.0, 8: 1.2, 9: 30.0, 64: 60.0}
+    drafter = Offering()
+    [alone], _ = AutoPolicy(curve(cliff)).propose([drafter], [Wish(0, 100, sampler())])
+    assert len(alone) == 7
+    drafts, _ = AutoPolicy(curve(cliff)).propose([drafter], [Wish(i, 100, sampler()) for i in range(2)])
+    assert sum(map(len, drafts)) == 6
+
+
+@pytest.mark.parametrize("num_sequences", [1, 4])
+def test_sequences_share_the_cost_of_a_draft_model(num_sequences: int) -> None:
+    """Where calls cost the same for four sequences as for one, four draft as one would."""
+    flat = {1: 1.0, 64: 1.01}
+    drafter = model_drafter(random_logits(VOCABULARY.size, seed=1, scale=1.0))
+    policy = AutoPolicy(curve(flat), {"draft": curve(flat, 0.05)})
+    for sequence in range(num_sequences):
+        drafter.begin(sequence, (sequence, *PROMPT))
+        policy.begin(sequence, 0, None)  # nothing to read
+    _, work = policy.propose([drafter], [Wish(i, 8, sampler()) for i in range(num_sequences)])
+    assert work.calls > 0
+
+
+def test_a_prompt_is_not_taken_for_read_because_another_was() -> None:
+    """Two sequences: for the short answer to the long prompt the draft model is never asked."""
+    drafter = model_drafter(random_logits(VOCABULARY.size, seed=11, order=3))
+    engine = Engine(language_model(), [drafter], Simulated(FLAT, 0.02, prefill_s=0.004))
+    greedy = SamplingParams(temperature=0)
+    engine.submit(Request(PROMPT, greedy, max_tokens=60, ignore_end=True))
+    engine.submit(Request((3, *PROMPT * 36), greedy, max_tokens=12, ignore_end=True))
+    while engine.step():
+        pass
+    assert drafter.model.length(0) > 20
+    assert drafter.model.length(1) == 0
+
+
+def test_many_sequences_are_not_taken_for_slow_ones() -> None:
+    """A step of four sequences takes longer than one of a single one; that is no loss to any of them."""
+    policy = Simulated(STEEP)
+    engine = Engine(language_model(), [Offering(0)], policy)
+    ids = [
+        engine.submit(Request((i, *PROMPT), SamplingParams(temperature=0), max_tokens=30, ignore_end=True))
+        for i in range(4)
+    ]
+    while engine.step():
+        pass
+    assert len(ids) == 4
+    assert abs(policy.knowledge.saved_steps) < 1
+
+
+# What is learned
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("hint", "name"), [(Hint(0.95), "draft"), (Hint(0.3), "draft"), (Hint(0.5, SURE), "lookup")]
+)
+def test_estimates_come_true(right: float, hint: Hint, name: str) -> None:
+    """Whatever a drafter says of itself, and over several texts."""
+    rng = np.random.default_rng(1)
+    estimator, estimates = Estimator(name), []
+    for _ in range(6):
+        state = TextState()
+        for _ in range(100):
+            estimates.append(estimator.probability(hint, state))
+            estimator.learn(hint, state, bool(rng.random() < right))
+    assert np.mean(estimates[-300:]) == pytest.approx(right, abs=0.13)
+    assert all(0 < estimate < 1 for estimate in estimates)
+
+
+@pytest.mark.parametrize(
+    ("draft", "right"), [("coin", 0.5), ("wrong", 0.0), ("wrong but sure", 0.0), ("target", 1.0)]
+)
+def test_tokens_that_were_seen_teach_although_they_were_not_drafted(draft: Any, right: float) -> None:
+    """A free draft model on a machine where no draft pays much: most of what it says is cut off."""
+    costs = {1: 1.0, 2: 1.7, 64: 44.0}
+    policy = AutoPolicy(curve(costs), {"draft": curve(SMALL, 1e-5)}, free=False)
+    for seed in range(4):
+        replay(recording("random", draft, seed=seed), policy, curve(costs), {"draft": curve(SMALL, 1e-5)})
+    made = recording("random", draft, seed=9)
+    hints = [Hint(p) for p in made.offers["draft"].confidence]
+    estimates = [policy.knowledge.estimator("draft").probability(hint, TextState()) for hint in hints]
+    assert np.mean(estimates) == pytest.approx(right, abs=0.25)
+
+
+def test_who_claims_to_know_is_believed_until_he_was_wrong() -> None:
+    estimator, state = Estimator("grammar"), TextState()
+    for _ in range(20):
+        estimator.learn(Hint(1.0), state, True)
+    assert estimator.probability(Hint(1.0), state) == 1.0
+    for _ in range(40):
+        estimator.learn(Hint(1.0), state, False)
+    assert estimator.probability(Hint(1.0), state) < 0.5
+
+
+def trained() -> AutoPolicy:
+    """A policy with some experience of a bad draft and of copied texts."""
+    policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)})
+    for seed in range(3):
+        made = recording("mixed", "wrong but sure", seed=seed)
+        replay(made, policy, curve(FLAT), {"draft": curve(SMALL, 0.01)})
+    return policy
+
+
+def chances(knowledge: Knowledge) -> list[float]:
+    hints = [("lookup", Hint(0.5, (4.0, 1.0, 2.0, 9.0))), ("draft", Hint(0.9)), ("draft", Hint(0.2))]
+    return [knowledge.estimator(name).probability(hint, TextState()) for name, hint in hints]
+
+
+def test_what_was_learned_survives_as_plain_data() -> None:
+    first, second = trained(), AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)})
+    assert chances(second.knowledge) != pytest.approx(chances(first.knowledge), abs=0.02)
+    data = json.loads(json.dumps(first.knowledge.as_json()))
+    second.knowledge.recall(data)
+    assert chances(second.knowledge) == pytest.approx(chances(first.knowledge))
+    made = recording("mixed", "wrong but sure", seed=7)
+    played = [
+        replay(made, policy, curve(FLAT), {"draft": curve(SMALL, 0.01)})
+        for policy in (second, AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}))
+    ]
+    asked = [sum(record.work.calls for record in each.records) for each in played]
+    assert asked[0] < asked[1] / 2
+
+
+BROKEN: list[Any] = [
+    None,
+    [],
+    {},
+    {"schema": "outrider.acceptance/0"},
+    {"estimators": []},
+    {"estimators": {"draft": 7}},
+    {"estimators": {"draft": {"weights": [1.0], "precision": []}}},
+    {"estimators": {"draft": {"weights": [], "precision": []}}},
+    {"estimators": {"draft": {"weights": [float("nan")], "precision": [1.0]}}},
+    {"estimators": {"draft": {"weights": [1.0], "precision": [float("nan")]}}},
+    {"estimators": {"draft": {"weights": [1.0], "precision": [0.0]}}},
+    {"estimators": {"draft": {"weights": [10**400], "precision": [1.0]}}},
+    {"outlook": {"usual_phase": 0.5, "counts": [[1.0]]}},
+    {"outlook": {"usual_phase": 0.5}},
+    {"probing": {}},
+    {"probing": None},
+    {"saved_steps": "many"},
+    {"saved_steps": float("nan")},
+]
+
+
+@pytest.mark.parametrize("damage", BROKEN, ids=str)
+def test_damaged_knowledge_is_refused_whole(damage: Any) -> None:
+    sound = trained().knowledge.as_json()
+    fresh = AutoPolicy(curve(FLAT)).knowledge
+    before = chances(fresh)
+    data = sound | damage if isinstance(damage, dict) and damage else damage
+    with pytest.raises(ValueError):
+        fresh.recall(data)
+    assert chances(fresh) == before
+    for part, name, value in (
+        ("outlook", "usual_phase", float("nan")),
+        ("outlook", "usual_phase", 1.5),
+        ("probing", "asked", float("nan")),
+        ("probing", "agreed", 0.0),
+        ("probing", "agreed_right", 1e9),
+    ):
+        with pytest.raises(ValueError):
+            fresh.recall(sound | {part: sound[part] | {name: value}})
+
+
+def test_a_text_leaves_nothing_of_its_own_to_the_next() -> None:
+    """What is learned of all texts stays, what was particular to one goes: its bias, its speed, its phase,
+    what it lost, and that its prompt was read."""
+    policy = trained()
+    fresh = deepcopy(policy)
+    fresh._texts.clear()  # as if the last text had been another sequence's
+    made = recording("mixed", "calibrated", seed=20)
+    one, other = (replay(made, p, curve(FLAT), {"draft": curve(SMALL, 0.01)}) for p in (policy, fresh))
+    assert one.records == other.records
+    assert any(record.work.calls for record in one.records)
+
+
+# It never looks ahead
+
+
+@pytest.mark.parametrize("kind", ["mixed", "copying", "random"])
+@pytest.mark.parametrize("draft", ["calibrated", "coin"])
+def test_what_comes_later_changes_nothing_now(kind: TextKind, draft: DraftKind) -> None:
+    """The answer breaks off, or goes on in another way: until then the same is drafted."""
+    made = replace(recording(kind, draft, seed=4, length=240), finish_reason="stop")
+    offers = made.offers["draft"]
+    cut = replace(
+        made,
+        tokens=made.tokens[:200],
+        offers={"draft": replace(offers, tokens=offers.tokens[:200], confidence=offers.confidence[:200])},
+    )
+    other = replace(made, tokens=made.tokens[:200] + tuple(t + 5 for t in made.tokens[200:]))
+    runs = [
+        replay(each, AutoPolicy(*costs(STAIRS, 0.01)), *costs(STAIRS, 0.01)) for each in (made, cut, other)
+    ]
+    early = [[r for r in run.records if r.position < 150 + 200 - 64] for run in runs]
+    assert len(early[0]) > 10
+    assert early[0] == early[1] == early[2]
+
+
+def test_its_steps_cost_what_was_said_and_no_token_is_lost() -> None:
+    """The engine with everything: the same text as plain decoding, whatever is chosen."""
+    request = Request(PROMPT, SamplingParams(temperature=0), max_tokens=60, ignore_end=True)
+    plain = Engine(language_model()).generate(request).tokens
+    for drafter in (
+        model_drafter(random_logits(VOCABULARY.size, seed=11, order=3)),
+        model_drafter(random_logits(VOCABULARY.size, seed=12, order=3)),
+        ScriptedDrafter(oracle(random_logits(VOCABULARY.size, seed=11, order=3), num_right=3)),
+    ):
+        policy = Simulated(FLAT, 0.001)
+        engine = Engine(language_model(), [SuffixDrafter(), drafter], policy)
+        assert engine.generate(request).tokens == plain
+        assert engine.generate(replace(request, speculate=False)).tokens == plain
+
+
+def test_without_measured_costs_the_first_call_is_plain() -> None:
+    """And then it drafts from lookups, cautiously; without knowing what a second costs it asks no model."""
+    policy = AutoPolicy(CallCosts())
+    made = recording("copying", None, length=100)
+    played = replay(made, policy, curve(FLAT))
+    assert len(played.records[0].draft) == 0
+    assert played.speedup > 1.2
+
+
+def test_calls_that_become_slower_are_spoken_of_once() -> None:
+    policy = AutoPolicy(curve(FLAT))
+    for seed in range(3):
+        replay(recording("random", None, seed=seed), policy, curve(FLAT, 0.2))
+    assert len(policy.notices) == 1 and "the cost curve follows" in policy.notices[0]
+
+
+def test_a_request_that_does_not_speculate_is_only_learned_from() -> None:
+    policy = Simulated(FLAT)
+    target = FakeModel(VOCABULARY, random_logits(VOCABULARY.size, seed=11, order=3))
+    completion = Engine(target, [SuffixDrafter()], policy).generate(
+        Request(PROMPT, SamplingParams(temperature=0), max_tokens=30, speculate=False, ignore_end=True)
+    )
+    assert not any(len(record.draft) for record in completion.records)
+    assert policy.knowledge.costs.num_observed == 30

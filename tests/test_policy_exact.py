@@ -1,0 +1,129 @@
+"""The automatic policy by exact enumeration: whatever it chooses, the text is distributed as the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from exactness import Rng, Text, distance, texts_of
+from outrider.backends.fake import FakeModel
+from outrider.core.contracts import Drafter, Wish
+from outrider.core.data import Draft, DraftWork, Request, StepRecord
+from outrider.core.params import Rule
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.policy import AutoPolicy
+from outrider.policy.growth import Growth
+from simulated import Offering, Simulated
+from test_engine_exact import TARGET, TINY, Enumerated, model_drafter, plain, request
+
+CHEAP = {1: 1.0, 64: 1.3}
+DEAR = {1: 1.0, 2: 1.35, 3: 1.5, 4: 1.55, 64: 12.0}
+"""Calls for which it matters how sure a draft is."""
+
+STAIR = {1: 1.0, 2: 1.75, 3: 1.35, 64: 12.0}
+"""One drafted token does not pay, two may."""
+
+
+def cheap(**settings: bool) -> AutoPolicy:
+    return Simulated(CHEAP, 1e-4, **settings)
+
+
+def dear(**settings: bool) -> AutoPolicy:
+    return Simulated(DEAR, 0.003, **settings)
+
+
+def stair(**settings: bool) -> AutoPolicy:
+    return Simulated(STAIR, 0.001, **settings)
+
+
+def speculative(
+    asked: Request, drafters: Sequence[Drafter], make: Callable[[], AutoPolicy]
+) -> tuple[dict[Text, float], list[StepRecord]]:
+    """The distribution of a request's texts and the steps of all runs; each starts with a fresh policy."""
+    world: list[Rng] = []
+    target = FakeModel(TINY, TARGET)
+    records: list[StepRecord] = []
+
+    def run(rng: Rng) -> Text:
+        world.append(rng)
+        for drafter in drafters:
+            drafter.reset()
+        target.truncate(0, 0)
+        engine = Engine(target, drafters, make(), judge=lambda each, _seed: Enumerated(each, world[-1]))
+        completion = engine.generate(asked)
+        records.extend(completion.records)
+        return completion.tokens
+
+    return texts_of(run), records
+
+
+def asked_for(rule: Rule, kind: str = "sampled", length: int = 3) -> Request:
+    made = request(rule, "sampled" if kind == "sampled" else "auto", length=length)
+    return Request((0, 1, 0, 1, 0), made.sampling, max_tokens=length, verification=made.verification)
+
+
+def shapes(records: Sequence[StepRecord]) -> set[tuple[str, ...]]:
+    """The sources of the drafts that were drawn from distributions, token by token."""
+    return {record.draft.sources for record in records if record.draft.probs is not None}
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("kind", ["sampled", "auto"])
+@pytest.mark.parametrize("make", [cheap, dear, stair])
+def test_a_draft_model_alone(rule: Rule, kind: str, make: Callable[[], AutoPolicy]) -> None:
+    asked = asked_for(rule, kind)
+    found, records = speculative(asked, [model_drafter()], make)
+    assert distance(found, plain(asked)) <= 1e-12
+    assert any(record.num_accepted for record in records)
+    assert kind == "auto" or {len(shape) for shape in shapes(records)} == {1, 2}
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_free_tokens_before_and_behind_drawn_ones(rule: Rule) -> None:
+    asked, met = asked_for(rule), set()
+    for make in (cheap, dear):
+        for free in (SuffixDrafter(), Offering(1), Offering(1, only_behind=True)):
+            found, records = speculative(asked, [free, model_drafter()], make)
+            assert distance(found, plain(asked)) <= 1e-12
+            met |= shapes(records)
+    # Or it would prove less than it says.
+    assert met == {("draft",), ("draft", "draft"), ("lookup", "draft"), ("draft", "lookup")}
+
+
+class Cutting(Simulated):
+    """Wrong on purpose: a drawn draft is cut before its first token that is not the likeliest."""
+
+    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
+        drafts, work = super().propose(drafters, wishes)
+        return [self._cut(draft) for draft in drafts], work
+
+    def _cut(self, draft: Draft) -> Draft:
+        likeliest = [int(q.tokens[np.argmax(q.probs)]) for q in draft.probs or ()]
+        keep = next((i for i, t in enumerate(likeliest) if t != draft.tokens[i]), len(draft))
+        return Draft(
+            draft.tokens[:keep],
+            draft.probs[:keep] if draft.probs else None,
+            draft.acceptance[:keep],
+            draft.sources[:keep],
+            hints=draft.hints[:keep],
+        )
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_cutting_for_what_was_drawn_would_be_noticed(rule: Rule) -> None:
+    asked = asked_for(rule)
+    found, _ = speculative(asked, [SuffixDrafter(), model_drafter()], lambda: Cutting(CHEAP, 1e-4))
+    assert distance(found, plain(asked)) > 0.01
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What certain tokens allow: to take the best length of all that was found, when it was found."""
+    best = Growth.best
+    monkeypatch.setattr(Growth, "best", lambda self, prices, tail, _least=0: best(self, prices, tail))
+    asked = asked_for(rule)
+    found, _ = speculative(asked, [model_drafter()], stair)
+    assert distance(found, plain(asked)) > 1e-3

@@ -1,0 +1,388 @@
+"""Replays in simulated time: they do what the engine does, and the hindsight bound is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines import (
+    PROMPT,
+    VOCABULARY,
+    ScriptedDrafter,
+    model_drafter,
+    other_vocabulary_drafter,
+    same_vocabulary,
+)
+from outrider.backends.fake import FakeModel, NextLogits, random_logits
+from outrider.core.contracts import Drafter, Policy, Wish
+from outrider.core.data import Draft, DraftWork, Hint, Request, Row, StepRecord
+from outrider.core.errors import BackendError, InputError, SettingError
+from outrider.core.params import SamplingParams
+from outrider.costs import CallCosts, CallPoint
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.replay import (
+    Offers,
+    Recording,
+    hindsight_bound,
+    read_recordings,
+    record_offers,
+    replay,
+    write_recordings,
+)
+from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording
+
+GREEDY = SamplingParams(temperature=0)
+END = VOCABULARY.size - 1
+
+
+def endless(seed: int, scale: float = 5.0) -> NextLogits:
+    """A rather sure language that never ends by itself."""
+    language = random_logits(VOCABULARY.size, seed=seed, order=2, scale=scale)
+
+    def logits(tokens: Sequence[int]) -> Row:
+        row = language(tokens)
+        row[END] = -50.0
+        return row
+
+    return logits
+
+
+# Against the real engine
+
+
+@pytest.mark.parametrize("draft_max", [1, 3, 4])
+@pytest.mark.parametrize("p_min", [0.5, 0.7])
+@pytest.mark.parametrize("seeds", [(11, 11), (11, 12), (3, 5)])
+def test_a_replay_makes_the_steps_of_the_engine(draft_max: int, p_min: float, seeds: tuple[int, int]) -> None:
+    policy = FixedPolicy(draft_max=draft_max, p_min=p_min)
+    target = FakeModel(VOCABULARY, endless(seeds[0]))
+    engine = Engine(target, [SuffixDrafter(), model_drafter(endless(seeds[1]))], policy)
+    answer = engine.generate(Request(PROMPT, GREEDY, max_tokens=60))
+    draft = FakeModel(VOCABULARY, endless(seeds[1]))
+    offers = record_offers(draft, same_vocabulary(), PROMPT, answer.tokens)
+    made = Recording("1", "made up", PROMPT, answer.tokens, "length", {"draft": offers})
+    again = replay(made, policy, curve(FLAT), {"draft": curve(SMALL)}).records
+    real = [record for record in answer.records if record.kind == "decode"]
+    assert [step(record) for record in again] == [step(record) for record in real]
+    for one, other in zip(again, real, strict=True):
+        assert one.draft.acceptance == pytest.approx(other.draft.acceptance, abs=1e-5)
+    sources = {source for record in again for source in record.draft.sources}
+    assert sources == {"lookup", "draft"} or seeds == (11, 11)
+
+
+def step(record: StepRecord) -> tuple[object, ...]:
+    """What a record says, but for its times."""
+    draft, work = record.draft, record.work
+    return (
+        record.position,
+        draft.tokens,
+        draft.sources,
+        record.num_accepted,
+        record.tokens,
+        work.calls,
+        work.call_tokens,
+        work.prefill_calls,
+    )
+
+
+def test_plain_decoding_is_the_measure() -> None:
+    made = recording(length=40)
+    costs = curve(STAIRS)
+    played = replay(made, FixedPolicy(draft_max=0), costs, {"draft": curve(SMALL)}, own_s=0.01)
+    assert played.speedup == pytest.approx(1.0)
+    assert played.seconds == pytest.approx(sum(costs.call_s(1, context=150 + i) + 0.01 for i in range(40)))
+    assert [record.tokens for record in played.records] == [(token,) for token in made.tokens]
+
+
+def test_the_prompt_is_read_by_a_draft_model_once_and_only_if_it_is_asked() -> None:
+    made = recording("random", "target", length=20)
+    asked = replay(made, FixedPolicy(draft_max=3, p_min=0), curve(FLAT), {"draft": curve(SMALL, 0.01)})
+    assert [r.work.prefill_calls for r in asked.records] == [1] + [0] * (len(asked.records) - 1)
+    assert asked.records[0].work.prefill_s == pytest.approx(150 * 0.01 * 0.09)
+    plain = replay(made, FixedPolicy(draft_max=0), curve(FLAT), {"draft": curve(SMALL, 0.01)})
+    assert not any(r.work.prefill_s for r in plain.records)
+
+
+def test_where_an_answer_ends_by_itself_is_not_known_before() -> None:
+    limits: list[int | None] = []
+    rooms: list[int] = []
+
+    class Watching(FixedPolicy):
+        def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
+            FixedPolicy.begin(self, sequence, prompt_tokens, max_tokens)
+            limits.append(max_tokens)
+
+        def propose(
+            self, drafters: Sequence[Drafter], wishes: Sequence[Wish]
+        ) -> tuple[list[Draft], DraftWork]:
+            rooms.append(wishes[0].max_tokens)
+            return FixedPolicy.propose(self, drafters, wishes)
+
+    made = recording("copying", "target", length=30)
+    replay(made, Watching(), curve(FLAT), {"draft": curve(SMALL)})
+    assert limits == [30] and rooms[-1] <= 8
+    limits, rooms = [], []
+    played = replay(replace(made, finish_reason="stop"), Watching(), curve(FLAT), {"draft": curve(SMALL)})
+    assert limits == [None] and min(rooms) > 64
+    assert sum(len(record.tokens) for record in played.records) == 30
+    assert all(record.num_accepted <= len(record.tokens) for record in played.records)
+
+
+# Recording
+
+
+@pytest.mark.parametrize("max_rows", [3, 64])
+def test_what_is_recorded_is_what_the_draft_model_would_say(max_rows: int) -> None:
+    language = endless(5)
+    model = FakeModel(VOCABULARY, language, max_rows=max_rows)
+    answer = [1, 2, 3, 0, 0, 1, 2, 3, 1, 2]
+    found = record_offers(model, same_vocabulary(), PROMPT, answer)
+    assert model.length(0) == 0
+    for i, token in enumerate(answer):
+        row = language([*PROMPT, *answer[:i]])
+        assert found.tokens[i] == int(row.argmax())
+        assert 0 < found.confidence[i] < 1
+        assert (i in found.departures) == (found.tokens[i] != token)
+    assert found.departures
+    for i, path in found.departures.items():
+        text = [*PROMPT, *answer[:i], found.tokens[i]]
+        for token, _ in path:
+            assert token == int(language(text).argmax())
+            text.append(token)
+
+
+def test_offers_of_another_vocabulary_are_recorded_in_the_targets_ids() -> None:
+    drafter = other_vocabulary_drafter()
+    answer = VOCABULARY.tokenize("abcdabcd")
+    found = record_offers(drafter.model, drafter.alignment, VOCABULARY.tokenize("ab c"), answer)
+    assert len(found.tokens) == len(answer)
+    assert all(-1 <= token < VOCABULARY.size for token in found.tokens)
+
+
+def test_a_text_that_does_not_fit_is_refused() -> None:
+    model = FakeModel(VOCABULARY, endless(5), context_length=16)
+    with pytest.raises(BackendError, match="does not fit"):
+        record_offers(model, same_vocabulary(), PROMPT, [1] * 10)
+
+
+# Files
+
+
+def test_recordings_survive_a_file(tmp_path: Path) -> None:
+    made = [recording(kind, draft) for kind in TEXT_KINDS for draft in ("calibrated", None)]
+    path = tmp_path / "recordings.jsonl"
+    write_recordings(path, made)
+    with path.open("a") as file:
+        file.write('{"kind": "machine"}\n')
+    assert read_recordings(path) == made
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        '{"prompt": [1]}',
+        '{"schema": "outrider.recording/1", "prompt": [1]}',
+        '["prompt"]',
+        "7",
+        '{"schema":"outrider.recording/1","id":"1","category":"a","prompt":[1],"tokens":[2,3],'
+        '"finish_reason":"length","offers":{"draft":{"tokens":[2],"confidence":[0.5],"departures":{}}}}',
+        '{"schema":"outrider.recording/1","id":"1","category":"a","prompt":[1],"tokens":[2],'
+        '"finish_reason":"length","offers":{"draft":{"tokens":[2],"confidence":[1.5],"departures":{}}}}',
+        '{"schema":"outrider.recording/1","id":"1","category":"a","prompt":[],"tokens":[2],'
+        '"finish_reason":"length","offers":{}}',
+        '{"schema":"outrider.recording/1","id":"1","category":"a","prompt":[1],"tokens":[2],'
+        '"finish_reason":"tired","offers":{}}',
+    ],
+)
+def test_a_damaged_recording_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "recordings.jsonl"
+    write_recordings(path, [recording()])
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(InputError, match="line 2"):
+        read_recordings(path)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        read_recordings(tmp_path / "absent.jsonl")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError):
+        read_recordings(tmp_path / "binary")
+    with pytest.raises(SettingError):
+        write_recordings(tmp_path / "absent" / "recordings.jsonl", [recording()])
+
+
+# The hindsight bound
+
+
+def test_the_bound_of_simple_cases() -> None:
+    costs = CallCosts([CallPoint(1, 1.0), CallPoint(2, 1.5), CallPoint(8, 4.5)])
+    draft = CallCosts([CallPoint(1, 0.1), CallPoint(2, 0.15)], prefill_token_s=0.01)
+    none = Recording("1", "", (9, 8, 7), (1, 2, 3, 4), "length", {})
+    assert hindsight_bound(none, costs, free=[]) == pytest.approx(4, rel=0.01)
+    right = replace(none, offers={"draft": Offers((1, 2, 3, 4), (0.5,) * 4, {})})
+    # Three drafted tokens in one step; or twice one; reading the prompt counts.
+    found = hindsight_bound(right, costs, {"draft": draft}, free=[])
+    assert found == pytest.approx(0.03 + 0.3 + 2.5, rel=0.01)
+    assert hindsight_bound(right, costs, {"draft": curve(SMALL, 5.0)}, free=[]) == pytest.approx(4, rel=0.01)
+    oracle = ScriptedDrafter(lambda text, n: [1, 2, 3, 4][len(text) - 3 :][:n])
+    assert hindsight_bound(none, costs, free=[oracle]) == pytest.approx(2.5, rel=0.01)
+    assert hindsight_bound(none, costs, free=[oracle], own_s=0.5) == pytest.approx(3.0, rel=0.01)
+
+
+POINTS = st.dictionaries(st.integers(1, 64), st.floats(0.5, 8.0), min_size=1, max_size=6)
+
+
+@given(
+    kind=st.sampled_from(TEXT_KINDS),
+    draft=st.sampled_from(["calibrated", "coin", "target", "wrong but sure"]),
+    seed=st.integers(0, 10**6),
+    length=st.integers(1, 40),
+    target=POINTS,
+    small=POINTS,
+    unit_s=st.floats(0.01, 0.8),
+    policy=st.one_of(
+        st.just(None), st.tuples(st.integers(0, 20), st.floats(0, 1), st.integers(0, 3), st.booleans())
+    ),
+    ends=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_policy_beats_the_bound(
+    kind: TextKind,
+    draft: DraftKind,
+    seed: int,
+    length: int,
+    target: dict[int, float],
+    small: dict[int, float],
+    unit_s: float,
+    policy: tuple[int, float, int, bool] | None,
+    ends: bool,
+) -> None:
+    """Whatever the curves (stairs, cliffs, calls that cost less the longer they are)."""
+    made = recording(kind, draft, seed=seed, length=length, prompt_tokens=60)
+    made = replace(made, finish_reason="stop" if ends else "length")
+
+    def costs() -> tuple[CallCosts, dict[str, CallCosts]]:
+        return curve({1: 1.0} | target, 1.0), {"draft": curve({1: 1.0} | small, unit_s)}
+
+    chosen: Policy = AutoPolicy(*costs())
+    if policy is not None:
+        most, p_min, least, sure = policy
+        chosen = FixedPolicy(most, min(least, most), p_min, hand_over=0.9 if sure else 0.0)
+    played = replay(made, chosen, *costs())
+    assert hindsight_bound(made, *costs()) <= played.seconds * (1 + 1e-9)
+
+
+class Following:
+    """A policy that follows a script of choices: how many free tokens, calls of the model, tokens in all.
+
+    Where the script ends it takes the first choice, and notes the others.
+    """
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self.others: list[list[int]] = []
+        self._script = list(script)
+        self._taken: list[int] = []
+
+    def _choose(self, count: int) -> int:
+        if len(self._taken) < len(self._script):
+            choice = self._script[len(self._taken)]
+        else:
+            choice = 0
+            self.others += [[*self._taken, i] for i in range(1, count)]
+        self._taken.append(choice)
+        return choice
+
+    def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
+        pass
+
+    def observe(self, records: Mapping[int, StepRecord]) -> None:
+        pass
+
+    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
+        free, *models = drafters
+        [wish] = wishes
+        tokens = free.propose([wish], UpTo(wish.max_tokens))[0][0].tokens
+        work = DraftWork()
+        if models:
+            lead = self._choose(min(len(tokens), wish.max_tokens - 1) + 1)
+            calls = self._choose(wish.max_tokens - lead + 1)
+            asked = replace(wish, prefix=tokens[:lead], max_tokens=wish.max_tokens - lead)
+            if calls:
+                [offer], work = models[0].propose([asked], UpTo(calls))
+                tokens = (*tokens[:lead], *offer.tokens)
+            behind = replace(wish, prefix=tokens, max_tokens=max(wish.max_tokens - len(tokens), 1))
+            tokens += free.propose([behind], UpTo(wish.max_tokens - len(tokens)))[0][0].tokens
+        tokens = tokens[: self._choose(min(len(tokens), wish.max_tokens) + 1)]
+        n = len(tokens)
+        return [Draft(tokens, None, (0.5,) * n, ("any",) * n)], work
+
+
+class UpTo:
+    """Extends to so many tokens."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+        del wish
+        return len(drafted) < self._length
+
+    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+        del wish, drafted, hint
+        return True
+
+
+def fastest(made: Recording, costs: CallCosts, draft: CallCosts | None, free: Drafter) -> float:
+    """The least seconds of all scripts of choices, each replayed."""
+    scripts: list[list[int]] = [[]]
+    best_s = np.inf
+    while scripts:
+        policy = Following(scripts.pop())
+        played = replay(made, policy, costs, {"draft": draft} if draft else None, free=[free])
+        scripts += policy.others
+        best_s = min(best_s, played.seconds)
+    return float(best_s)
+
+
+DRAFT_CURVES = (
+    SMALL,
+    {1: 1.0, 2: 2.9, 64: 20.0},  # reading two tokens costs more than two steps: better to read each at once
+    {1: 1.0, 64: 1.1},
+)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("target", [FLAT, STEEP, STAIRS])
+@pytest.mark.parametrize("small", [*DRAFT_CURVES, None])
+def test_the_bound_is_reached(seed: int, target: dict[int, float], small: dict[int, float] | None) -> None:
+    """By trying every sequence of choices. The free drafter always offers as much as there is room for, so
+    that even a call that is cheaper when it is longer can be had."""
+    rng = np.random.default_rng(seed)
+    answer = tuple(int(t) for t in rng.integers(0, 5, 4 if small else 7))
+    text = (9, 9, *answer)
+    right = rng.random(len(text) + 1) < (0.4 if small else 0.6)
+
+    def guess(known: Sequence[int], length: int) -> list[int]:
+        places = range(len(known), len(known) + length)
+        return [text[i] if i < len(text) and right[i] else 7 for i in places]
+
+    drafted = tuple(t if rng.random() < 0.7 else 6 for t in answer)
+    departures = {i: ((6, 0.5),) * 4 for i, t in enumerate(drafted) if t != answer[i]}
+    offers = {"draft": Offers(drafted, (0.5,) * len(answer), departures)}
+    made = Recording("1", "made up", text[:2], answer, "length", offers)
+    draft = curve(small, 0.02) if small else None
+    found = hindsight_bound(
+        made, curve(target), {"draft": draft} if draft else None, free=[ScriptedDrafter(guess)]
+    )
+    assert found == pytest.approx(fastest(made, curve(target), draft, ScriptedDrafter(guess)))
