@@ -238,6 +238,11 @@ def test_the_bound_of_simple_cases() -> None:
     oracle = ScriptedDrafter(lambda text, n: [1, 2, 3, 4][len(text) - 3 :][:n])
     assert hindsight_bound(none, costs, free=[oracle]) == pytest.approx(2.5, rel=0.01)
     assert hindsight_bound(none, costs, free=[oracle], own_s=0.5) == pytest.approx(3.0, rel=0.01)
+    # The model knows the first token, the lookup what follows it.
+    first = replace(none, offers={"draft": Offers((1, 9, 9, 9), (0.5,) * 4, {})})
+    late = ScriptedDrafter(lambda text, n: [9, 2, 3, 4][len(text) - 3 :][:n])
+    found = hindsight_bound(first, costs, {"draft": draft}, free=[late])
+    assert found == pytest.approx(0.03 + 0.1 + 2.5, rel=0.01)
 
 
 POINTS = st.dictionaries(st.integers(1, 64), st.floats(0.5, 8.0), min_size=1, max_size=6)

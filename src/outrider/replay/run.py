@@ -70,24 +70,8 @@ def replay(
         draft, work = Draft(), DraftWork()
         if room > 0:
             [draft], work = policy.propose(drafters, [Wish(0, room, SAMPLER)])
-        accepted = common_prefix(draft.tokens, answer[done:])
-        record = StepRecord(
-            request=0,
-            step=len(records),
-            kind="decode",
-            position=position,
-            num_evaluated=1 + len(draft),
-            draft=draft,
-            num_accepted=accepted,
-            tokens=answer[done : done + accepted + 1],
-            work=work,
-            draft_s=work.model_s,
-            verify_s=costs.call_s(1 + len(draft), context=position),
-            sampling_s=0.0,
-            other_s=own_s,
-            end_s=0.0,
-            batch_tokens=1 + len(draft),
-        )
+        verify_s = costs.call_s(1 + len(draft), context=position)
+        record = _record(len(records), position, draft, work, answer[done:], verify_s, own_s)
         records.append(record)
         for drafter in drafters:
             drafter.observe(0, record.tokens)
@@ -95,6 +79,36 @@ def replay(
         plain_s += sum(costs.call_s(1, context=position + i) + own_s for i in range(len(record.tokens)))
         done += len(record.tokens)
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
+
+
+def _record(
+    step: int,
+    position: int,
+    draft: Draft,
+    work: DraftWork,
+    rest: tuple[int, ...],
+    verify_s: float,
+    own_s: float,
+) -> StepRecord:
+    """The step in which this draft met the `rest` of the answer."""
+    accepted = common_prefix(draft.tokens, rest)
+    return StepRecord(
+        request=0,
+        step=step,
+        kind="decode",
+        position=position,
+        num_evaluated=1 + len(draft),
+        draft=draft,
+        num_accepted=accepted,
+        tokens=rest[: accepted + 1],
+        work=work,
+        draft_s=work.model_s,
+        verify_s=verify_s,
+        sampling_s=0.0,
+        other_s=own_s,
+        end_s=0.0,
+        batch_tokens=1 + len(draft),
+    )
 
 
 def is_limited(recording: Recording) -> bool:
