@@ -70,6 +70,8 @@ class AutoPolicy:
         free = [drafter for drafter in drafters if drafter.is_free and self.free]
         models = [drafter for drafter in drafters if not drafter.is_free and self.models]
         steps = [Step(self.knowledge, self._text(w.sequence), w, free, longest) for w in wishes]
+        if not models and not any(step.has_offers for step in steps):
+            return [Draft() for _ in wishes], DraftWork()  # the common case of a fast model: no arithmetic
         context = sum(step.context for step in steps)
         taken = len(steps)  # every sequence has a token of its own in the call
         for step in steps:

@@ -202,6 +202,11 @@ class Step:
 
     # The outcome
 
+    @property
+    def has_offers(self) -> bool:
+        """Whether a free drafter offered anything."""
+        return bool(self._tail)
+
     def draft(self) -> Draft:
         """The best length of all that was found."""
         offer = self.offer
