@@ -12,6 +12,10 @@ from outrider.policy.text import Asked, Text
 
 __all__ = ["learn_costs", "learn_text", "plain_step_s"]
 
+_EVERY_UNTIL = 64
+_PLAIN_EVERY = 3
+"""Of plain calls, the most frequent ones, only so many are learned from once a good number was seen: learning
+takes a noticeable part of a small model's step."""
 _TOKEN_MEMORY = 0.97
 """weight of the older tokens in what a token takes: about the last 30 count"""
 
@@ -21,10 +25,12 @@ def learn_costs(knowledge: Knowledge, records: Sequence[StepRecord]) -> None:
     first, work = records[0], records[0].work
     decoding = [record for record in records if record.kind == "decode"]
     context = sum(record.position for record in records)
+    drafted = first.batch_tokens > len(records)
     if len(decoding) == len(records):
-        knowledge.costs.observe(
-            first.batch_tokens, first.verify_s, context=context, num_sequences=len(records)
-        )
+        if drafted or knowledge.costs.num_observed < _EVERY_UNTIL or first.step % _PLAIN_EVERY == 0:
+            knowledge.costs.observe(
+                first.batch_tokens, first.verify_s, context=context, num_sequences=len(records)
+            )
     elif not decoding:
         knowledge.costs.observe_prefill(first.batch_tokens, first.verify_s)
     if len(knowledge.draft_costs) == 1:  # of several it is not known whose calls they were
