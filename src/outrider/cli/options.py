@@ -179,6 +179,7 @@ MinTokens = Annotated[
     int, option(SAMPLING, "--min-tokens", metavar="N", help="No end token before N tokens.")
 ]
 
+# Output
 
 ShowSource = Annotated[bool, option(OUTPUT, "--show-source", help="Colour each token by who produced it.")]
 Compare = Annotated[
