@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import platform
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,3 +39,15 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+@contextmanager
+def turn(lock: Path | None) -> Iterator[None]:
+    """Hold `lock` meanwhile, as flock(1) does: other work can take turns with a measurement."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    time.sleep(0.3)  # flock is not fair: whoever waits comes first

@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify", "chat", "costs"),
     ("policy", "drafters", "constraints", "backends"),
     ("engine", "tuning"),
-    ("learned", "loading", "generation"),
+    ("learned", "loading", "generation", "schemas"),
     ("readout", "session", "trace", "pacing", "explain"),
     ("compare", "certify", "replay"),
     ("server", "bench", "distill"),

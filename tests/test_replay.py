@@ -347,6 +347,10 @@ class UpTo:
         del wish, drafted, hint
         return True
 
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        del wish, drafted
+        return Draft()
+
 
 def fastest(made: Recording, costs: CallCosts, draft: CallCosts | None, free: Drafter) -> float:
     """The least seconds of all scripts of choices, each replayed."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.core.contracts import Wish
-from outrider.core.data import Hint
+from outrider.core.data import Draft, Hint
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy.acceptance import TextState
 from outrider.policy.knowledge import Knowledge
@@ -108,6 +108,10 @@ class _Everything:
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         del wish, drafted, hint
         return True
+
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        del wish, drafted
+        return Draft()
 
 
 def _agreement(drafted: Sequence[int], answer: Sequence[int]) -> int:

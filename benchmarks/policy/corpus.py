@@ -38,7 +38,7 @@ import numpy as np
 from machine import describe
 from outrider import Pair, SamplingParams
 from outrider.core.contracts import Vocabulary, Wish
-from outrider.core.data import Hint
+from outrider.core.data import Draft, Hint
 from outrider.drafters.corpus import CorpusDrafter, open_corpus
 from outrider.sampling import RequestSampler
 
@@ -93,6 +93,10 @@ class Threshold:
 
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         return len(drafted) < wish.max_tokens and hint.acceptance >= ACCEPTANCE
+
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        del wish, drafted
+        return Draft()
 
 
 def write(

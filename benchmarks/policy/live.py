@@ -27,7 +27,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from machine import describe, turn
 from outrider import LoadOptions, Request
 from outrider.core.errors import OutriderError, SettingError
 from outrider.costs import PairCosts, calibrate
@@ -99,6 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--calibration", type=float, default=12.0, metavar="SECONDS", help="for each model")
     parser.add_argument("--told", choices=list(WRONG), help="tell the policy costs that are wrong")
     parser.add_argument("--busy", type=int, default=0, help="processes that each load a core meanwhile")
+    parser.add_argument("--lock", type=Path, help="a file to hold (flock) while a prompt is measured")
     return parser.parse_args()
 
 
@@ -118,11 +119,12 @@ def main() -> None:
         waiting = [prompt for prompt in prompts if prompt.id not in done]
         check_room(session, waiting, arguments)
         if waiting:
-            costs = measure_costs(session, arguments.calibration)
+            with turn(arguments.lock):
+                costs = measure_costs(session, arguments.calibration)
             append(arguments.out, as_row(costs))
             bench = Bench(session, pair.alignment, costs, plan)
             with load(arguments.busy):
-                run(bench, waiting, arguments.out)
+                run(bench, waiting, arguments.out, arguments.lock)
 
 
 def in_force(session: Session) -> Row:
@@ -147,9 +149,10 @@ def check_room(session: Session, prompts: list[Prompt], arguments: argparse.Name
         sys.exit(f"the longest prompt and its answer have {needed} tokens: give -c {needed} or more")
 
 
-def run(bench: Bench, prompts: list[Prompt], out: Path) -> None:
+def run(bench: Bench, prompts: list[Prompt], out: Path, lock: Path | None) -> None:
     for number, prompt in enumerate(prompts, 1):
-        row, recording = bench.measure(prompt)
+        with turn(lock):
+            row, recording = bench.measure(prompt)
         append(recordings_of(out), as_json(recording))  # first: a row says that the prompt is done
         append(out, row)
         print(f"{number}/{len(prompts)} {line(row)}", flush=True)

@@ -7,9 +7,9 @@ with Session.load("target.gguf", draft="draft.gguf") as session:
 
 from outrider.backends.llama_cpp import LoadOptions
 from outrider.compare import Comparison, compare
-from outrider.core.contracts import Drafter, Model, Policy, Vocabulary
-from outrider.core.data import Completion, Draft, Request, Span, StepRecord, Update
-from outrider.core.errors import BackendError, InputError, OutriderError
+from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
+from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update
+from outrider.core.errors import BackendError, ConstraintError, GrammarError, InputError, OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.generation import Generation
@@ -26,11 +26,15 @@ __all__ = [
     "BackendError",
     "Comparison",
     "Completion",
+    "Constraint",
+    "ConstraintError",
     "Draft",
     "Drafter",
     "Engine",
     "FixedPolicy",
     "Generation",
+    "Grammar",
+    "GrammarError",
     "InputError",
     "LoadOptions",
     "Model",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from outrider.core.data import Completion, Request, StepRecord, Update
 from outrider.core.errors import SettingError
@@ -14,12 +16,13 @@ __all__ = ["Generation"]
 class Generation:
     """A running generation: iterate over it for the text as it comes.
 
-    `completion` is there when the iteration has ended. `cancel` ends it after the current step;
-    so does leaving the loop early.
+    `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete text.
+    `cancel` ends it after the current step; so does leaving the loop early.
     """
 
-    def __init__(self, engine: Engine, request: Request) -> None:
+    def __init__(self, engine: Engine, request: Request, parse: Callable[[str], Any] | None = None) -> None:
         self._engine = engine
+        self._parse = parse
         self._updates = engine.stream(request)
         self._request_id: int | None = None
         self._cancelled = False
@@ -39,6 +42,9 @@ class Generation:
             update = next(self._updates)
         except StopIteration as end:
             self._completion = end.value or self._completion  # asked again, an ended generator has none
+            if self._parse and self._completion and self._completion.is_complete:
+                self._completion = replace(self._completion, parsed=self._parse(self._completion.text))
+                self._parse = None
             return None
         self._request_id = update.record.request
         self.records.append(update.record)

@@ -15,8 +15,9 @@ from typing import Any, Self, cast
 
 from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
 from outrider.chat import ChatTemplate
-from outrider.core.contracts import Drafter, Model, Policy
-from outrider.core.data import Completion, Request
+from outrider.constraints import Compiled, Compiler
+from outrider.core.contracts import Constraint, Drafter, Model, Policy
+from outrider.core.data import Completion, Grammar, Request
 from outrider.core.errors import PromptError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
@@ -33,6 +34,7 @@ from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve
 from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.schemas import Schema, read_schema
 from outrider.vocab import Alignment, align
 
 Message = Mapping[str, Any]
@@ -72,7 +74,8 @@ class Session:
         self.template = template
         self._drafters = tuple(drafters)
         self._learned = learned
-        self.engine = Engine(target, drafters, policy)
+        self._compiler = Compiler(target.vocabulary)
+        self.engine = Engine(target, drafters, policy, constrain=self._constrain)
         self.notices = [*notices, *self.engine.notices]
 
     @classmethod
@@ -115,9 +118,20 @@ class Session:
         verification: Verification | None = None,
         logprobs: int | None = None,
         prediction: str | None = None,
+        grammar: Grammar | None = None,
+        schema: Schema | None = None,
     ) -> Generation:
         """Start generating from a text, a conversation or tokens. The settings are Request's;
-        `prediction` is an answer that much of the real one is expected to be like."""
+        `prediction` is an answer that much of the real one is expected to be like.
+
+        `schema` limits the output to JSON and parses it (`Completion.parsed`): a Pydantic model gives an
+        object of it, a JSON schema plain data. `grammar` beside it says how (its `text` does not matter).
+        Raises GrammarError for what cannot be enforced.
+        """
+        parse = None
+        if schema is not None:
+            text, parse = read_schema(schema)
+            grammar = replace(grammar or Grammar("json_schema"), kind="json_schema", text=text)
         request = Request(
             prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
             sampling=sampling or SamplingParams(),
@@ -127,9 +141,20 @@ class Session:
             speculate=speculate,
             verification=verification or Verification(),
             logprobs=logprobs,
+            grammar=grammar,
         )
         self.expect(request.prompt, prediction)
-        return Generation(self.engine, request)
+        return Generation(self.engine, request, parse)
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Compile a grammar for the target's vocabulary, or find it among the last ones. What of it is not
+        enforced becomes a notice. Raises GrammarError."""
+        compiled = self._compiler.compile(grammar)
+        self.notices += [notice for notice in compiled.notices if notice not in self.notices]
+        return compiled
+
+    def _constrain(self, grammar: Grammar) -> Constraint:
+        return self.compile(grammar).start()
 
     def expect(self, prompt: Sequence[int], prediction: str | None) -> None:
         """Draft from `prediction` whenever the answer to this prompt is generated; None: no longer.
@@ -360,6 +385,7 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
         "rewind": target.rewind,
         "sampling": asdict(replace(request.sampling, seed=seed)),
         "verification": asdict(request.verification),
+        "grammar": asdict(request.grammar) if request.grammar else None,
         "drafters": [drafter.name for drafter in session.engine.drafters],
         "policy": describe_policy(policy),
     }

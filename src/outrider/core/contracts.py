@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Row, Span, StepRecord
+from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Mask, Row, Span, StepRecord
 from outrider.core.params import SamplingParams
 
 RewindKind = Literal["free", "window", "none"]
@@ -105,6 +105,46 @@ class Model(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """What one request's output may be, token by token.
+
+    Its state are the final tokens. `drafted` are tokens that a draft puts behind them: every question
+    may be asked there too, and changes nothing. Questions behind drafted tokens of which each was
+    allowed are always answered; behind any other, `allowed` raises ConstraintError. Behind an end
+    token everything is allowed, since nothing there is ever emitted.
+    """
+
+    def allowed(self, drafted: Sequence[int]) -> Mask | None:
+        """The tokens that may follow; None: all of them.
+
+        Raises ConstraintError when none may, or when working it out went beyond its limits.
+        """
+        ...
+
+    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+        """How many of `tokens` may follow in turn; none behind an end token."""
+        ...
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that the text that must follow is usually made of. Empty where the next text
+        is open, where nothing is to be forced, and for texts that were tokenized in another way."""
+        ...
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """These tokens became final. Raises ConstraintError for one that may not follow."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but an end token may follow: the text is finished."""
+        ...
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the text so far is a whole one, though more may follow."""
+        ...
+
+
 class Sampler(Protocol):
     """One request's way from logits to the distribution that a token is drawn from.
 
@@ -132,7 +172,7 @@ class Wish:
     already: the offer is to follow it. `draw` is None when a draft model is to offer its likeliest
     tokens as certain; else it offers tokens that `draw` takes from its distributions (after
     `sampler`), given each and its index in the draft. `believe` asks for the distributions behind
-    certain tokens too (`Draft.beliefs`).
+    certain tokens too (`Draft.beliefs`). `constraint` is what the output may be, if it is limited.
     """
 
     sequence: int
@@ -141,6 +181,7 @@ class Wish:
     draw: Callable[[Distribution, int], int] | None = None
     believe: bool = False
     prefix: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 class Extend(Protocol):
@@ -157,6 +198,11 @@ class Extend(Protocol):
 
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         """Whether the token that was found goes into the draft; if not, the draft ends before it."""
+        ...
+
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        """Tokens that join the draft behind `drafted` without another look: those that a constraint
+        forces, as certain. Asked after every token that was taken."""
         ...
 
 

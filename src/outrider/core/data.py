@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.errors import SettingError
-from outrider.core.params import SamplingParams, Verification
+from outrider.core.errors import ConstraintError, SettingError
+from outrider.core.params import FastForward, GrammarKind, JsonStyle, SamplingParams, Verification
 
 Logits = npt.NDArray[np.float32]
 """Rows of logits, shape (rows, vocabulary size). Backends hand out views of their own
@@ -18,9 +19,12 @@ buffer: a row is valid only until the next `decode` of the same model."""
 Row = npt.NDArray[np.float32]
 """One row of logits, shape (vocabulary size,)."""
 
-FinishReason = Literal["stop", "length", "context", "cancelled"]
-"""Why a generation ended: an end token or stop string; `max_tokens`; the context is full;
-the caller gave up."""
+Mask = npt.NDArray[np.bool_]
+"""Which tokens are allowed, shape (vocabulary size,). Read-only, and valid until tokens become final."""
+
+FinishReason = Literal["stop", "length", "context", "cancelled", "error"]
+"""Why a generation ended: an end token, stop string or a constraint that is fulfilled; `max_tokens`;
+the context is full; the caller gave up; no token was left that the constraint allows."""
 
 TARGET = "target"
 """The source of a token that no drafter offered: the target's own recovered or bonus token."""
@@ -96,6 +100,34 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __add__(self, other: Draft) -> Draft:
+        """One draft behind the other; certain tokens among drawn ones have point masses."""
+        return Draft(
+            tokens=self.tokens + other.tokens,
+            probs=_joined(self, self.probs, other, other.probs),
+            acceptance=self.acceptance + other.acceptance,
+            sources=self.sources + other.sources,
+            beliefs=_joined(self, self.beliefs or None, other, other.beliefs or None) or (),
+            hints=self.hints + other.hints if all(len(d.hints) == len(d) for d in (self, other)) else (),
+        )
+
+
+def point_masses(tokens: Sequence[int]) -> tuple[Distribution, ...]:
+    """The distributions of tokens that are certain."""
+    return tuple(Distribution(np.array([token], dtype=np.int64), np.ones(1)) for token in tokens)
+
+
+_Distributions = tuple[Distribution, ...]
+
+
+def _joined(
+    first: Draft, ours: _Distributions | None, second: Draft, theirs: _Distributions | None
+) -> _Distributions | None:
+    if ours is None and theirs is None:
+        return None
+    ours = point_masses(first.tokens) if ours is None else ours
+    return ours + (point_masses(second.tokens) if theirs is None else theirs)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
@@ -136,12 +168,35 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output is limited to, as the user wrote it.
+
+    `kind` says what `text` is: a JSON schema (JSON text), "json" (any JSON value; no text), a regular
+    expression, a JSON list of strings to choose from, a GBNF grammar (llama.cpp's) or a Lark one
+    (llguidance's). `style` is the white space of JSON. `lenient` goes on without schema keywords that
+    cannot be enforced. `after` is a text that has to come first: before it anything may be written,
+    and the constraint starts behind it (a closing </think>); `optional` lets the output end without it
+    (a tool call). `fast_forward` is what becomes of text that has only one way to go on: "exact" offers
+    it as a draft, "canonical" allows only its usual tokens, "off" does nothing about it.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    style: JsonStyle = "spaced"
+    lenient: bool = False
+    after: str | None = None
+    optional: bool = False
+    fast_forward: FastForward = "exact"
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One generation to be made.
 
     `max_tokens` None runs until an end token, a stop string or the end of the context.
     `speculate` False decodes plainly: every drafter stays out of it. `logprobs` asks for the log
-    probability of every token and of so many of the likeliest beside it; None: for none.
+    probability of every token and of so many of the likeliest beside it; None: for none. `grammar`
+    limits what the output may be.
     """
 
     prompt: tuple[int, ...]
@@ -152,6 +207,7 @@ class Request:
     speculate: bool = True
     verification: Verification = field(default_factory=Verification)
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -162,6 +218,9 @@ class Request:
             raise SettingError("stop", "an empty stop string ends every text at once", "Leave it out.")
         if self.logprobs is not None and self.logprobs < 0:
             raise SettingError("logprobs", f"{self.logprobs} is negative", "Give 0 or more.")
+        if self.grammar is not None and self.ignore_end:
+            why = "a constrained output is over when its grammar says so"
+            raise SettingError("ignore end", why, "Leave one of the two out.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +274,8 @@ class StepRecord:
     num_sequences: int = 1
     batch_tokens: int = 0
     """tokens of all sequences in the target call"""
+    constraint_s: float = 0.0
+    """what working out masks and forced tokens took of the other times"""
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     """one for each of `tokens`, where the request asked for them"""
@@ -235,10 +296,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step adds to one request: its record, and the text that may now be shown."""
+    """What one step adds to one request: its record, and the text that may now be shown. `error` is why
+    the request ended with finish reason "error"."""
 
     record: StepRecord
     pieces: tuple[Piece, ...]
+    error: ConstraintError | None = None
 
     @property
     def text(self) -> str:
@@ -263,6 +326,10 @@ class Completion:
     lossy: bool
     """whether the request allowed another text than plain decoding's"""
     records: tuple[StepRecord, ...]
+    is_complete: bool = True
+    """whether the text is all that its grammar asks for; without a grammar it always is"""
+    parsed: Any = None
+    """what the caller's schema made of a complete text; None where there was none"""
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:

@@ -6,7 +6,9 @@
     │   ├── PromptError          no prompt, an unreadable one, or one too long
     │   ├── ModelFileError       missing, not a GGUF, truncated, unsupported
     │   ├── HubError             a hub reference that could not be resolved or fetched
-    │   └── VocabularyMismatch   two tokenizers that do not line up
+    │   ├── VocabularyMismatch   two tokenizers that do not line up
+    │   └── GrammarError         a schema or grammar that is broken, or that cannot be enforced
+    ├── ConstraintError          a constrained output that cannot go on
     └── BackendError             a model call failed
         ├── OutOfMemory          the machine has no room for the weights or the KV cache
         ├── BackendCrash         the native library dies on this machine
@@ -57,6 +59,20 @@ class HubError(InputError):
 
 class VocabularyMismatch(InputError):
     """The tokenizers of target and draft do not line up."""
+
+
+class GrammarError(InputError):
+    """A schema, regular expression or grammar is broken or cannot be enforced."""
+
+
+class ConstraintError(OutriderError):
+    """A constrained output cannot go on: no token is allowed, or a limit was reached.
+
+    `text` and `tokens` are what was produced before it.
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
 
 
 class BackendError(OutriderError):

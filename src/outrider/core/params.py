@@ -8,6 +8,14 @@ from typing import Literal, get_args
 
 from outrider.core.errors import SettingError
 
+GrammarKind = Literal["json_schema", "json", "regex", "choice", "gbnf", "lark"]
+
+JsonStyle = Literal["spaced", "compact", "pretty", "flexible"]
+"""The white space of constrained JSON: `, ` and `: `; none; line breaks with indentation; as the model likes,
+within bounds."""
+
+FastForward = Literal["exact", "canonical", "off"]
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

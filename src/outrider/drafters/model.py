@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from outrider.core.contracts import Extend, Model, Wish
-from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Row, Span
-from outrider.core.errors import RewindUnsupported, SettingError
+from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Row, Span, point_masses
+from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.sampling import argmax, confidence
 from outrider.vocab import Alignment
 
@@ -52,8 +52,9 @@ class _Growing:
     wish: Wish
     tokens: list[int] = field(default_factory=list)
     """in the target's ids"""
-    last: int = -1
-    """the last of them in the draft's"""
+    sources: list[str] = field(default_factory=list)
+    unread: list[int] = field(default_factory=list)
+    """those at the end that it has not evaluated, in the draft's ids"""
     probs: list[Distribution] = field(default_factory=list)
     hints: list[Hint] = field(default_factory=list)
 
@@ -185,20 +186,20 @@ class ModelDrafter:
         context = self._contexts[draft.wish.sequence]
         stored = len(context.evaluated)
         if draft.tokens:
-            return Span(draft.wish.sequence, (draft.last,), stored, 1)
+            return Span(draft.wish.sequence, tuple(draft.unread), stored, 1)
         tokens = (*context.final[stored:], *self._translate(draft.wish.prefix))
         return Span(draft.wish.sequence, tokens, stored, 1)
 
     def _append(self, draft: _Growing, logits: Logits, extend: Extend) -> bool:
         """Add the next token, if `extend` takes it; whether another may follow."""
         wish = draft.wish
-        if wish.draw is None and self._wants_foreign(logits[-1]):
+        if wish.draw is None and not wish.constraint and self._wants_foreign(logits[-1]):
             return False
         row = self._as_target(logits[-1])
         drafted = (*wish.prefix, *draft.tokens)
         try:
             adjusted = wish.sampler.adjust(row, drafted)
-        except SettingError:
+        except (SettingError, ConstraintError):
             return False  # all that it has in common with the target is barred here
         token = argmax(adjusted)
         hint = Hint(confidence(adjusted, token))
@@ -209,9 +210,22 @@ class ModelDrafter:
         if wish.draw is not None:
             token = wish.draw(draft.probs[-1], len(drafted))
         draft.tokens.append(token)
+        draft.sources.append(self.name)
         draft.hints.append(hint)
-        draft.last = token if self.alignment.identical else int(self.alignment.to_draft[token])
-        return not self.model.vocabulary.ends_generation(draft.last)  # nothing follows an end
+        draft.unread = self._translate([token])
+        if not draft.unread or self.model.vocabulary.ends_generation(draft.unread[0]):
+            return False  # nothing follows an end
+        self._join(draft, extend.follows(wish, draft.tokens))
+        return True
+
+    def _join(self, draft: _Growing, certain: Draft) -> None:
+        """Tokens that follow without a look: they are read together with the last one found."""
+        draft.tokens += certain.tokens
+        draft.sources += certain.sources
+        draft.hints += certain.hints
+        draft.unread += self._translate(certain.tokens)
+        if draft.probs:
+            draft.probs += point_masses(certain.tokens)
 
     def _wants_foreign(self, row: Row) -> bool:
         """Whether the draft's likeliest token is one that the target lacks: its second best would be
@@ -237,7 +251,7 @@ class ModelDrafter:
             tokens=tuple(draft.tokens),
             probs=probs if draft.wish.draw is not None and probs else None,
             acceptance=tuple(hint.acceptance for hint in draft.hints),
-            sources=(self.name,) * len(draft.tokens),
+            sources=tuple(draft.sources),
             hints=tuple(draft.hints),
             beliefs=probs if draft.wish.draw is None else (),
         )

@@ -17,12 +17,13 @@ from typing import cast
 
 import numpy as np
 
-from outrider.core.contracts import Drafter, Model, Policy, Wish
+from outrider.core.contracts import Constraint, Drafter, Model, Policy, Wish
 from outrider.core.data import (
     TARGET,
     Completion,
     Draft,
     FinishReason,
+    Grammar,
     Logits,
     Piece,
     Request,
@@ -31,7 +32,8 @@ from outrider.core.data import (
     Update,
     Verdict,
 )
-from outrider.core.errors import InputError, PromptError, RewindUnsupported
+from outrider.core.errors import ConstraintError, InputError, PromptError, RewindUnsupported, SettingError
+from outrider.engine.constrained import Timed
 from outrider.engine.sequence import Judged, Plan, Shared, complete
 from outrider.engine.sequence import Sequence as Running
 from outrider.policy import FixedPolicy
@@ -48,7 +50,7 @@ class Engine:
 
     `drafters` are asked by `policy`; without a policy the drafts are of fixed length. A target
     that cannot rewind decodes plainly, and `notices` says so. `judge` makes each request's
-    verification rule of its settings and seed.
+    verification rule of its settings and seed, `constrain` the constraint of a request's grammar.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Engine:
         policy: Policy | None = None,
         *,
         judge: Callable[[Request, int], Judge] = Verifier.of,
+        constrain: Callable[[Grammar], Constraint] | None = None,
     ) -> None:
         self.target = target
         self.drafters = tuple(drafters)
         self.policy: Policy = policy or FixedPolicy()
         self._judge_of = judge
+        self._constrain = constrain
         self.notices: list[str] = []
         if self.drafters and target.rewind == "none":
             self.drafters = ()
@@ -81,8 +85,8 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Start a request; returns its id. KV that an earlier one left is reused where it fits.
 
-        Raises PromptError when the prompt does not fit the context, InputError when as many
-        requests are running as the model has sequences.
+        Raises PromptError when the prompt does not fit the context, GrammarError for a grammar that
+        cannot be enforced, InputError when as many requests are running as the model has sequences.
         """
         size = self.target.vocabulary.size
         if not 0 <= min(request.prompt) <= max(request.prompt) < size:
@@ -93,6 +97,7 @@ class Engine:
                 f"its {len(request.prompt)} tokens do not fit a context of {self.target.context_length}",
                 f"Give a context of at least {len(request.prompt) + 1} (-c), or a shorter prompt.",
             )
+        constraint = self._constraint_of(request)
         slot, reused = self._take_slot(request.prompt)
         seed = request.sampling.seed
         if seed is None:
@@ -104,7 +109,8 @@ class Engine:
             tokens=list(request.prompt),
             reused_tokens=reused,
             seed=seed,
-            sampler=RequestSampler(request.sampling, self.target.vocabulary, request.prompt),
+            constraint=constraint,
+            sampler=RequestSampler(request.sampling, self.target.vocabulary, request.prompt, constraint),
             judge=self._judge_of(request, seed),
             text=TextStream(self.target.vocabulary, request.stop),
             started_s=perf_counter(),
@@ -115,6 +121,13 @@ class Engine:
         self._num_submitted += 1
         self._running.append(sequence)  # last: interrupted before this, it holds no slot
         return sequence.id
+
+    def _constraint_of(self, request: Request) -> Timed | None:
+        if request.grammar is None:
+            return None
+        if self._constrain is None:
+            raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
+        return Timed(self._constrain(request.grammar))
 
     def _take_slot(self, prompt: Sequence[int]) -> tuple[int, int]:
         """The free slot that shares the longest prefix with the prompt (of several the one that holds
@@ -183,7 +196,8 @@ class Engine:
     def stream(self, request: Request) -> Generator[Update, None, Completion]:
         """Run one request and yield each step's update; the generator returns the Completion.
 
-        Closing the generator cancels the request.
+        Closing the generator cancels the request. Raises ConstraintError when a constrained output
+        cannot go on.
         """
         request_id, num_read = self.submit(request), 0
         sequence = self._running[-1]
@@ -196,6 +210,8 @@ class Engine:
                 yield from unread
         finally:
             self.cancel(request_id)
+        if sequence.error is not None:
+            raise sequence.error
         return complete(sequence)
 
     # One step
@@ -266,10 +282,15 @@ class Engine:
             room = min(self.target.context_length - len(sequence.tokens), share) - 1
             if sequence.num_remaining is not None:
                 room = min(room, sequence.num_remaining - 1)
-            if room > 0 and self._drafters_of(sequence):
+            if room > 0 and self._is_drafted_for(sequence):
                 drawing = sequence.judge.drawing(sequence.num_generated)
                 wishes[sequence.slot] = Wish(
-                    sequence.slot, room, sequence.sampler, drawing, believe=sequence.judge.compares
+                    sequence.slot,
+                    room,
+                    sequence.sampler,
+                    drawing,
+                    believe=sequence.judge.compares,
+                    constraint=sequence.constraint,
                 )
         drafts: dict[int, Draft] = {}
         if wishes:
@@ -278,23 +299,39 @@ class Engine:
         shared.propose_s = perf_counter() - before
         return [drafts.get(sequence.slot, Draft()) for sequence in decoding]
 
+    def _is_drafted_for(self, sequence: Running) -> bool:
+        """What a constraint forces is drafted without any drafter."""
+        forced = sequence.constraint is not None and self.target.rewind != "none"
+        return sequence.request.speculate and bool(self.drafters or forced)
+
     # What a step leaves behind
 
     def _judge(self, plan: Plan, logits: Logits, shared: Shared) -> Judged:
         """The verdict on a draft; none for a chunk of the prompt."""
         if plan.draft is None:
             return Judged()
-        before = perf_counter()
-        sequence, request = plan.sequence, plan.sequence.request
-        rows = LazyDistributions(logits, sequence.sampler, plan.draft.tokens)
-        verdict = sequence.judge.judge(rows, plan.draft, sequence.num_generated)
+        before, sequence, draft = perf_counter(), plan.sequence, plan.draft
+        rows = LazyDistributions(logits, sequence.sampler, draft.tokens)
+        try:
+            verdict = self._verdict(sequence, draft, rows, shared)
+        except ConstraintError as error:  # this request is over, the others go on
+            return Judged(Verdict(0, None, "deferred"), perf_counter() - before, error=error)
+        if rows.dead_end is not None and rows.dead_end[0] == verdict.num_accepted:
+            verdict = Verdict(verdict.num_accepted, None, "deferred")
+            return Judged(verdict, perf_counter() - before, error=rows.dead_end[1])
+        emitted = draft.tokens[: verdict.num_accepted]
+        emitted += () if verdict.token is None else (verdict.token,)
+        wanted = sequence.request.logprobs
+        logprobs = () if wanted is None else score_tokens(logits, rows, emitted, wanted)
+        return Judged(verdict, perf_counter() - before, logprobs)
+
+    def _verdict(self, sequence: Running, draft: Draft, rows: LazyDistributions, shared: Shared) -> Verdict:
+        request = sequence.request
+        verdict = sequence.judge.judge(rows, draft, sequence.num_generated)
         margin = request.verification.strict_margin
         if margin and shared.batch_tokens > 1 and request.sampling.is_greedy:
             verdict = _cut_where_close(verdict, rows, margin)
-        emitted = plan.draft.tokens[: verdict.num_accepted]
-        emitted += () if verdict.token is None else (verdict.token,)
-        logprobs = () if request.logprobs is None else score_tokens(logits, rows, emitted, request.logprobs)
-        return Judged(verdict, perf_counter() - before, logprobs)
+        return verdict
 
     def _settle(self, plan: Plan, judged: Judged, shared: Shared) -> Update:
         """Commit, rewind and record one sequence's share of the step."""
@@ -302,6 +339,8 @@ class Engine:
         position, pieces = len(sequence.tokens), []
         if draft is not None and judged.verdict is not None:
             pieces = self._commit(sequence, draft, judged.verdict)
+            if judged.error is not None and sequence.finish_reason is None:
+                pieces += self._fail(sequence, judged.error)
             sequence.alone = judged.verdict.kind == "deferred"
             self._rewind(sequence.slot, len(sequence.tokens) - 1)
             sequence.sampler.accept(sequence.tokens[position:])
@@ -310,8 +349,17 @@ class Engine:
             if sequence.finish_reason is not None:
                 self._release(sequence)
         record = self._record(plan, position, judged, shared)
-        sequence.updates.append(Update(record, tuple(pieces)))
+        sequence.updates.append(Update(record, tuple(pieces), sequence.error))
+        if sequence.error is not None:
+            sequence.error.text = "".join(update.text for update in sequence.updates)
+            sequence.error.tokens = tuple(sequence.tokens[len(sequence.request.prompt) :])
         return sequence.updates[-1]
+
+    def _fail(self, sequence: Running, error: ConstraintError) -> list[Piece]:
+        """End a request whose constrained output cannot go on; what was produced stays."""
+        sequence.error, sequence.finish_reason = error, "error"
+        rest = sequence.text.flush()
+        return [Piece(rest, TARGET)] if rest else []
 
     def _commit(self, sequence: Running, draft: Draft, verdict: Verdict) -> list[Piece]:
         """Append the tokens that stand, up to where the text ends; returns what may be shown."""
@@ -322,6 +370,8 @@ class Engine:
         pieces = []
         for token, source in standing:
             sequence.tokens.append(token)
+            if sequence.constraint is not None:
+                sequence.constraint.accept((token,))
             pieces.append(Piece(sequence.text.push(token), source))
             sequence.finish_reason = self._finish_reason(sequence, token)
             if sequence.finish_reason is not None:
@@ -335,6 +385,8 @@ class Engine:
         if sequence.text.stopped is not None:
             return "stop"
         if not sequence.request.ignore_end and self.target.vocabulary.ends_generation(token):
+            return "stop"
+        if sequence.constraint is not None and sequence.constraint.is_complete:
             return "stop"
         if sequence.num_remaining == 0:
             return "length"
@@ -364,6 +416,7 @@ class Engine:
             end_s=now - sequence.started_s,
             num_sequences=len(shared.plans),
             batch_tokens=shared.batch_tokens,
+            constraint_s=sequence.constraint.take_time() if sequence.constraint else 0.0,
             finish_reason=sequence.finish_reason,
             logprobs=judged.logprobs[: len(tokens)],
         )

@@ -16,6 +16,8 @@ from outrider.core.data import (
     Update,
     Verdict,
 )
+from outrider.core.errors import ConstraintError
+from outrider.engine.constrained import Timed
 from outrider.sampling import RequestSampler
 from outrider.text import TextStream
 from outrider.verify import Judge
@@ -32,6 +34,7 @@ class Sequence:
     """committed: the prompt and everything emitted"""
     reused_tokens: int
     seed: int
+    constraint: Timed | None
     sampler: RequestSampler
     judge: Judge
     text: TextStream
@@ -40,6 +43,8 @@ class Sequence:
     tail: str = ""
     """text that a cancelled request still held back"""
     finish_reason: FinishReason | None = None
+    error: ConstraintError | None = None
+    """why it could not go on"""
     alone: bool = False
     """the next token is to be decided in a call of its own, as plain decoding does"""
 
@@ -70,6 +75,8 @@ class Judged:
     verdict: Verdict | None = None
     sampling_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
+    error: ConstraintError | None = None
+    """why nothing can follow what was accepted"""
 
 
 @dataclass(slots=True)
@@ -101,4 +108,5 @@ def complete(sequence: Sequence) -> Completion:
         rule=sequence.judge.name,
         lossy=sequence.request.verification.is_lossy,
         records=tuple(update.record for update in sequence.updates),
+        is_complete=sequence.constraint is None or sequence.constraint.is_accepted,
     )

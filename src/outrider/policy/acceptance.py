@@ -27,6 +27,7 @@ _PRIORS: Mapping[str, tuple[float, ...]] = {
     "lookup": (-2.35, 1.0, 1.2, 0.65),
     "prediction": (-0.8, 1.0, 1.2, 0.65),
     "draft": (0.45, 1.1),
+    "grammar": (0.0, 1.0),
 }
 """Coefficients fitted to recorded texts (benchmarks/policy), by the drafter's name. Whoever predicts an
 answer is right more often than a chance match is."""

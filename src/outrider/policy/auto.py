@@ -171,3 +171,6 @@ class _Steering:
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         del drafted
         return self._steps[wish.sequence].takes(hint)
+
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        return self._steps[wish.sequence].follows(drafted)

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import Draft, DraftWork, Hint, StepRecord
 from outrider.core.errors import SettingError
+from outrider.policy.forced import forced, permitted
 
 
 @dataclass(frozen=True, slots=True)
 class FixedPolicy:
     """The user's own draft length: the drafters are asked in order, the first offer is taken.
 
-    `draft_max` caps the drafted tokens of a step (0 decodes plainly). A draft ends before a token
+    `draft_max` caps the drafted tokens of a step (0 decodes plainly), not counting those that a
+    constraint forces in front of them and behind. A draft ends before a token
     whose estimated acceptance is below `p_min`; while a draft model could be asked instead, also
     below `hand_over`. A draft that is certain of its tokens and has fewer than `draft_min` is
     dropped; a sampled one is kept (see the package's docstring).
@@ -39,26 +41,34 @@ class FixedPolicy:
                 raise SettingError(name, f"{value} is no probability", "Give 0 to 1.")
 
     def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish: the first non-empty offer in the order of `drafters`."""
+        """One draft per wish: what a constraint forces, and behind it the first non-empty offer in the
+        order of `drafters`."""
+        if self.draft_max == 0:
+            return [Draft() for _ in wishes], DraftWork()
+        leads = [forced(wish) for wish in wishes]
+        wishes = [_behind(wish, lead) for wish, lead in zip(wishes, leads, strict=True)]
+        offers, work = self._ask(drafters, wishes)
+        tails = [forced(wish, offer.tokens) for wish, offer in zip(wishes, offers, strict=True)]
+        joined = zip(leads, offers, tails, strict=True)
+        return [lead + offer + tail if lead or tail else offer for lead, offer, tail in joined], work
+
+    def _ask(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
         drafts = [Draft() for _ in wishes]
         work = DraftWork()
-        if self.draft_max == 0:
-            return drafts, work
         for drafter in drafters:
-            open_wishes = [i for i, draft in enumerate(drafts) if not draft.tokens]
-            if not open_wishes:
+            able = [i for i, draft in enumerate(drafts) if not draft.tokens and wishes[i].max_tokens > 0]
+            if not able:
                 break
-            capped = [
-                replace(wishes[i], max_tokens=min(wishes[i].max_tokens, self.draft_max)) for i in open_wishes
-            ]
+            capped = [replace(wishes[i], max_tokens=min(wishes[i].max_tokens, self.draft_max)) for i in able]
             # A doubtful lookup makes way for a draft model, which is asked last.
             gives_way = drafter.is_free and not drafters[-1].is_free
             p_min = max(self.p_min, self.hand_over) if gives_way else self.p_min
             offers, cost = drafter.propose(capped, _Threshold(self.draft_max, p_min))
             work += cost
-            for i, offer in zip(open_wishes, offers, strict=True):
-                if offer.probs is not None or len(offer) >= self.draft_min:
-                    drafts[i] = offer
+            for i, offer in zip(able, offers, strict=True):
+                allowed = permitted(wishes[i], offer) if drafter.is_free else offer
+                if allowed.probs is not None or len(allowed) >= self.draft_min:
+                    drafts[i] = allowed
         return drafts, work
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
@@ -66,6 +76,12 @@ class FixedPolicy:
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         """Nothing is learned."""
+
+
+def _behind(wish: Wish, lead: Draft) -> Wish:
+    if not lead.tokens:
+        return wish
+    return replace(wish, prefix=wish.prefix + lead.tokens, max_tokens=wish.max_tokens - len(lead))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +98,6 @@ class _Threshold:
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         del wish, drafted
         return hint.acceptance >= self.p_min
+
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        return forced(wish, drafted)

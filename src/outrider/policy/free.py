@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Hint
+from outrider.core.data import Draft, Hint
 from outrider.policy.acceptance import Estimator, TextState
+from outrider.policy.forced import FORCED, forced, permitted
 from outrider.policy.growth import Chain, expected_tokens
 from outrider.policy.knowledge import Knowledge
 from outrider.policy.text import Text
@@ -20,25 +21,35 @@ _LEAST_SURVIVAL = 0.02
 
 def look_up(knowledge: Knowledge, text: Text, free: Sequence[Drafter], wish: Wish, limit: int) -> Chain:
     """What the free drafters together say follows the wish's prefix: the most promising offer, and what
-    another goes on with behind it."""
+    another goes on with behind it. What a constraint forces stands in front of every offer and behind it."""
     chain, left = Chain(), list(free)
-    wish = replace(wish, draw=None, believe=False)
+    wish = replace(wish, draw=None, believe=False, max_tokens=limit)
     prefix = wish.prefix
+    _add_forced(chain, knowledge, text, wish)
     while left and len(chain) < limit:
         best, promise = None, 0.0
         for drafter in left:
             collected = _Collected(knowledge.estimator(drafter.name), text.state(drafter.name))
             asked = replace(wish, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
             [draft], _ = drafter.propose([asked], collected)
-            expected = float(expected_tokens(collected.chances)[-1])
+            draft = permitted(asked, draft)
+            chances = collected.chances[: len(draft)]
+            expected = float(expected_tokens(chances)[-1])
             if expected > promise:
-                best, promise = (drafter, draft, collected.chances), expected
+                best, promise = (drafter, draft, chances), expected
         if best is None:
             break
         drafter, draft, chances = best
         chain.extend(draft, chances)
+        _add_forced(chain, knowledge, text, wish)
         left.remove(drafter)
     return chain
+
+
+def _add_forced(chain: Chain, knowledge: Knowledge, text: Text, wish: Wish) -> None:
+    draft = forced(wish, chain.tokens)
+    estimator, state = knowledge.estimator(FORCED), text.state(FORCED)
+    chain.extend(draft, [estimator.probability(hint, state) for hint in draft.hints])
 
 
 class _Collected:
@@ -60,3 +71,7 @@ class _Collected:
         self.chances.append(chance)
         self._survival *= chance
         return True
+
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        del wish, drafted
+        return Draft()

@@ -17,12 +17,14 @@ from outrider.policy.outlook import Outlook, Values
 from outrider.policy.probing import Probing
 from outrider.policy.text import Text
 
-__all__ = ["LONGEST_LEAD", "LONGEST_MODEL_DRAFT", "SCHEMA", "Batch", "Knowledge"]
+__all__ = ["LONGEST_FORCED_DRAFT", "LONGEST_LEAD", "LONGEST_MODEL_DRAFT", "SCHEMA", "Batch", "Knowledge"]
 
 SCHEMA = "outrider.acceptance/1"
 
 LONGEST_MODEL_DRAFT = 16
 """tokens; behind more than these little survives"""
+LONGEST_FORCED_DRAFT = 40
+"""tokens, where a constraint forces a part of them"""
 LONGEST_LEAD = 8
 """free tokens that a draft model may be asked to go on behind"""
 _TOKEN_PRIOR = 30.0
@@ -85,8 +87,10 @@ class Knowledge:
             self.draft_costs[name] = CallCosts()
         return self.draft_costs[name]
 
-    def prices(self, text: Text, model: str | None, longest: int, batch: Batch) -> Prices:
-        """What a step of this text costs and earns."""
+    def prices(
+        self, text: Text, model: str | None, longest: int, batch: Batch, lead: int = LONGEST_LEAD
+    ) -> Prices:
+        """What a step of this text costs and earns, with up to `lead` free tokens in front of a model's."""
         context, size = batch.context, batch.num_sequences
         calls_s = self.costs.calls_s(
             longest + 1, context=context, others=batch.others, num_sequences=size
@@ -97,7 +101,7 @@ class Knowledge:
         if model is None:
             return Prices(token_s, calls_s)
         draft, unread = self.draft_cost(model), text.unread.get(model, 1)
-        draft_s = draft.calls_s(unread + LONGEST_LEAD, context=context, others=size - 1)
+        draft_s = draft.calls_s(unread + lead, context=context, others=size - 1)
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size
         step_s, next_s = float(draft_s[0]), float(draft_s[1])
@@ -111,9 +115,10 @@ class Knowledge:
         steps_s = calls_s[1:] + draft.call_s(1, context=context) * drafted
         return bool((steps_s < calls_s[0] * (1 + drafted)).any())
 
-    def values(self, prices: Prices) -> Values:
-        """What drafting on is worth at these prices, or at others within a few per cent."""
-        calls_s = prices.calls_s[: LONGEST_MODEL_DRAFT + 1]
+    def values(self, prices: Prices, longest: int) -> Values:
+        """What drafting on is worth, up to `longest` tokens, at these prices or at others within a few
+        per cent."""
+        calls_s = prices.calls_s[: longest + 1]
         quarter, last = calls_s[len(calls_s) // 4], calls_s[-1]
         marks = (calls_s[0], quarter, last, prices.step_s, prices.token_s, prices.bonus_s)
         key = (len(calls_s), *(round(math.log(max(mark, 1e-9)) / _ROUGH_RATIO) for mark in marks))

@@ -116,14 +116,15 @@ def _learn_asked(knowledge: Knowledge, text: Text, asked: Asked, record: StepRec
         agrees = offer.tokens[0] == text.offered.tokens[0]
         knowledge.probing.note(text.offered.chances[0], agrees, right)
     standing = record.tokens[: len(asked.lead)] == asked.lead
-    for i, hint in enumerate(offer.hints):
+    for i, (hint, source) in enumerate(zip(offer.hints, offer.sources, strict=True)):
         at = len(asked.lead) + i
         if not standing or at >= len(record.tokens):
             break
         standing = at < record.num_accepted if offer.probs else offer.tokens[i] == record.tokens[at]
-        knowledge.estimator(asked.model).learn(hint, text.state(asked.model), standing)
-        text.phase = knowledge.outlook.advance(text.phase, asked.chances[i])
-        seen += 1
+        if source == asked.model:  # not what a constraint forced in between
+            knowledge.estimator(asked.model).learn(hint, text.state(asked.model), standing)
+            text.phase = knowledge.outlook.advance(text.phase, asked.chances[seen])
+            seen += 1
     return seen
 
 

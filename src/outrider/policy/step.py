@@ -10,9 +10,16 @@ import numpy as np
 
 from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import Draft, Hint
+from outrider.policy.forced import FORCED, forced
 from outrider.policy.free import look_up
 from outrider.policy.growth import Array, Chain, Growth, expected_tokens
-from outrider.policy.knowledge import LONGEST_LEAD, LONGEST_MODEL_DRAFT, Batch, Knowledge
+from outrider.policy.knowledge import (
+    LONGEST_FORCED_DRAFT,
+    LONGEST_LEAD,
+    LONGEST_MODEL_DRAFT,
+    Batch,
+    Knowledge,
+)
 from outrider.policy.outlook import Values
 from outrider.policy.risk import EXPLORATION, affordable_loss, loss_at_once
 from outrider.policy.text import Asked, Text
@@ -46,9 +53,11 @@ class Step:
         self._text = text
         self._free = free
         self._longest = min(wish.max_tokens, longest)
+        self._longest_with_model = LONGEST_FORCED_DRAFT if wish.constraint else LONGEST_MODEL_DRAFT
         self._growth = Growth()
         self._phase = text.phase
         self._prefix: tuple[int, ...] = ()
+        self._steps_taken = 0
         self._tail = text.offered = self._look_up(())
 
     def _look_up(self, prefix: tuple[int, ...]) -> Chain:
@@ -60,10 +69,17 @@ class Step:
         """Tokens of the text so far."""
         return self._text.context
 
+    @property
+    def _num_forced(self) -> int:
+        """Tokens that a constraint forces in front of everything else."""
+        sources = self._tail.sources
+        return next((i for i, source in enumerate(sources) if source != FORCED), len(sources))
+
     def price(self, model: str | None, batch: Batch) -> None:
         """Settle the prices of the step, with or without a draft model. What it can cost is limited, but
         never to less than what was drafted already."""
-        prices = self._knowledge.prices(self._text, model, self._longest, batch)
+        lead = self._num_forced + LONGEST_LEAD
+        prices = self._knowledge.prices(self._text, model, self._longest, batch, lead)
         plain_s = float(prices.calls_s[0])
         self._at_stake_s = loss_at_once(self._knowledge, self._text) * plain_s
         affordable = np.flatnonzero(prices.calls_s - plain_s <= self._at_stake_s)
@@ -82,17 +98,19 @@ class Step:
 
     def _gains_with_model(self) -> Array:
         prices, values = self._prices, self._values()
-        most = min(len(self._tail), LONGEST_LEAD, prices.longest - 1)
-        if most < 0:
+        least = self._num_forced
+        most = min(len(self._tail), least + LONGEST_LEAD, prices.longest - 1)
+        if most < least:
             return np.array([-math.inf])
         expected = 1.0 + expected_tokens(self._tail.chances[:most])
         survivals = np.cumprod([1.0, *self._tail.chances[:most]])
         usual = self._knowledge.outlook.usual
-        gains = np.empty(most + 1)
-        for lead in range(most + 1):
+        gains = np.full(most + 1, -math.inf)
+        for lead in range(least, most + 1):
             phase = self._phase if lead == 0 else usual
             gains[lead] = expected[lead] * prices.token_s + values.draft_on(lead, phase, survivals[lead])
-        gains[0] = max(gains[0], self._gain_of_probing())
+        if least == 0:
+            gains[0] = max(gains[0], self._gain_of_probing())
         caught_up: Array = gains - (prices.first_s[: most + 1] - prices.step_s) / _CATCH_UP_STEPS
         return caught_up
 
@@ -113,7 +131,7 @@ class Step:
         return float(gain) + growth.expected * prices.token_s - prices.step_s
 
     def _values(self) -> Values:
-        return self._knowledge.values(self._prices)
+        return self._knowledge.values(self._prices, self._longest_with_model)
 
     def repays_reading(self, model: str) -> bool:
         """Whether the gain outweighs that the draft model has yet to read the prompt. Not every step will
@@ -153,7 +171,7 @@ class Step:
             self._growth.add(chance)
         if lead:
             self._phase = self._knowledge.outlook.usual
-        room = min(self._prices.longest, LONGEST_MODEL_DRAFT) - lead
+        room = min(self._prices.longest, self._longest_with_model) - lead
         self.wish = replace(self.wish, prefix=tuple(self.lead.tokens), max_tokens=room)
 
     def wants(self, drafted: Sequence[int]) -> bool:
@@ -161,7 +179,7 @@ class Step:
         if not drafted:
             return True
         prices, length = self._prices, len(self._growth)
-        if len(drafted) * prices.step_s > self._at_stake_s:
+        if self._steps_taken * prices.step_s > self._at_stake_s or length >= prices.longest:
             return False
         self._look_behind(drafted)
         _, stop = self._growth.best(prices, self._tail, length if self.wish.draw is not None else 0)
@@ -177,7 +195,8 @@ class Step:
 
     def takes(self, hint: Hint) -> bool:
         """Whether the token belongs into the draft. One that is certain can still be cut off later."""
-        chance = self._chance(hint)
+        self._steps_taken += 1
+        chance = self._chance(hint, self.model or "")
         phase = self._knowledge.outlook.advance(self._phase, chance)
         if asked := self._text.asked:
             asked.chances.append(chance)
@@ -188,6 +207,14 @@ class Step:
         self._growth.add(chance)
         return True
 
+    def follows(self, drafted: Sequence[int]) -> Draft:
+        """What a constraint forces behind the model's tokens joins them, as far as it has a price."""
+        room = self._prices.longest - len(self._growth)
+        draft = forced(replace(self.wish, max_tokens=len(drafted) + max(room, 0)), drafted)
+        for hint in draft.hints:
+            self._growth.add(self._chance(hint, FORCED))
+        return draft
+
     def _worth_offering(self, chance: float, phase: float) -> bool:
         """Whether a token that cannot be taken back pays, alone or with those that may follow."""
         growth, prices = self._growth, self._prices
@@ -196,8 +223,7 @@ class Step:
         gain_s = survival * prices.token_s + max(-float(prices.calls_s[length + 1]), on)
         return gain_s >= -float(prices.calls_s[length])
 
-    def _chance(self, hint: Hint) -> float:
-        name = self.model or ""
+    def _chance(self, hint: Hint, name: str) -> float:
         return self._knowledge.estimator(name).probability(hint, self._text.state(name))
 
     # The outcome
@@ -220,6 +246,7 @@ class Step:
         length, _ = self._growth.best(self._prices, self._tail, fixed)
         whole = Chain()
         whole.append(self.lead)
-        whole.extend(offer, [self._chance(hint) for hint in offer.hints])
+        named = zip(offer.hints, offer.sources, strict=True)
+        whole.extend(offer, [self._chance(hint, source) for hint, source in named])
         whole.append(self._tail)
         return whole.first(length).as_draft(offer, len(self.lead))

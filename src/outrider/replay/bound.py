@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Hint
+from outrider.core.data import Draft, Hint
 from outrider.costs import MOST_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.replay.recording import Offers, Recording
@@ -110,6 +110,10 @@ class _WhileRight:
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         del wish, drafted, hint
         return True
+
+    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+        del wish, drafted
+        return Draft()
 
 
 class _Problem:

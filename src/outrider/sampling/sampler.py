@@ -8,9 +8,9 @@ from typing import overload
 
 import numpy as np
 
-from outrider.core.contracts import Sampler, Vocabulary
-from outrider.core.data import Distribution, Logits, Row
-from outrider.core.errors import SettingError
+from outrider.core.contracts import Constraint, Sampler, Vocabulary
+from outrider.core.data import Distribution, Logits, Mask, Row, point_masses
+from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.sampling.bias import Bias, bias_of, with_end_barred
 from outrider.sampling.chain import distribution, distribution_of
@@ -22,12 +22,20 @@ from outrider.sampling.selection import argmax
 class RequestSampler:
     """The Sampler of one request, over the target's vocabulary; `tokens` is its prompt.
 
-    Raises SettingError for a bias or ban of a token that the vocabulary lacks, and on a row of
-    which bias, bans and penalties leave no token.
+    What `constraint` does not allow is barred before every filter, so that these choose among what is
+    left. Raises SettingError for a bias or ban of a token that the vocabulary lacks, and on a row of
+    which bias, bans and penalties leave no token; ConstraintError where the constraint leaves none.
     """
 
-    def __init__(self, params: SamplingParams, vocabulary: Vocabulary, tokens: Sequence[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocabulary: Vocabulary,
+        tokens: Sequence[int],
+        constraint: Constraint | None = None,
+    ) -> None:
         self._params = params
+        self._constraint = constraint
         self._num_generated = 0
         self._bias = bias_of(params, vocabulary)
         self._early_bias = with_end_barred(params, vocabulary) if params.min_tokens else self._bias
@@ -49,15 +57,20 @@ class RequestSampler:
             self._dry.extend(tokens)
 
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
-        bias = self._bias_after(drafted)
-        return self._adjusted(row, drafted, bias) if self._applies(bias) else row
+        bias, allowed = self._bias_after(drafted), self._allowed(drafted)
+        if allowed is None and not self._applies(bias):
+            return row
+        return self._adjusted(row, drafted, bias, allowed)
 
     def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
-        bias = self._bias_after(drafted)
-        if not self._applies(bias):
+        bias, allowed = self._bias_after(drafted), self._allowed(drafted)
+        if allowed is None and not self._applies(bias):
             return distribution(row, self._params)
-        adjusted = self._adjusted(row, drafted, bias)
+        adjusted = self._adjusted(row, drafted, bias, allowed)
         return distribution_of(adjusted, int(adjusted.argmax()), self._params)
+
+    def _allowed(self, drafted: Sequence[int]) -> Mask | None:
+        return None if self._constraint is None else self._constraint.allowed(drafted)
 
     def _bias_after(self, drafted: Sequence[int]) -> Bias:
         is_early = self._num_generated + len(drafted) < self._params.min_tokens
@@ -66,8 +79,8 @@ class RequestSampler:
     def _applies(self, bias: Bias) -> bool:
         return bool(bias) or self._counts is not None or self._dry is not None
 
-    def _adjusted(self, row: Row, drafted: Sequence[int], bias: Bias) -> Row:
-        adjusted = row.copy()
+    def _adjusted(self, row: Row, drafted: Sequence[int], bias: Bias, allowed: Mask | None) -> Row:
+        adjusted = row.copy() if allowed is None else np.where(allowed, row, _BARRED)
         # What is no number, in the row or by these sums, is refused below.
         with np.errstate(over="ignore", invalid="ignore"):
             if bias:
@@ -80,12 +93,18 @@ class RequestSampler:
         best = float(adjusted.max())
         if not math.isfinite(best):
             argmax(row)
-            raise _unusable(best)
+            raise _unusable(best, constrained=allowed is not None)
         return adjusted
 
 
-def _unusable(best: float) -> SettingError:
+_BARRED = np.float32(-np.inf)
+
+
+def _unusable(best: float, *, constrained: bool) -> OutriderError:
     """Why a row that was sound has no finite maximum any more."""
+    if best == -math.inf and constrained:
+        why = "of the tokens that it allows here none is left by bias, bans and penalties"
+        return ConstraintError("constrained output", why, "Ban fewer tokens, or change the grammar.")
     if best == -math.inf:
         return SettingError(
             "banned", "no token is left", "Ban fewer tokens, or soften the logit bias and the penalties."
@@ -98,7 +117,8 @@ class LazyDistributions(Sequence[Distribution]):
     """The distributions of several rows, each computed once, when it is first asked for.
 
     Row i stands behind the first i drafted tokens. A rejected draft never looks at the rows
-    behind the rejection.
+    behind the rejection. `dead_end` is the row where a constraint leaves no token, and why: whether
+    it matters depends on the verdict, until which a point mass stands there.
     """
 
     def __init__(self, logits: Logits, sampler: Sampler, drafted: Sequence[int]) -> None:
@@ -106,6 +126,7 @@ class LazyDistributions(Sequence[Distribution]):
         self._sampler = sampler
         self._drafted = drafted
         self._computed: dict[int, Distribution] = {}
+        self.dead_end: tuple[int, ConstraintError] | None = None
 
     def __len__(self) -> int:
         return len(self._logits)
@@ -119,8 +140,16 @@ class LazyDistributions(Sequence[Distribution]):
             return [self[i] for i in range(*index.indices(len(self)))]
         i = self._position(index)
         if i not in self._computed:
-            self._computed[i] = self._sampler.distribution(self._logits[i], self._drafted[:i])
+            self._computed[i] = self._compute(i)
         return self._computed[i]
+
+    def _compute(self, i: int) -> Distribution:
+        try:
+            return self._sampler.distribution(self._logits[i], self._drafted[:i])
+        except ConstraintError as error:
+            if self.dead_end is None or i < self.dead_end[0]:
+                self.dead_end = i, error
+            return point_masses((0,))[0]
 
     def row(self, index: int) -> Row:
         """The logits after bias, bans and penalties."""

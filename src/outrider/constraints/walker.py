@@ -1,0 +1,136 @@
+"""A matcher that answers behind any draft: it walks along it, and back, and remembers what it saw.
+
+The masks along the last draft are kept: target and draft model ask for the same positions, and each
+is worked out once. llguidance's errors are final for a matcher, so one that failed is replaced by a
+fresh one that reads the final tokens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from outrider.core.data import Mask
+from outrider.core.errors import ConstraintError
+
+
+class Walker:
+    """One matcher and the drafted tokens that it is known to take. It must never see an end token:
+    a matcher cannot be taken back over one.
+
+    `by_mask` looks every token up in the mask before it: a matcher with forcing takes other splits of
+    the forced text than its mask allows.
+    """
+
+    def __init__(self, pristine: LLMatcher, size: int, ends: Sequence[int], *, by_mask: bool = False) -> None:
+        self._pristine = pristine
+        self._matcher = pristine.deep_copy()
+        self._size = size
+        self._ends = list(ends)
+        self._by_mask = by_mask
+        self._final: list[int] = []
+        self._path: list[int] = []
+        self._masks: list[Mask | None] = [None]
+        self._at = 0
+        """so many tokens of the path has the matcher read"""
+
+    def reach(self, drafted: Sequence[int]) -> int:
+        """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
+        limit is reached on the way."""
+        known = _common(self._path, drafted)
+        if known == len(drafted):
+            return known
+        self._go(known)
+        del self._path[known:], self._masks[known + 1 :]
+        for i in range(known, len(drafted)):
+            if self._by_mask and not self.mask(drafted[:i])[drafted[i]]:
+                return i
+            if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([drafted[i]]):
+                self._check()
+                return i
+            self._path.append(drafted[i])
+            self._masks.append(None)
+            self._at += 1
+        return len(drafted)
+
+    def mask(self, drafted: Sequence[int]) -> Mask:
+        """What may follow these tokens, each of which has to be one that may. Raises ConstraintError
+        when nothing may, or when a limit is reached."""
+        self._walk(drafted)
+        known = self._masks[len(drafted)]
+        if known is None:
+            self._go(len(drafted))
+            known = self._masks[len(drafted)] = self._work_out()
+        return known
+
+    def forced(self, drafted: Sequence[int]) -> list[int]:
+        """The tokens that the matcher would force behind these; none if they may not follow."""
+        if self.reach(drafted) < len(drafted):
+            return []
+        self._go(len(drafted))
+        if self._matcher.is_stopped():
+            return []
+        tokens = self._matcher.compute_ff_tokens()
+        self._check()
+        return tokens
+
+    def is_accepting(self, drafted: Sequence[int] = ()) -> bool:
+        """Whether the text may end behind these tokens."""
+        self._walk(drafted)
+        self._go(len(drafted))
+        accepting = self._matcher.is_accepting()
+        self._check()
+        return accepting
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These tokens, each of which has to be one that may follow, became final."""
+        self._walk(tokens)
+        self._go(max(self._at, len(tokens)))
+        self._final += tokens
+        self._at -= len(tokens)
+        del self._path[: len(tokens)], self._masks[: len(tokens)]
+
+    def _walk(self, drafted: Sequence[int]) -> None:
+        if (n := self.reach(drafted)) < len(drafted):
+            raise ConstraintError("constrained output", f"token {drafted[n]} may not follow there")
+
+    def _go(self, place: int) -> None:
+        """Let the matcher stand behind so many tokens of the path."""
+        if place < self._at:
+            self._matcher.rollback(self._at - place)
+        elif place > self._at:
+            self._matcher.try_consume_tokens(self._path[self._at : place])
+        self._check()
+        self._at = place
+
+    def _work_out(self) -> Mask:
+        matcher = self._matcher
+        if matcher.is_stopped():
+            self._check()
+            mask = np.zeros(self._size, dtype=np.bool_)
+        else:
+            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            self._check()
+            mask = np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
+        mask[self._ends] = matcher.is_accepting()
+        mask.flags.writeable = False
+        return mask
+
+    def _check(self) -> None:
+        if not self._matcher.is_error():
+            return
+        why = self._matcher.get_error().strip().splitlines()[0]
+        self._matcher = self._pristine.deep_copy()
+        self._matcher.try_consume_tokens(self._final)
+        self._path, self._masks, self._at = [], [None], 0
+        raise ConstraintError("constrained output", why)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(one), len(other))
