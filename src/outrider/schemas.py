@@ -29,7 +29,8 @@ Schema = type[Any] | Mapping[str, Any] | str
 
 
 def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
-    """The text of a schema, and what parses an answer that fulfils it.
+    """The text of a schema, and what parses an answer that fulfils it. The objects of a Pydantic model
+    have the fields of the model and, unless it allows more itself, no others.
 
     Raises GrammarError for anything else, and for a schema that JSON cannot hold.
     """
@@ -37,7 +38,7 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
         return schema, json.loads
     if isinstance(schema, SchemaModel):
         model = cast(SchemaModel, schema)
-        return json.dumps(model.model_json_schema()), model.model_validate_json
+        return json.dumps(_closed(model.model_json_schema())), model.model_validate_json
     if not isinstance(schema, Mapping):
         why = f"{schema!r} is neither a Pydantic model nor a JSON schema"
         raise GrammarError("schema", why, "Give a class with model_json_schema(), a mapping or JSON text.")
@@ -45,3 +46,20 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
         return json.dumps(schema), json.loads
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError("schema", f"JSON cannot hold it ({error})", "Give plain data.") from None
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without properties that it does not name. Pydantic ignores them, but a language model
+    that may write them does not stop."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: value if name in _DATA else _closed(value) for name, value in schema.items()}
+    if isinstance(closed.get("properties"), dict) and closed.get("type") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+_DATA = frozenset({"const", "default", "enum", "examples"})
+"""Keywords whose values are no schemas."""

@@ -80,7 +80,7 @@ class RequestSampler:
         return bool(bias) or self._counts is not None or self._dry is not None
 
     def _adjusted(self, row: Row, drafted: Sequence[int], bias: Bias, allowed: Mask | None) -> Row:
-        adjusted = row.copy() if allowed is None else np.where(allowed, row, _BARRED)
+        adjusted = row.copy() if allowed is None else _masked(row, allowed)
         # What is no number, in the row or by these sums, is refused below.
         with np.errstate(over="ignore", invalid="ignore"):
             if bias:
@@ -97,7 +97,18 @@ class RequestSampler:
         return adjusted
 
 
-_BARRED = np.float32(-np.inf)
+_MINUS_INFINITY = np.array(-np.inf, dtype=np.float32).view(np.int32)
+
+
+def _masked(row: Row, allowed: Mask) -> Row:
+    """The row with -inf for what is not allowed: 0 or -inf is put together bit by bit and added. Choosing
+    value by value (`np.where`) takes up to ten times as long where a mask follows no pattern."""
+    bits = allowed.astype(np.int32)
+    bits -= 1  # no bit where it is allowed, all of them where not
+    bits &= _MINUS_INFINITY
+    masked: Row = bits.view(np.float32)
+    masked += row
+    return masked
 
 
 def _unusable(best: float, *, constrained: bool) -> OutriderError:

@@ -1,0 +1,93 @@
+"""A sampler under a constraint: what is not allowed is barred before anything else chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from outrider.backends.fake import FakeVocabulary
+from outrider.core.data import Mask
+from outrider.core.errors import BackendError, ConstraintError
+from outrider.core.params import SamplingParams
+from outrider.sampling import RequestSampler
+
+VOCABULARY = FakeVocabulary("abcdefg")
+SIZE = VOCABULARY.size
+AS_IT_IS = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
+
+
+class Only:
+    """The Constraint that allows some tokens, everywhere."""
+
+    is_complete = is_accepted = False
+
+    def __init__(self, mask: Mask | None) -> None:
+        self.mask = mask
+
+    def allowed(self, drafted: Sequence[int]) -> Mask | None:
+        del drafted
+        return self.mask
+
+    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+        del drafted, tokens
+        return 0
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        del drafted
+        return ()
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        del tokens
+
+
+def sampler(mask: Mask | None, params: SamplingParams = AS_IT_IS) -> RequestSampler:
+    return RequestSampler(params, VOCABULARY, (), Only(mask))
+
+
+rows = arrays.arrays(np.float32, SIZE, elements=st.floats(-50, 50, width=32))
+masks = arrays.arrays(np.bool_, SIZE, elements=st.booleans()).filter(lambda mask: bool(mask.any()))
+
+
+@given(row=rows, mask=masks)
+def test_a_mask_bars_what_it_does_not_allow_and_leaves_the_rest(row: np.ndarray, mask: Mask) -> None:
+    before = row.copy()
+    adjusted = sampler(mask).adjust(row, ())
+    assert (adjusted[mask] == row[mask]).all() and (adjusted[~mask] == -np.inf).all()
+    assert (row == before).all()
+    p = sampler(mask).distribution(row, ())
+    assert set(p.tokens.tolist()) <= set(np.flatnonzero(mask).tolist())
+
+
+@given(row=rows, mask=masks, k=st.integers(1, SIZE))
+def test_top_k_counts_allowed_tokens(row: np.ndarray, mask: Mask, k: int) -> None:
+    p = sampler(mask, replace(AS_IT_IS, top_k=k)).distribution(row, ())
+    assert len(p.tokens) == min(k, int(mask.sum()))
+
+
+def test_no_mask_is_no_constraint() -> None:
+    row = np.arange(SIZE, dtype=np.float32)
+    assert sampler(None).adjust(row, ()) is row
+
+
+def test_bias_and_mask_together() -> None:
+    mask = np.array([True, True] + [False] * (SIZE - 2))
+    params = replace(AS_IT_IS, temperature=0, logit_bias=((1, 9.0), (5, 99.0)))
+    assert sampler(mask, params).distribution(np.zeros(SIZE, np.float32), ()).tokens.tolist() == [1]
+
+
+def test_bans_that_leave_nothing_of_the_mask() -> None:
+    mask = np.array([True] + [False] * (SIZE - 1))
+    with pytest.raises(ConstraintError, match="none is left"):
+        sampler(mask, replace(AS_IT_IS, banned=(0,))).distribution(np.zeros(SIZE, np.float32), ())
+
+
+def test_logits_that_are_no_numbers_are_the_models_fault() -> None:
+    mask = np.ones(SIZE, np.bool_)
+    with pytest.raises(BackendError, match="logits"):
+        sampler(mask).distribution(np.full(SIZE, np.nan, np.float32), ())
