@@ -3,7 +3,8 @@
     python benchmarks/policy/prompts.py SPEC_BENCH.jsonl… --out prompts.jsonl [--first 8]
 
 A category with fewer prompts gives all that it has. `benchmarks/engine/prompts.jsonl` is always taken
-from too (`--without-own` leaves it out). Files are JSON lines with `id`, `category` and `turns`.
+from too (`--without-own` leaves it out). Files are JSON lines with `id`, `category` and `turns`; `--except`
+names one with the ids that are not wanted (recordings, say).
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--first", type=int, default=8, help="of each category")
     parser.add_argument("--without-own", action="store_true")
+    parser.add_argument("--except", dest="unwanted", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     files = [*arguments.files, *([] if arguments.without_own else [OWN])]
+    unwanted = {str(row.get("id")) for row in read_rows(arguments.unwanted)} if arguments.unwanted else set()
     prompts = []
     for file in files:
         for number, row in enumerate(read_rows(file), 1):
             if missing := {"id", "category", "turns"} - row.keys():
                 sys.exit(f"{file}, line {number} is no prompt: it has no {', '.join(sorted(missing))}")
-            prompts.append(row)
+            if str(row["id"]) not in unwanted:
+                prompts.append(row)
     chosen = list(select(prompts, arguments.first))
     try:
         write_whole(arguments.out, "".join(json.dumps(row) + "\n" for row in chosen), "prompts")

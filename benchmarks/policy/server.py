@@ -35,7 +35,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from llama_server import LlamaServer, offers, version
-from machine import describe
+from machine import describe, turn
 from outrider.session import Pair
 from rows import Row, resume
 from workload import Prompt, load_prompts
@@ -113,6 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=0, help="servers loaded together; 0: all")
+    parser.add_argument("--lock", type=Path, help="a file to hold (flock) during each request")
     return parser.parse_args()
 
 
@@ -165,7 +166,8 @@ def measure(chosen: dict[str, list[str]], jobs: list[Job], arguments: argparse.N
             server.complete(jobs[0].tokens, 4)  # warm
         check_idle(servers)
         for number, job in enumerate(jobs, start=1):
-            row = ask(servers[job.setting], job, arguments.tokens)
+            with turn(arguments.lock):
+                row = ask(servers[job.setting], job, arguments.tokens)
             print(
                 f"{number}/{len(jobs)} {row['id']} {row['category']} {row['setting']}: "
                 f"{1 / token_s(row):.1f} tokens/s, {row['draft_n_accepted']} of "
