@@ -410,7 +410,7 @@ def test_help_of_the_program_and_of_chat(outrider: Call) -> None:
     assert program.status == 0 and "run " in program.out and "chat " in program.out
     chat = outrider("chat", "--help")
     assert chat.status == 0 and "outrider chat" in chat.out
-    assert "--compare" not in chat.out and "--json" not in chat.out and "-md" in chat.out
+    assert "--compare" not in chat.out and "--json " not in chat.out and "-md" in chat.out
     assert outrider().status == 2  # click's convention for a command that is missing
 
 

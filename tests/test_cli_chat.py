@@ -120,7 +120,7 @@ def test_what_ctrl_c_left_held_back_is_shown_in_every_turn(capsys: pytest.Captur
     answer = Completion("shown held", (), "cancelled", 1, 0, 0, "rule", False, ())
     for _ in range(2):
         printer.print((Piece("shown ", "target"),))
-        printer.end(answer)
+        printer.end(answer.text)
     assert capsys.readouterr().out == "shown held\n" * 2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -145,3 +145,16 @@ def test_a_run_of_the_engine_adds_up_and_is_plain_data() -> None:
     assert readout.decode_s + readout.prefill_s == pytest.approx(sum(r.total_s for r in done.records))
     assert done.records[-1].end_s >= readout.decode_s + readout.prefill_s - 1e-6
     assert json.loads(json.dumps(readout.as_json()))["drafters"]["scripted"]["accepted_tokens"] == 20
+
+
+def test_calls_saved_and_the_time_of_a_constraint() -> None:
+    ended = record(("grammar",) * 3, 3, 3)  # over with its last drafted token: the call stands for that one
+    joined = record(("grammar", "lookup"), 2, 3)
+    deferred = record(("lookup",), 0, 0)  # cost a call and brought nothing
+    records = [replace(r, constraint_s=0.25) for r in (ended, joined, deferred, record())]
+    readout = read_out(completion(*records))
+    saved = {name: counts.calls_saved for name, counts in readout.drafters.items()}
+    assert saved == {"grammar": 3, "lookup": 1}
+    assert sum(saved.values()) == readout.generated_tokens - readout.target_calls + 1
+    assert readout.time_s.constraint == 1.0 and readout.constraint_share == 1.0 / readout.decode_s
+    assert read_out(completion(*RECORDS)).time_s.constraint == 0

@@ -23,7 +23,7 @@ from outrider.sampling import (
     point_mass,
     probability,
 )
-from outrider.sampling.selection import fewest_reaching
+from outrider.sampling.selection import fewest_reaching, largest
 
 
 def reference(row: Logits, params: SamplingParams) -> dict[int, float]:
@@ -134,6 +134,18 @@ def test_the_lower_id_wins_a_tie_in_any_block(k: int) -> None:
     row[[100, 200, 7000, 7684]] = 1
     row[300:310] = 0.5
     check(row, SamplingParams(temperature=1.0, top_k=k, top_p=1.0, min_p=0.0))
+
+
+@pytest.mark.parametrize("num_left", [1, 39, 40, 41, 200])
+def test_a_row_of_which_a_mask_leaves_fewer_than_top_k(num_left: int) -> None:
+    rng = np.random.default_rng(num_left)
+    row = np.full(128 * 60 + 5, -np.inf, dtype=np.float32)
+    row[rng.choice(len(row), num_left, replace=False)] = rng.standard_normal(num_left)
+    settings = SamplingParams(temperature=1.0, top_k=40, top_p=1.0, min_p=0.0)
+    assert len(check(row, settings).tokens) == min(num_left, 40)
+    # Dynamic temperature counts those too that llama.cpp still lists at -inf.
+    order = sorted(range(len(row)), key=lambda token: (-row[token], token))
+    assert largest(row, 40).tolist() == sorted(order[:40])
 
 
 def test_masked_rows_keep_only_what_is_left() -> None:

@@ -15,8 +15,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Model
-from outrider.core.data import Completion, Request, Span
+from outrider.core.contracts import Constraint, Model
+from outrider.core.data import Completion, Grammar, Request, Span
 from outrider.core.errors import SettingError
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.readout import Readout, read_out
@@ -95,7 +95,7 @@ def compare(
     chosen = _median_run(speculative)
     # What is called unequal is shown: where the chosen run agrees, another one may not.
     other = next((run for run in (chosen, *speculative, *plain) if run.tokens != plain[0].tokens), chosen)
-    divergence = find_divergence(engine.target, request, plain[0], other)
+    divergence = find_divergence(engine.target, request, plain[0], other, engine.constrain)
     return Comparison(
         plain=read_out(_median_run(plain)),
         speculative=read_out(chosen),
@@ -133,19 +133,29 @@ def _per_token(readout: Readout) -> float:
 
 
 def find_divergence(
-    target: Model, request: Request, plain: Completion, speculative: Completion
+    target: Model,
+    request: Request,
+    plain: Completion,
+    speculative: Completion,
+    constrain: Callable[[Grammar], Constraint] | None = None,
 ) -> Divergence | None:
     """The first difference between two outputs of a request; None where they are equal.
 
-    Uses sequence 0 of the target, whose KV it forgets.
+    `constrain` makes the constraint of the request's grammar; needed where there is one. Uses sequence 0
+    of the target, whose KV it forgets. Raises SettingError for a grammar without `constrain`.
     """
+    _check(request, constrain)
     pairs = zip(plain.tokens, speculative.tokens, strict=False)
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if position is None:
         return None
     generated = plain.tokens[:position]
     row = _plain_logits(target, request.prompt, generated)
-    sampler = RequestSampler(request.sampling, target.vocabulary, request.prompt)
+    constraint = None
+    if constrain is not None and request.grammar is not None:
+        constraint = constrain(request.grammar)
+        constraint.accept(generated)
+    sampler = RequestSampler(request.sampling, target.vocabulary, request.prompt, constraint)
     sampler.accept(generated)
     ours, theirs = plain.tokens[position], speculative.tokens[position]
     if request.verification.rule == "stable" and not request.sampling.is_greedy:
@@ -157,6 +167,12 @@ def find_divergence(
         gap = float(adjusted[ours]) - float(adjusted[theirs])
         margin = gap if math.isfinite(gap) else None
     return Divergence(position, ours, theirs, margin)
+
+
+def _check(request: Request, constrain: Callable[[Grammar], Constraint] | None) -> None:
+    if request.grammar is not None and constrain is None:
+        why = "what it allows is needed to tell how close a difference is"
+        raise SettingError("grammar", why, "Give `constrain`, as to the engine.")
 
 
 def _plain_logits(target: Model, prompt: Sequence[int], generated: Sequence[int]) -> npt.NDArray[np.float32]:

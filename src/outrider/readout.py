@@ -2,6 +2,7 @@
 
 Definitions (tokens and seconds throughout):
 
+- `complete`: whether the text is all that its grammar asks for; without a grammar it always is.
 - `generated_tokens`: tokens that the generation emitted, its end token included.
 - `target_calls`, `draft_calls`: model calls while decoding. Calls that only evaluate prompt
   tokens are `prefill_calls` and `draft_prefill_calls`.
@@ -11,10 +12,16 @@ Definitions (tokens and seconds throughout):
   as accepted only when it was emitted: not behind a stop, an end token or the token limit.
 - `acceptance_by_position[i]`: the share of accepted tokens among those drafted at position i;
   None where none was.
+- `calls_saved`, for each drafter: its tokens that were emitted in front of the last one of their step.
+  Plain decoding would have made a call for each; the step's own call counts for its last token. Over all
+  drafters they are generated tokens - target calls (and those of steps that emitted nothing).
 - `prefill_s`: evaluating the prompt, by the target and by the draft. `decode_s`: all the rest.
 - `time_s`: where `decode_s` went. `draft` is proposing (`draft_model` of it in the draft model's
   calls), `verify` the target's calls, `sampling` logits to tokens, `other` everything else.
+  `constraint` of these is working out what a grammar allows and forces; `constraint_share` is that
+  over `decode_s`.
 - `overhead`: the share of `decode_s` that is not spent in a model call.
+- Tokens that a grammar forces are drafts of the source "grammar".
 - `rule`: the verification rule in force; `drawn_tokens`: drafted tokens that were drawn from the
   draft model's distribution, not its likeliest. `lossy`: the output may differ from plain
   decoding's because the request asked for it.
@@ -47,6 +54,7 @@ class DrafterCounts:
     accepted_tokens: int
     acceptance_rate: float | None
     acceptance_by_position: tuple[float | None, ...]
+    calls_saved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class DecodeTime:
     verify: float
     sampling: float
     other: float
+    constraint: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ class Readout:
     """The counts and times of one generation; the module's docstring defines each."""
 
     finish_reason: str
+    complete: bool
     rule: str
     lossy: bool
     prompt_tokens: int
@@ -102,6 +112,7 @@ class Readout:
     decode_s: float
     tokens_per_s: float
     time_s: DecodeTime
+    constraint_share: float
     overhead: float
     burst_latency_s: Latency | None
     character_gap_s: Latency | None = None
@@ -134,6 +145,7 @@ def read_out(
     decode_s = time.draft + time.verify + time.sampling + time.other
     return Readout(
         finish_reason=completion.finish_reason,
+        complete=completion.is_complete,
         rule=completion.rule,
         lossy=completion.lossy,
         prompt_tokens=completion.prompt_tokens,
@@ -155,6 +167,7 @@ def read_out(
         decode_s=decode_s,
         tokens_per_s=_ratio(generated, decode_s),
         time_s=time,
+        constraint_share=_ratio(time.constraint, decode_s),
         overhead=_ratio(decode_s - time.verify - time.draft_model, decode_s),
         burst_latency_s=_latency(np.diff([record.end_s for record in decode])),
         character_gap_s=character_gaps(emitted),
@@ -191,6 +204,7 @@ def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
     """Counts over the tokens of one drafter, or of all (None)."""
     drafted: list[int] = []
     accepted: list[int] = []
+    saved = 0
     for record in records:
         for position, source in enumerate(record.draft.sources):
             if position == len(drafted):
@@ -199,11 +213,13 @@ def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
             if drafter in (None, source):
                 drafted[position] += 1
                 accepted[position] += position < record.num_accepted
+                saved += position < min(record.num_accepted, len(record.tokens) - 1)
     return DrafterCounts(
         drafted_tokens=sum(drafted),
         accepted_tokens=sum(accepted),
         acceptance_rate=sum(accepted) / sum(drafted) if sum(drafted) else None,
         acceptance_by_position=tuple(a / d if d else None for a, d in zip(accepted, drafted, strict=True)),
+        calls_saved=saved,
     )
 
 
@@ -214,6 +230,7 @@ def _decode_time(decode: Sequence[StepRecord]) -> DecodeTime:
         verify=sum(record.verify_s for record in decode),
         sampling=sum(record.sampling_s for record in decode),
         other=sum(record.other_s for record in decode),
+        constraint=sum(record.constraint_s for record in decode),
     )
 
 

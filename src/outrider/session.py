@@ -74,7 +74,7 @@ class Session:
         self.template = template
         self._drafters = tuple(drafters)
         self._learned = learned
-        self._compiler = Compiler(target.vocabulary)
+        self._compiler: Compiler | None = None
         self.engine = Engine(target, drafters, policy, constrain=self._constrain)
         self.notices = [*notices, *self.engine.notices]
 
@@ -149,6 +149,8 @@ class Session:
     def compile(self, grammar: Grammar) -> Compiled:
         """Compile a grammar for the target's vocabulary, or find it among the last ones. What of it is not
         enforced becomes a notice. Raises GrammarError."""
+        if self._compiler is None:  # takes up to a second with a large vocabulary
+            self._compiler = Compiler(self.target.vocabulary)
         compiled = self._compiler.compile(grammar)
         self.notices += [notice for notice in compiled.notices if notice not in self.notices]
         return compiled

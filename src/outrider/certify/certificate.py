@@ -146,8 +146,8 @@ def _sampled(certificate: Certificate) -> dict[str, Any]:
     return {
         "holds": not any(findings.rejected),
         "method": (
-            f"chi-square of the first {LENGTH} tokens against their exact distribution, null distribution "
-            "simulated, rare cells pooled"
+            f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
+            "rare cells pooled; the first ones, under a grammar those behind `behind_tokens` of the answer"
         ),
         "draft_model": draft,
         "significance": plan.significance,

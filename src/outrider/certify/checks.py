@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.certify.faults import judge_with
+from outrider.certify.masks import Constrain, break_masks
 from outrider.certify.plan import Findings, Plan, Progress, Subject
 from outrider.certify.remembered import sampled_tests
 from outrider.certify.sampled import LENGTH, SampledTest
+from outrider.certify.starts import LOOKED_AT
 from outrider.certify.statistics import holm
 from outrider.certify.texts import Compared, Repeated, compare_greedy, compare_stable, repeat
-from outrider.core.contracts import Model
 from outrider.core.data import Request
-from outrider.core.errors import PromptError
+from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
 
@@ -30,26 +31,38 @@ def certify(
     """Run every test on these prompts (tokens of the target).
 
     The models' sequence 0 is used and forgotten. Where nothing is drafted the sampled tests are left
-    out. Raises PromptError without prompts, or for one that leaves no room in the context.
+    out. Raises PromptError without prompts, or for one that leaves no room in the context, SettingError
+    for a grammar without `Subject.constrain`.
     """
-    _check(subject.target, prompts, plan)
-    engine = Engine(subject.target, subject.drafters, subject.policy, judge=judge_with(plan.fault))
+    _check(subject, prompts, plan)
+    constrain, speculates = subject.constrain, subject.speculates(plan.grammar)
+    engine = Engine(
+        subject.target,
+        subject.drafters,
+        subject.policy,
+        judge=judge_with(plan.fault),
+        constrain=break_masks(plan.fault, constrain),
+    )
     greedy = []
     for i, prompt in enumerate(prompts):
         progress("greedy", i, len(prompts))
         request = Request(
-            prompt, SamplingParams(temperature=0), plan.num_tokens, verification=plan.verification
+            prompt,
+            SamplingParams(temperature=0),
+            plan.num_tokens,
+            verification=plan.verification,
+            grammar=plan.grammar,
         )
-        greedy.append(compare_greedy(engine, request, i))
-    stable, repeated = _check_seeds(engine, prompts, plan, progress)
+        greedy.append(compare_greedy(engine, request, i, constrain))
+    stable, repeated = _check_seeds(engine, prompts, plan, progress, constrain)
     engine.reset()
     tests: list[SampledTest] = []
     calls = 0
-    if subject.speculates:
+    if speculates:
         tests, calls = sampled_tests(subject, prompts, plan, progress)
     return Findings(
-        speculates=subject.speculates,
-        stand_in=subject.speculates and subject.draft is None,
+        speculates=speculates,
+        stand_in=speculates and subject.draft is None,
         greedy=tuple(greedy),
         stable=tuple(stable),
         repeated=tuple(repeated),
@@ -59,10 +72,14 @@ def certify(
     )
 
 
-def _check(target: Model, prompts: Sequence[tuple[int, ...]], plan: Plan) -> None:
+def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan) -> None:
+    target = subject.target
     if not prompts:
         raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
-    room = max(plan.num_tokens, plan.num_seeded, LENGTH)
+    if plan.grammar is not None and subject.constrain is None:
+        raise SettingError("grammar", "this subject was made without constraints", "Give it `constrain`.")
+    looked_at = LENGTH if plan.grammar is None else LOOKED_AT + LENGTH
+    room = max(plan.num_tokens, plan.num_seeded, looked_at)
     for i, prompt in enumerate(prompts, 1):
         if len(prompt) + room >= target.context_length:
             raise PromptError(
@@ -73,7 +90,11 @@ def _check(target: Model, prompts: Sequence[tuple[int, ...]], plan: Plan) -> Non
 
 
 def _check_seeds(
-    engine: Engine, prompts: Sequence[tuple[int, ...]], plan: Plan, progress: Progress
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    plan: Plan,
+    progress: Progress,
+    constrain: Constrain | None,
 ) -> tuple[list[Compared], list[Repeated]]:
     """The same seed twice, and with and without the drafters where the rule promises that."""
     rules: tuple[Rule, ...] = ("auto", "stable") if plan.rule == "auto" else (plan.rule,)
@@ -87,8 +108,10 @@ def _check_seeds(
             sampling = SamplingParams(temperature=temperature, seed=plan.seed + i)
             for rule in rules:
                 verification = Verification(rule, lenience=plan.lenience)
-                request = Request(prompt, sampling, plan.num_seeded, verification=verification)
+                request = Request(
+                    prompt, sampling, plan.num_seeded, verification=verification, grammar=plan.grammar
+                )
                 repeated.append(repeat(engine, request, i))
                 if rule == "stable":
-                    stable.append(compare_stable(engine, request, i))
+                    stable.append(compare_stable(engine, request, i, constrain))
     return stable, repeated

@@ -1,6 +1,6 @@
 """Rules that are broken on purpose, to show that the certificate finds them out.
 
-Each is token-wise rejection sampling with one mistake that real implementations have made.
+Each rule is token-wise rejection sampling with one mistake that real implementations have made.
 """
 
 from __future__ import annotations
@@ -15,14 +15,29 @@ from outrider.core.errors import SettingError
 from outrider.sampling import draw, point_mass
 from outrider.verify import Judge, Verifier, accept_probability, residual, verify_tokens
 
-__all__ = ["FAULTS", "Fault", "check_fault", "judge_with"]
+__all__ = ["FAULTS", "MASK_FAULTS", "Fault", "MaskFault", "check_fault", "judge_with"]
 
-Fault = Literal["no-residual", "swapped", "argmax-draft", "reused-random", "kept-rejected"]
+Fault = Literal[
+    "no-residual",
+    "swapped",
+    "argmax-draft",
+    "reused-random",
+    "kept-rejected",
+    "unmasked-drafts",
+    "forcing-mask",
+]
 """no-residual: a rejected token is replaced by one from the target's whole distribution.
 swapped: target and draft exchange their roles in the decision and in the residual.
 argmax-draft: the likeliest token is offered as if it had been drawn.
 reused-random: one random number serves all decisions and draws of a step.
-kept-rejected: a rejected token is emitted all the same."""
+kept-rejected: a rejected token is emitted all the same.
+The last two break a grammar's masks, not the rule (`outrider.certify.masks`)."""
+
+MaskFault = Literal["unmasked-drafts", "forcing-mask"]
+"""unmasked-drafts: behind a drafted token everything is allowed.
+forcing-mask: where text is forced only its usual tokens are allowed, as in canonical decoding."""
+
+MASK_FAULTS: tuple[MaskFault, ...] = get_args(MaskFault)
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
@@ -36,7 +51,7 @@ def check_fault(name: str) -> Fault:
 
 def judge_with(fault: Fault | None) -> Callable[[Request, int], Judge]:
     """What makes an engine's judges: broken ones for requests that speculate, sound ones else."""
-    if fault is None:
+    if fault is None or fault in MASK_FAULTS:
         return Verifier.of
     broken = fault
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.certify.faults import Fault
+from outrider.certify.masks import Constrain, check_shows
 from outrider.certify.sampled import SampledTest
 from outrider.certify.texts import Compared, Repeated
 from outrider.core.contracts import Drafter, Model, Policy
+from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, Verification
 from outrider.policy import FixedPolicy
@@ -25,6 +27,7 @@ class Subject:
     """What is put to the test: a target with its drafters, and the policy that asks them.
 
     `draft` is the model behind a model drafter, `alignment` how its tokens map to the target's.
+    `constrain` makes the constraint of a grammar; needed where the plan has one.
     """
 
     target: Model
@@ -32,12 +35,13 @@ class Subject:
     policy: Policy = field(default_factory=FixedPolicy)
     draft: Model | None = None
     alignment: Alignment | None = None
+    constrain: Constrain | None = None
 
-    @property
-    def speculates(self) -> bool:
-        """Whether anything is ever drafted for this target."""
+    def speculates(self, grammar: Grammar | None = None) -> bool:
+        """Whether anything is ever drafted for this target: what a grammar forces needs no drafter."""
         off = isinstance(self.policy, FixedPolicy) and self.policy.draft_max == 0
-        return bool(self.drafters) and self.target.rewind != "none" and not off
+        forces = grammar is not None and grammar.fast_forward != "off"
+        return bool(self.drafters or forces) and self.target.rewind != "none" and not off
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,9 @@ class Plan:
 
     `num_tokens` per prompt and greedy run; `num_seeded` per run with a seed, on `num_repeated` prompts;
     `samples` for each setting on each of `num_sampled` prompts. `significance` is the chance that sound
-    sampling fails at all. A `rule` that is not auto is tested alone.
+    sampling fails at all. A `rule` that is not auto is tested alone. `grammar` limits every output.
 
-    Raises SettingError for a value out of range.
+    Raises SettingError for a value out of range, and for a fault that cannot show.
     """
 
     num_tokens: int = 128
@@ -61,6 +65,7 @@ class Plan:
     rule: Rule = "auto"
     lenience: float = 1.0
     fault: Fault | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -74,6 +79,8 @@ class Plan:
             raise SettingError("significance", f"{self.significance} is no chance", "Give one in (0, 1).")
         if self.seed < 0:
             raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
+        if self.fault is not None:
+            check_shows(self.fault, self.grammar)
         _ = self.verification
 
     @property

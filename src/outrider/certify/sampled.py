@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.certify.memo import Rows
+from outrider.certify.runs import generate
 from outrider.certify.statistics import Null, pool, simulate_null
-from outrider.core.contracts import Vocabulary
-from outrider.core.data import Request
+from outrider.core.contracts import Constraint, Vocabulary
+from outrider.core.data import Grammar, Request
+from outrider.core.errors import ConstraintError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.sampling import RequestSampler
@@ -29,7 +31,6 @@ __all__ = [
     "Exact",
     "SampledTest",
     "Setting",
-    "entropy",
     "exact_distribution",
     "sample",
     "settings_under_test",
@@ -52,7 +53,8 @@ _Text = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to sample that is put to the test. `drafter` is "model" or "lookup"."""
+    """One way to sample that is put to the test. `drafter` is "model", "lookup" or "none": nothing is drafted
+    but what a grammar forces."""
 
     drafter: str
     verification: Verification
@@ -62,16 +64,16 @@ class Setting:
     def name(self) -> str:
         """The setting, for people."""
         rule, drafts = self.verification.rule, self.verification.draft_sampling
-        kind = (
-            "lookup" if self.drafter == "lookup" else {"greedy": "likeliest", "sampled": "drawn"}.get(drafts)
-        )
+        kinds = {"lookup": "lookup", "none": "forced text"}
+        kind = kinds.get(self.drafter) or {"greedy": "likeliest", "sampled": "drawn"}.get(drafts)
         penalties = ", penalties" if self.sampling.repeat_penalty != 1 else ""
         return f"{rule}{f', {kind}' if kind else ''}, T={self.sampling.temperature:g}{penalties}"
 
 
-def settings_under_test(rule: Rule = "auto", lenience: float = 1.0) -> list[Setting]:
+def settings_under_test(rule: Rule = "auto", lenience: float = 1.0, *, forces: bool = False) -> list[Setting]:
     """Every rule with both kinds of draft at two temperatures, and one with penalties; of a rule
-    that is asked for (not auto) only the settings with that rule."""
+    that is asked for (not auto) only the settings with that rule. `forces`: also what a grammar forces
+    alone, without a drafter."""
     kinds: list[tuple[str, Rule, DraftSampling]] = [
         ("model", "token", "sampled"),
         ("model", "token", "greedy"),
@@ -85,6 +87,8 @@ def settings_under_test(rule: Rule = "auto", lenience: float = 1.0) -> list[Sett
         kinds = [kind for kind in kinds if kind[1] in ("token", "auto")]
     if rule != "auto":
         kinds = [kind for kind in kinds if kind[1] == rule] + [("lookup", rule, "auto")]
+    if forces:
+        kinds.append(("none", rule, "auto"))
     plain = [SamplingParams(temperature=temperature) for temperature in (0.7, 1.0)]
     found = [
         Setting(drafter, Verification(rule, drafts, lenience), sampling)
@@ -118,13 +122,6 @@ class Exact:
         return None
 
 
-def entropy(rows: Rows, vocabulary: Vocabulary, prompt: _Text) -> float:
-    """How much is left to chance in the first token at temperature 1, in nats."""
-    sampler = RequestSampler(SamplingParams(temperature=1.0), vocabulary, prompt)
-    probs = sampler.distribution(rows.after(prompt, 1)[0], ()).probs
-    return float(-(probs * np.log(probs)).sum())
-
-
 def exact_distribution(
     rows: Rows,
     vocabulary: Vocabulary,
@@ -133,10 +130,11 @@ def exact_distribution(
     num_samples: int,
     level: float,
     rng: np.random.Generator,
+    constrain: Callable[[], Constraint] | None = None,
 ) -> Exact:
     """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and the
-    power of a test at `level`."""
-    cells = _chain_rule(rows, vocabulary, prompt, sampling, num_samples)
+    power of a test at `level`. `constrain` makes the constraint behind the prompt, if there is one."""
+    cells = _chain_rule(rows, vocabulary, prompt, sampling, num_samples, constrain)
     probs = np.array(list(cells.values()))
     groups = pool(probs, num_samples)
     num_draws = math.ceil(_DRAWS_PER_LEVEL / level)
@@ -152,23 +150,43 @@ def exact_distribution(
 
 
 def _chain_rule(
-    rows: Rows, vocabulary: Vocabulary, prompt: _Text, sampling: SamplingParams, num_samples: int
+    rows: Rows,
+    vocabulary: Vocabulary,
+    prompt: _Text,
+    sampling: SamplingParams,
+    num_samples: int,
+    constrain: Callable[[], Constraint] | None,
 ) -> dict[_Text, float]:
     """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
-    sampler = RequestSampler(sampling, vocabulary, prompt)
+    sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
     cells: dict[_Text, float] = {}
     open_texts: list[tuple[_Text, float]] = [((), 1.0)]
     while open_texts:
         text, mass = open_texts.pop()
-        ended = bool(text) and vocabulary.ends_generation(text[-1])
-        if text and (ended or len(text) == LENGTH or mass * num_samples < _EXPAND):
+        rare = len(text) == LENGTH or mass * num_samples < _EXPAND
+        if text and (rare or _has_ended(text, vocabulary, constrain)):
             cells[text] = mass
             continue
         [row] = rows.after((*prompt, *text), 1)
-        following = sampler.distribution(row, text)
+        try:
+            following = sampler.distribution(row, text)
+        except ConstraintError:  # a dead end is an end
+            cells[text] = mass
+            continue
         for token, chance in zip(following.tokens.tolist(), following.probs.tolist(), strict=True):
             open_texts.append(((*text, token), mass * chance))
     return cells
+
+
+def _has_ended(text: _Text, vocabulary: Vocabulary, constrain: Callable[[], Constraint] | None) -> bool:
+    """Whether the engine would end a text here: an end token, or nothing else may follow."""
+    if vocabulary.ends_generation(text[-1]):
+        return True
+    if constrain is None:
+        return False
+    constraint = constrain()
+    constraint.accept(text)
+    return constraint.is_complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +196,13 @@ class SampledTest:
     `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
     gives, make it infinite. `power` is the chance to find a shift of total variation 0.05 at the
     level of the corrected test, `detectable_shift` the least that is found with probability 0.95
-    (None: no shift is), both in the direction that is hardest to find.
+    (None: no shift is), both in the direction that is hardest to find. `behind_tokens` of a constrained
+    answer stood before the texts, the same for all of them.
     """
 
     setting: str
     prompt: int
+    behind_tokens: int
     samples: int
     cells: int
     impossible: int
@@ -202,14 +222,19 @@ def sample(
     seeds: Sequence[int],
     *,
     index: int = 0,
+    behind_tokens: int = 0,
+    grammar: Grammar | None = None,
     on_sample: Callable[[], None] = lambda: None,
 ) -> SampledTest:
-    """Generate one text for each seed, and test their counts; `index` is the prompt's number."""
-    request = Request(prompt, setting.sampling, max_tokens=LENGTH, verification=setting.verification)
+    """Generate one text for each seed, and test their counts; `index` is the prompt's number, and its last
+    `behind_tokens` are part of the answer."""
+    request = Request(
+        prompt, setting.sampling, max_tokens=LENGTH, verification=setting.verification, grammar=grammar
+    )
     texts: Counter[_Text] = Counter()
     drafted = accepted = 0
     for seed in seeds:
-        done = engine.generate(replace(request, sampling=replace(setting.sampling, seed=seed)))
+        done = generate(engine, replace(request, sampling=replace(setting.sampling, seed=seed)))
         texts[done.tokens] += 1
         drafted += sum(len(record.draft) for record in done.records)
         accepted += sum(record.num_accepted for record in done.records)
@@ -219,6 +244,7 @@ def sample(
     return SampledTest(
         setting=setting.name,
         prompt=index,
+        behind_tokens=behind_tokens,
         samples=len(seeds),
         cells=len(counts),
         impossible=impossible,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.certify.audit import Choice, Decide, Difference, Run, audit, best_of, first_difference
+from outrider.certify.masks import Constrain, behind
+from outrider.certify.runs import generate
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request, Row
 from outrider.engine import Engine
@@ -72,30 +75,36 @@ class Repeated:
     counts: Counts
 
 
-def compare_greedy(engine: Engine, request: Request, prompt: int = 0) -> Compared:
-    """Compare the greedy text of `request` with plain decoding's.
+def compare_greedy(
+    engine: Engine, request: Request, prompt: int = 0, constrain: Constrain | None = None
+) -> Compared:
+    """Compare the greedy text of `request` with plain decoding's; `constrain` makes the constraint of its
+    grammar.
 
     Behind a near-tie plain decoding goes on from the speculative text, the flipped token included, so
     that every token is compared. A difference that is none ends the comparison.
     """
+    decide = _likeliest(_sampler(engine, request, constrain))
     speculative = _run(engine, replace(request, speculate=True))
     plain = _run(engine, replace(request, speculate=False))
     differences: list[Difference] = []
     counts = _count(speculative.completion) + _count(plain.completion)
     num_tokens = len(speculative.completion.tokens)
-    while (found := _differ(engine, speculative, plain, _likeliest)) is not None:
+    while (found := _differ(engine, speculative, plain, decide)) is not None:
         differences.append(found)
         num_compared = found.position + 1
         if not found.near_tie or num_compared >= num_tokens:
             num_tokens = min(num_tokens, num_compared)
             break
-        plain = _run(engine, _resumed(request, speculative.completion.tokens[:num_compared]))
+        plain = _resume(engine, request, speculative.completion.tokens[:num_compared], constrain)
         counts += _count(plain.completion)
     engine.reset()
     return Compared(prompt, 0.0, num_tokens, tuple(differences), counts)
 
 
-def compare_stable(engine: Engine, request: Request, prompt: int = 0) -> Compared:
+def compare_stable(
+    engine: Engine, request: Request, prompt: int = 0, constrain: Constrain | None = None
+) -> Compared:
     """Compare the text that the seed-stable rule gives with speculation and without.
 
     The first difference is audited, with log probability plus noise in place of logits, and ends
@@ -103,7 +112,8 @@ def compare_stable(engine: Engine, request: Request, prompt: int = 0) -> Compare
     """
     speculative = _run(engine, replace(request, speculate=True))
     plain = _run(engine, replace(request, speculate=False))
-    found = _differ(engine, speculative, plain, _noisy(request, engine.target.vocabulary))
+    seed = request.sampling.seed or 0
+    found = _differ(engine, speculative, plain, _noisy(_sampler(engine, request, constrain), seed))
     engine.reset()
     tokens = len(speculative.completion.tokens) if found is None else found.position + 1
     counts = _count(speculative.completion) + _count(plain.completion)
@@ -122,12 +132,26 @@ def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
 
 def _run(engine: Engine, request: Request) -> Run:
     engine.reset()
-    return Run(request.prompt, engine.generate(request))
+    return Run(request.prompt, generate(engine, request))
 
 
-def _resumed(request: Request, tokens: Sequence[int]) -> Request:
+def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: Constrain | None) -> Run:
+    """Plain decoding on the same target that goes on behind these tokens of the answer."""
+    engine.reset()
     limit = None if request.max_tokens is None else request.max_tokens - len(tokens)
-    return replace(request, prompt=(*request.prompt, *tokens), max_tokens=limit, speculate=False)
+    resumed = replace(request, prompt=(*request.prompt, *tokens), max_tokens=limit, speculate=False)
+    plain = Engine(engine.target, constrain=behind(constrain, tokens))
+    run = _run(plain, resumed)
+    plain.reset()
+    return run
+
+
+def _sampler(engine: Engine, request: Request, constrain: Constrain | None) -> RequestSampler:
+    """The request's sampler at the beginning of its answer."""
+    constraint = None
+    if request.grammar is not None and constrain is not None:
+        constraint = constrain(request.grammar)
+    return RequestSampler(request.sampling, engine.target.vocabulary, request.prompt, constraint)
 
 
 def _differ(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Difference | None:
@@ -155,19 +179,23 @@ def _differ(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Dif
     return replace(
         difference,
         near_tie=spoken.token == our_token and said.token == their_token,
-        speculative_margin=spoken.margin,
-        plain_margin=said.margin,
+        speculative_margin=_finite(spoken.margin),
+        plain_margin=_finite(said.margin),
     )
 
 
-def _likeliest(row: Row, _generated: Sequence[int]) -> Choice:
-    return best_of(row)
+def _finite(margin: float) -> float | None:
+    """None where nothing else was allowed, so that there is no margin."""
+    return margin if math.isfinite(margin) else None
 
 
-def _noisy(request: Request, vocabulary: Vocabulary) -> Decide:
+def _likeliest(sampler: RequestSampler) -> Decide:
+    """What greedy decoding picks."""
+    return lambda row, generated: best_of(sampler.adjust(row, generated))
+
+
+def _noisy(sampler: RequestSampler, seed: int) -> Decide:
     """What the seed-stable rule picks: the greatest log probability plus noise."""
-    sampler = RequestSampler(request.sampling, vocabulary, request.prompt)
-    seed = request.sampling.seed or 0
 
     def decide(row: Row, generated: Sequence[int]) -> Choice:
         distribution = sampler.distribution(row, generated)

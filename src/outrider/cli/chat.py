@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -10,7 +11,7 @@ from rich.text import Text
 from outrider.cli.explanation import print_explanation
 from outrider.cli.output import readable
 from outrider.cli.prompt import ask, read_prompt
-from outrider.cli.report import print_readout
+from outrider.cli.report import print_incomplete, print_readout
 from outrider.cli.run import (
     check_settings,
     explanation_of,
@@ -20,8 +21,8 @@ from outrider.cli.run import (
 )
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
-from outrider.core.data import StepRecord
-from outrider.core.errors import InputError, PromptError, SettingError
+from outrider.core.data import Grammar, StepRecord
+from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
 from outrider.generation import Generation
 from outrider.session import Message, Pair, Session
 from outrider.trace import write_trace
@@ -34,6 +35,7 @@ def chat(settings: RunSettings) -> int:
     errors = Console(stderr=True, highlight=False)
     check_settings(settings)
     _check(settings)
+    grammar = settings.grammar("the messages")
     first = _first_message(settings)
     pair = load_pair(settings, errors)
     if pair.template is None:
@@ -43,8 +45,10 @@ def chat(settings: RunSettings) -> int:
             "Use outrider run.",
         )
     with open_session(settings, pair, 0, errors) as session:
+        if grammar is not None:
+            session.compile(grammar)
         print_notices(session, errors)
-        conversation = _Conversation(settings, pair, session, errors)
+        conversation = _Conversation(settings, pair, session, errors, grammar)
         errors.print(Text(_HELP, style="dim"))
         if first is not None:
             conversation.say(first)
@@ -72,8 +76,11 @@ def _first_message(settings: RunSettings) -> str | None:
 class _Conversation:
     """The turns so far, and what became of the last one."""
 
-    def __init__(self, settings: RunSettings, pair: Pair, session: Session, errors: Console) -> None:
+    def __init__(
+        self, settings: RunSettings, pair: Pair, session: Session, errors: Console, grammar: Grammar | None
+    ) -> None:
         self._settings = settings
+        self._grammar = grammar
         self._pair = pair
         self._session = session
         self._errors = errors
@@ -110,25 +117,36 @@ class _Conversation:
             return None
 
     def say(self, message: str) -> None:
-        """Answer one message. A message that does not fit is said to be one, and taken back."""
+        """Answer one message. One that does not fit, or whose answer cannot go on, is taken back, and why
+        is said."""
         self._messages.append({"role": "user", "content": message})
         try:
             prompt = self._session.encode(self._messages)
-            request = self._settings.request(prompt, self._session.target.vocabulary)
+            request = self._settings.request(prompt, self._session.target.vocabulary, self._grammar)
             generation = Generation(self._session.engine, request)
             self._last = show(generation, self._printer)
         except InputError as error:  # too long, or the template refuses it
-            self._messages.pop()
-            way_out = "/reset starts a new conversation."
-            self._errors.print(Text(readable(f"{error} {way_out}"), style="yellow"))
+            self._take_back(f"{error} /reset starts a new conversation.")
+            return
+        except ConstraintError as error:
+            self._trace(generation.records)
+            self._take_back(str(error))
             return
         completion = self._last.completion
+        print_incomplete(self._errors, completion, self._grammar)
         self._messages.append({"role": "assistant", "content": completion.text})
-        if self._settings.trace:
-            self._records += completion.records
-            write_trace(self._settings.trace, self._records)
+        self._trace(completion.records)
         if not self._settings.quiet:
             self._print_summary(self._last)
+
+    def _take_back(self, why: str) -> None:
+        self._messages.pop()
+        self._errors.print(Text(readable(why), style="yellow"))
+
+    def _trace(self, records: Sequence[StepRecord]) -> None:
+        if self._settings.trace:
+            self._records += records
+            write_trace(self._settings.trace, self._records)
 
     def _print_summary(self, shown: Shown) -> None:
         readout = shown.readout()
@@ -156,6 +174,7 @@ class _Conversation:
             return
         draft = self._pair.draft.name if self._pair.draft else None
         explanation = explanation_of(self._session, self._last.completion)
-        print_readout(self._errors, self._last.readout(), self._pair.target.name, draft, explanation)
+        readout, target = self._last.readout(), self._pair.target.name
+        print_readout(self._errors, readout, target, draft, explanation, self._grammar)
         if self._settings.explain and explanation:
             print_explanation(self._errors, explanation)

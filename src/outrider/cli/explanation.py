@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.output import readable
-from outrider.cli.report import estimate_line, print_rows
+from outrider.cli.report import estimate_line, print_rows, source_name
 from outrider.explain import Choices, Explanation
+from outrider.policy.forced import FORCED
 
 _BAR_COLUMNS = 28
 
@@ -21,10 +22,15 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         share = explanation.draft_step_s / explanation.target_calls_s[1]
         line = _break_even_line(explanation.break_even_draft)
         rows["draft pays"] = f"{line}; a step of it costs {share:.2f} of the target's"
+    if FORCED in explanation.acceptance:
+        rows["forced text"] = (
+            "what a grammar leaves no choice about is drafted without a model; it stands unless the target "
+            "spells it with other tokens"
+        )
     if explanation.acceptance:
         rows["judged right"] = ", ".join(
-            f"{name} {share:.0%} of the tokens that the target came to (Brier score of the estimates "
-            f"{explanation.brier[name]:.3f})"
+            f"{source_name(name)} {share:.0%} of the tokens that the target came to "
+            f"(Brier score of the estimates {explanation.brier[name]:.3f})"
             for name, share in explanation.acceptance.items()
         )
     rows["chosen"] = "; ".join(_choice(name, made) for name, made in explanation.choices.items()) or "nothing"
@@ -55,7 +61,8 @@ def _break_even_line(shares: dict[int, float | None]) -> str:
 
 
 def _choice(name: str, made: Choices) -> str:
-    steps = f"{name} {made.steps} step{'s' if made.steps != 1 else ''}"
+    who = " + ".join(source_name(source) for source in name.split(" + "))
+    steps = f"{who} {made.steps} step{'s' if made.steps != 1 else ''}"
     if not made.drafted_tokens:
         return steps
     return (

@@ -14,7 +14,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from outrider import __version__
-from outrider.cli import costs_options, draft_options, options, verify_options
+from outrider.cli import costs_options, draft_options, grammar_options, options, verify_options
 from outrider.cli.output import readable
 from outrider.cli.settings import RunSettings
 from outrider.core.errors import OutriderError
@@ -141,6 +141,15 @@ def _run(
     logit_bias: options.LogitBias = None,
     ban: options.Ban = None,
     min_tokens: options.MinTokens = _SAMPLING.min_tokens,
+    json_schema: grammar_options.JsonSchema = None,
+    json_mode: grammar_options.JsonMode = False,
+    regex: grammar_options.Regex = None,
+    choices: grammar_options.Choice = None,
+    grammar_source: grammar_options.GrammarSource = None,
+    json_style: grammar_options.Style = None,
+    fast_forward: grammar_options.FastForwardMode = None,
+    lenient_schema: grammar_options.Lenient = False,
+    constrain_after: grammar_options.After = None,
     rule: draft_options.Rule = _VERIFICATION.rule,
     lenience: draft_options.Lenience = _VERIFICATION.lenience,
     strict: draft_options.Strict = False,
@@ -211,6 +220,15 @@ def _verify(
     tokens: verify_options.TestedTokens = None,
     quick: verify_options.Quick = False,
     test_seed: verify_options.TestSeed = 0,
+    json_schema: grammar_options.JsonSchema = None,
+    json_mode: grammar_options.JsonMode = False,
+    regex: grammar_options.Regex = None,
+    choices: grammar_options.Choice = None,
+    grammar_source: grammar_options.GrammarSource = None,
+    json_style: grammar_options.Style = None,
+    fast_forward: grammar_options.FastForwardMode = None,
+    lenient_schema: grammar_options.Lenient = False,
+    constrain_after: grammar_options.After = None,
     rule: draft_options.Rule = _VERIFICATION.rule,
     lenience: draft_options.Lenience = _VERIFICATION.lenience,
     policy: draft_options.Policy = "fixed",

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from outrider.cli.output import readable
 from outrider.compare import Comparison
+from outrider.core.data import Completion, Grammar
 from outrider.explain import Estimate, Explanation
 from outrider.readout import DrafterCounts, Latency, Readout
 
@@ -20,17 +21,48 @@ SOURCE_STYLES = {
     "earlier": "blue",
     "corpus": "magenta",
     "prediction": "yellow",
+    "grammar": "dim",
 }
 """How `--show-source` colours a token, by who produced it."""
 
-_NAMES = {"draft": "draft model", "lookup": "lookup"}
+_NAMES = {"draft": "draft model", "grammar": "forced text"}
+
+_STRUCTURES = {
+    "json_schema": "JSON of a schema",
+    "json": "JSON",
+    "regex": "text of a pattern",
+    "choice": "one of several texts",
+    "gbnf": "text of a GBNF grammar",
+    "lark": "text of a Lark grammar",
+}
+
+_CUT_OFF = {
+    "length": "the token limit (-n) cut it off",
+    "context": "the context is full, -c gives a larger one",
+    "cancelled": "it was interrupted",
+    "stop": "a stop text (-r) ended it",
+}
+
+
+def source_name(source: str) -> str:
+    """A source of tokens, as people read it."""
+    return _NAMES.get(source, source)
+
+
+def print_incomplete(console: Console, completion: Completion, grammar: Grammar | None) -> None:
+    """Say so, and why, where an output is only the beginning of what its grammar asks for."""
+    if grammar is None or completion.is_complete:
+        return
+    what = "JSON" if grammar.kind in ("json_schema", "json") else "text"
+    why = _CUT_OFF.get(completion.finish_reason, completion.finish_reason)
+    console.print(Text(f"note: the {what} is incomplete: {why}", style="yellow"))
 
 
 def print_legend(console: Console) -> None:
     """Which colour stands for which source."""
     legend = Text("tokens by: ", style="dim")
     for source, style in SOURCE_STYLES.items():
-        legend.append(_NAMES.get(source, source), style=style or "bold")
+        legend.append(source_name(source), style=style or "bold")
         legend.append("  ")
     console.print(legend)
 
@@ -41,27 +73,31 @@ def print_readout(
     target: str,
     draft: str | None,
     explanation: Explanation | None = None,
+    grammar: Grammar | None = None,
 ) -> None:
-    """Counts and times, one subject a line."""
+    """Counts and times, one subject a line; `grammar` is what the output was limited to."""
     rows = {
         "models": f"target {target}, " + (f"draft {draft}" if draft else "no draft model"),
         "prompt": _prompt_line(readout),
-        "answer": _answer_line(readout),
+        "answer": _answer_line(readout, limited=grammar is not None),
         "target calls": _calls_line(readout),
     }
+    if grammar:
+        rows["structure"] = structure_line(grammar)
+        rows["calls saved"] = _saved_line(readout)
     if draft:
         rows["draft calls"] = str(readout.draft_calls)
     if readout.drafted_tokens:
         rows["drafted"] = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
         for name, counts in readout.drafters.items():
-            rows[f"  {_NAMES.get(name, name)}"] = _drafter_line(counts)
+            rows[f"  {source_name(name)}"] = _drafter_line(counts)
         if len(readout.drafters) == 1:
             name, line = rows.popitem()
             rows["drafted"] = f"{line} (all by {name.strip()})"
     drawn = f" ({readout.drawn_tokens} of the tokens were drawn)" if readout.drawn_tokens else ""
     rows["rule"] = readout.rule + drawn
     if readout.generated_tokens:
-        rows["time"] = _time_line(readout)
+        rows["time"] = _time_line(readout) + (_constraint_part(readout) if grammar else "")
     if explanation and explanation.estimate:
         rows["speed-up"] = estimate_line(explanation.estimate)
     if readout.burst_latency_s:
@@ -99,9 +135,9 @@ def _prompt_line(readout: Readout) -> str:
     return f"{line}, {_number(readout.prefill_calls, 'prefill call')}"
 
 
-def _answer_line(readout: Readout) -> str:
+def _answer_line(readout: Readout, *, limited: bool) -> str:
     ended = {
-        "stop": "it ended by itself",
+        "stop": "complete" if limited and readout.complete else "it ended by itself",
         "length": "token limit (-n)",
         "context": "the context is full, -c gives a larger one",
         "cancelled": "interrupted",
@@ -119,6 +155,30 @@ def _calls_line(readout: Readout) -> str:
         f"{readout.target_calls}, {readout.tokens_per_target_call:.2f} tokens per call "
         f"({readout.target_calls_saved:.0%} fewer calls than one per token)"
     )
+
+
+def structure_line(grammar: Grammar) -> str:
+    """What the output was limited to, and what it is exact relative to where that is not plain decoding."""
+    line = _STRUCTURES[grammar.kind]
+    if grammar.kind in ("json_schema", "json"):
+        line += f", {grammar.style}"
+    if grammar.after is not None:
+        line += f", behind {grammar.after!r}"
+    if grammar.lenient:
+        line += ", lenient"
+    if grammar.fast_forward == "canonical":
+        return line + "; fast-forward canonical: exact relative to the canonical tokenization"
+    return line + ("; fast-forward off" if grammar.fast_forward == "off" else "")
+
+
+def _saved_line(readout: Readout) -> str:
+    saved = {source_name(name): counts.calls_saved for name, counts in readout.drafters.items()}
+    return ", ".join(f"{count} by {name}" for name, count in saved.items() if count) or "none"
+
+
+def _constraint_part(readout: Readout) -> str:
+    spent = f"{_time(readout.time_s.constraint)} ({readout.constraint_share:.1%})"
+    return f"; masks and forced text took {spent} of it"
 
 
 def _acceptance_line(drafted: int, accepted: int) -> str:

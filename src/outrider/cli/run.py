@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -13,13 +13,13 @@ from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
 from outrider.cli.prompt import encodable, read_prediction, read_prompt
-from outrider.cli.report import print_comparison, print_readout
+from outrider.cli.report import print_comparison, print_incomplete, print_readout
+from outrider.cli.result import as_json, failure_as_json, request_settings
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.compare import Comparison, compare, is_deterministic
-from outrider.core.contracts import Vocabulary
-from outrider.core.data import Completion, Request, TokenLogprob
-from outrider.core.errors import PromptError, SettingError
+from outrider.core.data import Completion, Request
+from outrider.core.errors import ConstraintError, PromptError, SettingError
 from outrider.drafters.corpus import indexing
 from outrider.drafters.corpus_files import list_files
 from outrider.drafters.model import ModelDrafter
@@ -31,8 +31,9 @@ from outrider.models.hub import HubOptions
 from outrider.policy import AutoPolicy
 from outrider.readout import Readout
 from outrider.replay.recorder import record_offers
-from outrider.replay.recording import Recording, as_json
-from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session, settings_of
+from outrider.replay.recording import Recording
+from outrider.replay.recording import as_json as recording_json
+from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
 from outrider.trace import write_trace
 
 INTERRUPTED = 130
@@ -46,13 +47,16 @@ def run(settings: RunSettings) -> int:
     """Generate once; returns the exit status."""
     errors = Console(stderr=True, highlight=False)
     check_settings(settings)
+    grammar = settings.grammar("the prompt" if settings.prompt_is_piped else None)
     prompt = read_prompt(settings.prompt_argument, settings.prompt, settings.file, escape=settings.escape)
     prediction = read_prediction(settings.prediction) if settings.prediction else None
     pair = load_pair(settings, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
-    request = settings.request(tokens, pair.target.vocabulary)
+    request = settings.request(tokens, pair.target.vocabulary, grammar)
     with open_session(settings, pair, len(tokens), errors) as session:
         session.expect(request.prompt, prediction)
+        if grammar is not None:
+            session.compile(grammar)
         print_notices(session, errors)
         shown = _generate(settings, session, request, errors)
         completion, comparison = shown.completion, None
@@ -159,9 +163,11 @@ def _generate(settings: RunSettings, session: Session, request: Request, errors:
     printer = None if settings.json else TokenPrinter(settings, errors)
     try:
         shown = show(generation, printer)
-    except BaseException:
+    except BaseException as error:
         if settings.trace:
             write_trace(settings.trace, generation.records)
+        if settings.json and isinstance(error, ConstraintError):
+            write(json.dumps(failure_as_json(error)) + "\n")
         raise
     if settings.trace:
         write_trace(
@@ -183,7 +189,7 @@ def _recordings(
             for drafter in models
         }
     recording = Recording("0", "run", request.prompt, completion.tokens, completion.finish_reason, offers)
-    return [as_json(recording)]
+    return [recording_json(recording)]
 
 
 def _compare(
@@ -216,9 +222,11 @@ def _report(
     readout = _readout(shown, comparison)
     run = comparison.speculative_completion if comparison else shown.completion
     explanation = explanation_of(session, run)
+    if not settings.json:
+        print_incomplete(errors, shown.completion, request.grammar)
     if settings.json:
         in_force = request_settings(settings, session, request, shown.completion)
-        result = _as_json(session, in_force, readout, run, comparison)
+        result = as_json(session, in_force, readout, run, comparison)
         if explanation:
             result |= {"explanation": explanation.as_json()}
         write(json.dumps(result) + "\n")
@@ -226,7 +234,7 @@ def _report(
         errors.print()
         # An estimate has nothing to add to a measurement.
         draft, estimated = pair.draft.name if pair.draft else None, None if comparison else explanation
-        print_readout(errors, readout, pair.target.name, draft, estimated)
+        print_readout(errors, readout, pair.target.name, draft, estimated, request.grammar)
         if comparison:
             print_comparison(errors, comparison, deterministic=is_deterministic(request))
     if settings.explain and explanation and not settings.json:
@@ -253,47 +261,3 @@ def _readout(shown: Shown, comparison: Comparison | None) -> Readout:
         paced_character_gap_s=seen.paced_character_gap_s,
         plain_character_gap_s=seen.plain_character_gap_s,
     )
-
-
-def request_settings(
-    settings: RunSettings, session: Session, request: Request, completion: Completion
-) -> dict[str, Any]:
-    """The effective settings of the run, models and request."""
-    return settings_of(session, request, completion.seed) | {
-        "max_tokens": request.max_tokens,
-        "stop": list(request.stop),
-        "ignore_end": request.ignore_end,
-        "raw": settings.raw,
-    }
-
-
-def _as_json(
-    session: Session,
-    settings: dict[str, Any],
-    readout: Readout,
-    run: Completion,
-    comparison: Comparison | None,
-) -> dict[str, Any]:
-    """The object that --json prints; the README documents its keys."""
-    result = {"text": run.text, **readout.as_json(), "settings": settings, "notices": session.notices}
-    if run.logprobs:
-        vocabulary = session.target.vocabulary
-        result["logprobs"] = [_logprob_json(scored, vocabulary) for scored in run.logprobs]
-    if comparison:
-        result |= {
-            "plain": comparison.plain.as_json(),
-            "speedup": asdict(comparison.speedup),
-            "equal": comparison.equal,
-            "divergence": asdict(comparison.divergence) if comparison.divergence else None,
-        }
-    return result
-
-
-def _logprob_json(scored: TokenLogprob, vocabulary: Vocabulary) -> dict[str, Any]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        piece = vocabulary.piece(token)
-        text = piece.decode("utf-8", errors="replace")
-        return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
-
-    top = [entry(token, logprob) for token, logprob in scored.top]
-    return entry(scored.token, scored.logprob) | {"forced": scored.forced, "top_logprobs": top}

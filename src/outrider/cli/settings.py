@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import cast
 
 from outrider.backends.llama_cpp import LoadOptions
+from outrider.cli.grammar import GrammarOptions
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Request
+from outrider.core.data import Grammar, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.learned import AutoSettings
@@ -64,6 +65,15 @@ class RunSettings:
     logit_bias: list[str] | None
     ban: list[str] | None
     min_tokens: int
+    json_schema: str | None
+    json_mode: bool
+    regex: str | None
+    choices: list[str] | None
+    grammar_source: str | None
+    json_style: str | None
+    fast_forward: str | None
+    lenient_schema: bool
+    constrain_after: str | None
     rule: str
     lenience: float
     strict: bool
@@ -149,7 +159,35 @@ class RunSettings:
             strict_margin=STRICT_MARGIN if self.strict else 0.0,
         )
 
-    def request(self, prompt: tuple[int, ...], vocabulary: Vocabulary) -> Request:
+    def grammar(self, stdin_gives: str | None = None) -> Grammar | None:
+        """What the output is limited to; None for nothing. Reads its file or standard input (unless that is
+        needed for `stdin_gives`), so ask once. Raises SettingError and GrammarError."""
+        options = GrammarOptions(
+            json_schema=self.json_schema,
+            json_mode=self.json_mode,
+            regex=self.regex,
+            choices=self.choices,
+            source=self.grammar_source,
+            style=self.json_style,
+            fast_forward=self.fast_forward,
+            lenient=self.lenient_schema,
+            after=self.constrain_after,
+        )
+        grammar = options.read(stdin_gives)
+        if grammar is not None and self.ignore_eos:
+            why = "an output that is limited ends when it is complete"
+            raise SettingError("--ignore-eos", why, "Leave it out.")
+        return grammar
+
+    @property
+    def prompt_is_piped(self) -> bool:
+        """Whether the prompt comes from standard input."""
+        from_file = self.file is None or str(self.file) == "-"
+        return self.prompt_argument is None and self.prompt is None and from_file
+
+    def request(
+        self, prompt: tuple[int, ...], vocabulary: Vocabulary, grammar: Grammar | None = None
+    ) -> Request:
         """The generation that was asked for. Raises SettingError."""
         return Request(
             prompt=prompt,
@@ -159,6 +197,7 @@ class RunSettings:
             ignore_end=self.ignore_eos,
             verification=self.verification(),
             logprobs=self.logprobs,
+            grammar=grammar,
         )
 
     def max_tokens(self) -> int | None:

@@ -17,6 +17,7 @@ from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.settings import RunSettings
 from outrider.cli.smooth import PacedPrinter
 from outrider.core.data import Completion, Piece
+from outrider.core.errors import ConstraintError
 from outrider.generation import Generation
 from outrider.pacing import Pacer
 from outrider.readout import Emission, Readout, read_out
@@ -36,19 +37,27 @@ class Shown:
 
 
 def show(generation: Generation, printer: TokenPrinter | None) -> Shown:
-    """Run a generation to its end or to Ctrl-C, printing the text as it comes, or paced."""
+    """Run a generation to its end or to Ctrl-C, printing the text as it comes, or paced.
+
+    Where a constrained output cannot go on, what was produced is shown, and ConstraintError is raised.
+    """
     emitted: list[Emission] = []
     paced = PacedPrinter(printer.print, printer.pacer) if printer and printer.pacer else None
-    with Interrupt() as interrupt, paced or nullcontext(printer) as out:
-        for update in generation:
-            emitted.append(Emission(update.record.end_s, len(update.text)))
-            if out:
-                out.print(update.pieces)
-            if interrupt.asked:
-                generation.cancel()
-        completion = generation.completion
+    try:
+        with Interrupt() as interrupt, paced or nullcontext(printer) as out:
+            for update in generation:
+                emitted.append(Emission(update.record.end_s, len(update.text)))
+                if out:
+                    out.print(update.pieces)
+                if interrupt.asked:
+                    generation.cancel()
+            completion = generation.completion
+    except ConstraintError as error:
+        if printer:
+            printer.end(error.text)
+        raise
     if printer:
-        printer.end(completion)
+        printer.end(completion.text)
     return Shown(completion, emitted, paced.emitted if paced else ())
 
 
@@ -79,9 +88,9 @@ class TokenPrinter:
         )
         self._printed += sum(len(piece.text) for piece in pieces)
 
-    def end(self, completion: Completion) -> None:
-        """Show what was still held back, and end the line."""
-        self._write(self._dressed(completion.text[self._printed :], "") + "\n")
+    def end(self, text: str) -> None:
+        """Show what of the whole text was still held back, and end the line."""
+        self._write(self._dressed(text[self._printed :], "") + "\n")
         self._printed = 0
 
     def _dressed(self, text: str, style: str) -> str:

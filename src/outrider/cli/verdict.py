@@ -13,6 +13,7 @@ from outrider.certify.audit import Difference
 from outrider.certify.plan import Findings
 from outrider.certify.texts import Compared
 from outrider.cli.output import readable
+from outrider.cli.report import structure_line
 
 _SHOWN_TIES = 4
 
@@ -59,6 +60,8 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
     if findings.stand_in:
         names.append("no draft model: for the samples the target's own logits, disturbed, stand in for one")
     rows.append(("models", ", ".join(names)))
+    if certificate.plan.grammar is not None:
+        rows.append(("structure", structure_line(certificate.plan.grammar)))
     rows.append(("greedy", _texts_line(findings.greedy)))
     rows += [("", line) for line in _tie_lines(findings.greedy)]
     rows.append(("same seed", _seeds_line(findings)))
@@ -116,6 +119,15 @@ def _seeds_line(findings: Findings) -> str:
     return line + (f"{bad} differ" if bad else "each the same both times")
 
 
+def _places(findings: Findings) -> str:
+    """Where in the answers the texts lie, if not at their beginning."""
+    places = sorted({test.behind_tokens for test in findings.sampled})
+    if places == [0]:
+        return ""
+    noun = "token" if places == [1] else "tokens"
+    return f" behind {' or '.join(map(str, places))} {noun} of the answer"
+
+
 def _sampled_line(certificate: Certificate) -> str:
     findings, plan = certificate.findings, certificate.plan
     if not findings.sampled:
@@ -125,7 +137,7 @@ def _sampled_line(certificate: Certificate) -> str:
     found = [shift for shift in shifts if shift is not None]
     rejected = sum(findings.rejected)
     line = (
-        f"{len(findings.sampled)} tests of {plan.samples} texts: "
+        f"{len(findings.sampled)} tests of {plan.samples} texts{_places(findings)}: "
         + (f"{rejected} reject" if rejected else "none rejects")
         + f" (least p {least:.2g}; significance {plan.significance:g} over all, Holm)"
     )

@@ -63,7 +63,7 @@ class VerifySettings:
     print_json: bool
 
     def plan(self) -> Plan:
-        """How much is tested. Raises SettingError."""
+        """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
         plan = Plan(num_tokens=48, num_seeded=32, num_repeated=1, num_sampled=1, samples=800)
         if not self.quick:
             plan = Plan()
@@ -72,8 +72,10 @@ class VerifySettings:
                 raise SettingError(f"-n {self.tokens}", "it asks for nothing", "Give 1 or more.")
             plan = replace(plan, num_tokens=self.tokens, num_seeded=min(self.tokens, plan.num_seeded))
         verification = self.run.verification()
+        is_piped = self.prompts_file is not None and str(self.prompts_file) == "-"
         return replace(
             plan,
+            grammar=self.run.grammar("the prompts" if is_piped else None),
             seed=self.test_seed,
             rule=verification.rule,
             lenience=verification.lenience,
@@ -115,8 +117,11 @@ def _certify(
     pair = load_pair(settings.run, errors)
     prompts = [_encode(pair, text, raw=settings.run.raw) for text in texts]
     _spare_models(place, pair)
-    greedy = Request(prompts[0], SamplingParams(temperature=0), verification=plan.verification)
+    sampling = SamplingParams(temperature=0)
+    greedy = Request(prompts[0], sampling, verification=plan.verification, grammar=plan.grammar)
     with open_session(settings.run, pair, max(map(len, prompts)), errors) as session:
+        if plan.grammar is not None:
+            session.compile(plan.grammar)
         print_notices(session, errors)
         with LoadInterrupt(), _progress(errors) as bars:
             models = _models(pair, bars)
@@ -138,7 +143,7 @@ def _subject(session: Session, pair: Pair) -> Subject:
     """What a request to this session would be generated with."""
     engine = session.engine
     draft = next((drafter.model for drafter in engine.drafters if isinstance(drafter, ModelDrafter)), None)
-    return Subject(session.target, engine.drafters, engine.policy, draft, pair.alignment)
+    return Subject(session.target, engine.drafters, engine.policy, draft, pair.alignment, engine.constrain)
 
 
 def _same_file(path: Path, other: Path) -> bool:

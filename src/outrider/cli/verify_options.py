@@ -36,7 +36,7 @@ Inject = Annotated[
         "--inject",
         metavar="FAULT",
         help="Break the rule, to see the tests fail: no-residual, swapped, argmax-draft, reused-random "
-        "or kept-rejected.",
+        "or kept-rejected; or a grammar's masks: unmasked-drafts or forcing-mask.",
     ),
 ]
 CertificateFile = Annotated[

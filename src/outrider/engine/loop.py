@@ -66,7 +66,7 @@ class Engine:
         self.drafters = tuple(drafters)
         self.policy: Policy = policy or FixedPolicy()
         self._judge_of = judge
-        self._constrain = constrain
+        self.constrain = constrain
         self.notices: list[str] = []
         if self.drafters and target.rewind == "none":
             self.drafters = ()
@@ -125,9 +125,9 @@ class Engine:
     def _constraint_of(self, request: Request) -> Timed | None:
         if request.grammar is None:
             return None
-        if self._constrain is None:
+        if self.constrain is None:
             raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
-        return Timed(self._constrain(request.grammar))
+        return Timed(self.constrain(request.grammar))
 
     def _take_slot(self, prompt: Sequence[int]) -> tuple[int, int]:
         """The free slot that shares the longest prefix with the prompt (of several the one that holds

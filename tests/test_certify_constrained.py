@@ -1,0 +1,250 @@
+"""The certificate of constrained outputs: it holds for sound masks, and not for broken ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from constrained import OneOf, Pieces
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.certify import FAULTS, Findings, Plan, Subject, as_json, certify, check_fault
+from outrider.certify.certificate import Certificate
+from outrider.certify.faults import MASK_FAULTS
+from outrider.certify.masks import behind
+from outrider.certify.memo import Memory
+from outrider.certify.runs import generate
+from outrider.certify.sampled import exact_distribution
+from outrider.certify.starts import find_start
+from outrider.certify.texts import compare_greedy
+from outrider.compare import compare, find_divergence
+from outrider.core.contracts import Constraint, Drafter
+from outrider.core.data import Grammar, Logits, Request, Span
+from outrider.core.errors import SettingError
+from outrider.core.params import SamplingParams
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+
+WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
+END = WORDS.size - 1
+LANGUAGE = random_logits(WORDS.size, seed=4, order=2)
+PROMPTS = [(0, 1), (2, 3, 1, 1)]
+EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
+GRAMMAR = Grammar("choice")
+QUICK = Plan(
+    num_tokens=24,
+    num_seeded=24,
+    num_repeated=1,
+    num_sampled=1,
+    samples=100,
+    significance=0.01,
+    grammar=GRAMMAR,
+)
+TEXTS = ("abcabbcacab", "abcabbbab", "abcbcacabb", "abcc")
+"""Forced at first, then open, then forced again; every text can be spelled in several ways."""
+
+Constrain = Callable[[Grammar], Constraint]
+
+
+def constrained(texts: Collection[str] = TEXTS, **settings: bool) -> Constrain:
+    return lambda _grammar: OneOf(WORDS, texts, **settings)
+
+
+def subject_of(constrain: Constrain | None = None, drafters: Sequence[Drafter] | None = None) -> Subject:
+    used = (SuffixDrafter(min_match=1),) if drafters is None else tuple(drafters)
+    return Subject(FakeModel(WORDS, LANGUAGE), used, EAGER, constrain=constrain or constrained())
+
+
+@pytest.fixture(scope="module")
+def sound() -> Findings:
+    return certify(subject_of(), PROMPTS, QUICK)
+
+
+def test_a_sound_engine_holds(sound: Findings) -> None:
+    assert sound.holds and sound.speculates
+    assert len(sound.sampled) == 17, "two more than without a grammar: forced text alone"
+    alone = [test for test in sound.sampled if "forced text" in test.setting]
+    assert len(alone) == 2 and all(test.drafted_tokens > 0 for test in alone)
+    assert all(test.drafted_tokens >= test.accepted_tokens for test in sound.sampled)
+    assert all(test.cells > 1 for test in sound.sampled), "where nothing is left to chance nothing is tested"
+    assert sum(part.counts.drafted_tokens for part in sound.greedy) > 0
+
+
+@pytest.mark.parametrize("fast_forward", ["canonical", "off"])
+def test_the_other_modes_hold(fast_forward: str) -> None:
+    canonical = fast_forward == "canonical"
+    grammar = replace(GRAMMAR, fast_forward=fast_forward)  # type: ignore[arg-type]
+    constrain = constrained(forcing=canonical, canonical=canonical)
+    findings = certify(subject_of(constrain), PROMPTS, replace(QUICK, rule="block", grammar=grammar))
+    assert findings.holds
+    assert len(findings.sampled) == (9 if canonical else 7)
+
+
+def test_forced_text_is_tested_without_any_drafter() -> None:
+    findings = certify(subject_of(drafters=()), PROMPTS, replace(QUICK, rule="block"))
+    assert findings.holds and findings.speculates
+    assert sum(part.counts.accepted_tokens for part in findings.greedy) > 0
+    off = replace(QUICK, grammar=replace(GRAMMAR, fast_forward="off"))
+    nothing = certify(subject_of(constrained(forcing=False), drafters=()), PROMPTS, off)
+    assert nothing.holds and not nothing.speculates
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_found(fault: str) -> None:
+    findings = certify(subject_of(), PROMPTS, replace(QUICK, rule="token", fault=check_fault(fault)))
+    assert not findings.holds and any(findings.rejected)
+    if fault == "unmasked-drafts":
+        assert any(test.impossible for test in findings.sampled)
+        assert any(not difference.near_tie for part in findings.greedy for difference in part.differences)
+
+
+@pytest.mark.parametrize("fault", MASK_FAULTS)
+def test_faults_of_masks_need_masks(fault: str) -> None:
+    with pytest.raises(SettingError, match="there is none"):
+        Plan(fault=check_fault(fault))
+
+
+def test_the_forcing_mask_is_no_fault_where_it_is_asked_for() -> None:
+    with pytest.raises(SettingError, match="changes nothing"):
+        Plan(fault="forcing-mask", grammar=replace(GRAMMAR, fast_forward="canonical"))
+
+
+def test_a_grammar_needs_someone_to_compile_it() -> None:
+    subject = Subject(FakeModel(WORDS, LANGUAGE))
+    with pytest.raises(SettingError, match="without constraints"):
+        certify(subject, PROMPTS, QUICK)
+
+
+def test_the_json_has_the_grammar_and_the_places(sound: Findings) -> None:
+    made = Certificate(QUICK, sound, ("a",), {}, {}, {}, {}, "2024-01-01T00:00:00+00:00", 1.0)
+    document = as_json(made)
+    assert document["plan"]["grammar"]["kind"] == "choice"
+    assert {test["behind_tokens"] for test in document["sampled"]["tests"]} == {
+        test.behind_tokens for test in sound.sampled
+    }
+
+
+# Dead ends
+
+
+def test_a_dead_end_is_an_end_like_another() -> None:
+    texts = ("abcx", "abbx")  # no token spells an x
+    engine = Engine(FakeModel(WORDS, LANGUAGE), [], EAGER, constrain=constrained(texts))
+    done = generate(engine, Request((0, 1), SamplingParams(temperature=0), 9, grammar=GRAMMAR))
+    assert done.finish_reason == "error" and not done.is_complete
+    assert done.text == WORDS.text(done.tokens) and done.text in ("abc", "abb")
+    findings = certify(subject_of(constrained(texts)), PROMPTS, replace(QUICK, rule="block"))
+    assert findings.holds and all(test.impossible == 0 for test in findings.sampled)
+
+
+# Rounding under a mask
+
+
+class Level(FakeModel):
+    """`a` and `b` lead each other by a margin everywhere but not so far as `c`, which no text has; in calls
+    over several tokens rounding swaps them behind so many tokens."""
+
+    MARGIN = 0.125
+
+    def __init__(self, at: int) -> None:
+        super().__init__(WORDS, LANGUAGE)
+        self._at = at
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        rows = super().decode(spans)
+        for span, logits in zip(spans, rows, strict=True):
+            for i, row in enumerate(logits):
+                swapped = span.start + len(span.tokens) - span.rows + i + 1 == self._at
+                lead = -self.MARGIN if swapped and len(span.tokens) > 1 else self.MARGIN
+                row[:] = -5
+                row[:3] = 0, -lead, 9
+        return rows
+
+
+LEVEL = ["aabab", "abab", "aaaa", "abbb"]
+REQUEST = Request((1, 1), SamplingParams(temperature=0), 12, grammar=GRAMMAR)
+
+
+def test_a_near_tie_is_one_of_allowed_tokens_and_plain_decoding_goes_on_behind_it() -> None:
+    constrain = constrained(LEVEL)
+    at = len(REQUEST.prompt) + 1
+    engine = Engine(Level(at), [], EAGER, constrain=constrain)
+    compared = compare_greedy(engine, REQUEST, 0, constrain)
+    assert compared.holds and compared.tokens == len("aaaa")
+    [tie] = compared.differences
+    assert (tie.position, tie.plain_token, tie.speculative_token) == (1, 0, 1)
+    assert tie.plain_margin == tie.speculative_margin == pytest.approx(Level.MARGIN)
+
+
+def test_a_divergence_is_measured_under_the_mask() -> None:
+    constrain = constrained(LEVEL)
+    engine = Engine(Level(len(REQUEST.prompt) + 1), [], EAGER, constrain=constrain)
+    comparison = compare(engine, REQUEST, repetitions=1)
+    assert comparison.divergence is not None and not comparison.equal
+    assert comparison.divergence.margin == pytest.approx(Level.MARGIN)
+    plain = engine.generate(replace(REQUEST, speculate=False))
+    other = replace(plain, tokens=(*plain.tokens[:1], 2))
+    engine.reset()
+    found = find_divergence(engine.target, REQUEST, plain, other, constrain)
+    assert found is not None and found.margin is None, "the mask rules it out, however likely it is"
+    with pytest.raises(SettingError, match="constrain"):
+        find_divergence(engine.target, REQUEST, plain, other)
+
+
+# Where it is tested, and against what
+
+
+def test_the_start_has_open_and_forced_text_ahead() -> None:
+    memory = Memory(FakeModel(WORDS, LANGUAGE))
+    free = find_start(memory, WORDS, PROMPTS[0], None)
+    assert free.prompt == PROMPTS[0] and free.said == () and free.entropy > 0
+    start = find_start(memory, WORDS, PROMPTS[0], partial(constrained(), GRAMMAR))
+    assert start.prompt == (*PROMPTS[0], *start.said)
+    assert any(text.startswith(WORDS.text(start.said)) for text in TEXTS)
+    assert start.forced == 2 and start.entropy > free.entropy / 2
+    certain = find_start(memory, WORDS, PROMPTS[0], partial(constrained(["abb"], canonical=True), GRAMMAR))
+    assert certain.entropy == 0 and certain.forced == 1
+    off = find_start(memory, WORDS, PROMPTS[0], partial(constrained(forcing=False), GRAMMAR))
+    assert off.forced == 0 and off.entropy > 0
+
+
+def test_the_exact_distribution_is_the_chain_rule_under_the_mask() -> None:
+    memory = Memory(FakeModel(WORDS, LANGUAGE))
+    sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
+    make = partial(constrained(["ab", "abc", "cab"]), GRAMMAR)
+    exact = exact_distribution(memory, WORDS, (0,), sampling, 10**7, 0.01, np.random.default_rng(0), make)
+
+    def chance(*tokens: int) -> float:
+        product = 1.0
+        for i, token in enumerate(tokens):
+            mask = make().allowed(tokens[:i])
+            assert mask is not None
+            weights = np.where(mask, np.exp(LANGUAGE((0, *tokens[:i])).astype(np.float64)), 0)
+            product *= float(weights[token] / weights.sum())
+        return product
+
+    ways = {
+        "ab END": (3, END),
+        "ab c": (3, 2),
+        "a bc": (0, 4),
+        "a b c": (0, 1, 2),
+        "cab": (5,),
+        "c ab": (2, 3),
+    }
+    for tokens in ways.values():
+        cell = exact.cell(tokens)
+        assert cell is not None and exact.null.probs[cell] == pytest.approx(chance(*tokens)), tokens
+    assert exact.cell((5, END)) == exact.cell((5,)), "the text was over before the end token"
+    assert exact.cell((0, 0)) is None
+    assert math.isclose(sum(exact.null.probs), 1)
+
+
+def test_a_constraint_can_begin_in_the_middle_of_an_answer() -> None:
+    make = behind(constrained(["abc"]), (0,))
+    assert make is not None and make(GRAMMAR).forced(()) == tuple(WORDS.tokenize("bc"))
+    assert behind(None, (0,)) is None

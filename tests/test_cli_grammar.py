@@ -1,0 +1,373 @@
+"""`outrider run` and `chat` with a limited output: its options, what is said, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cli_helpers import TEMPLATE, Outcome, call
+from outrider.cli.grammar import MAX_BYTES
+from outrider.cli.report import SOURCE_STYLES, print_legend
+from outrider.core.contracts import Constraint
+from outrider.core.errors import ConstraintError
+from outrider.session import Session
+from tiny_gguf import write_tiny
+
+Call = Callable[..., Outcome]
+
+RECORD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": ["admin", "user", "guest"]},
+        "email_verified": {"type": "boolean"},
+        "two_factor": {"type": "boolean"},
+    },
+    "required": ["role", "email_verified", "two_factor"],
+    "additionalProperties": False,
+}
+TEXT = json.dumps(RECORD)
+PROSE = '{"type": "string", "minLength": 60}'
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "target.gguf", chat_template=TEMPLATE)
+    write_tiny(folder / "draft.gguf", noise=0.3, chat_template=TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def outrider(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path
+) -> Call:
+    """A command with the tiny target, greedy, drafting by fixed lengths."""
+    base = ("-m", str(models / "target.gguf"), "-t", "1", "--temp", "0", "--policy", "fixed", "-n", "120")
+    return lambda command, *arguments, stdin="": call(
+        monkeypatch, capfdbinary, command, *base, *arguments, stdin=stdin
+    )
+
+
+@pytest.fixture
+def run(outrider: Call) -> Call:
+    return lambda *arguments, stdin="": outrider("run", "-p", "hello", *arguments, stdin=stdin)
+
+
+def result(outcome: Outcome) -> dict[str, Any]:
+    assert outcome.status == 0, outcome.err
+    data = json.loads(outcome.out)
+    assert isinstance(data, dict)
+    return data
+
+
+# What is asked for
+
+
+def test_a_schema_comes_from_a_file_standard_input_or_the_command_line(run: Call, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_text("\ufeff" + json.dumps(RECORD, indent=2) + "\n")
+    outcomes = [
+        run("--json-schema", str(file)),
+        run("-j", TEXT),
+        run("-jf", str(file)),
+        run("--json-schema-file", str(file)),
+        run("--json-schema", "-", stdin=TEXT),
+        run("-j", f"  {TEXT}"),
+    ]
+    assert {outcome.status for outcome in outcomes} == {0}
+    assert len({outcome.out for outcome in outcomes}) == 1
+    answer = json.loads(outcomes[0].out)
+    assert list(answer) == list(RECORD["properties"])
+    assert answer["role"] in RECORD["properties"]["role"]["enum"]
+    assert outcomes[0].out == json.dumps(answer) + "\n", "spaced, as Python writes it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--regex", "[ab]{3}-[0-9]{2}"], "[ab]{3}-[0-9]{2}"),
+        (["--choice", "yes, of course", "--choice", "no"], "yes, of course|no"),
+        (["--choice", 'a "quoted" one|x', "--choice", 'a "quoted" one|y'], r'a "quoted" one\|[xy]'),
+        (["--grammar", 'root ::= "go " ("left" | "right")'], "go (left|right)"),
+        (["--json-schema", '{"const": {"a": [1, 2]}}', "--json-style", "compact"], r'\{"a":\[1,2\]\}'),
+        (["--json-mode", "-n", "3"], r"[\s\S]*"),
+    ],
+)
+def test_every_kind_limits_the_output(run: Call, arguments: list[str], pattern: str) -> None:
+    outcome = run(*arguments)
+    assert outcome.status == 0, outcome.err
+    assert re.fullmatch(pattern, outcome.out.removesuffix("\n")), outcome.out
+
+
+def test_grammars_come_from_files_of_both_kinds(run: Call, tmp_path: Path) -> None:
+    (tmp_path / "g.gbnf").write_text('root ::= "go " way\nway ::= "left" | "right"\n')
+    (tmp_path / "g.lark").write_text('start: "go " WAY\nWAY: "left" | "right"\n')
+    inline = run("--grammar", 'root ::= "go " ("left" | "right")').out
+    assert inline in ("go left\n", "go right\n")
+    for name in ("--grammar", "--grammar-file"):
+        for file in ("g.gbnf", "g.lark"):
+            assert run(name, str(tmp_path / file)).out == inline
+    assert run("--grammar", "-", stdin=(tmp_path / "g.gbnf").read_text()).out == inline
+
+
+def test_the_constraint_may_begin_behind_a_text(run: Call) -> None:
+    found = re.search("[!-~]{1,2}", run("-q").out)
+    assert found
+    marker = found[0]
+    outcome = run("--regex", "[0-9]{4}", "--constrain-after", marker)
+    assert re.search(re.escape(marker) + "[0-9]{4}\n$", outcome.out)
+
+
+def test_a_choice_that_is_complete_needs_no_end_token(run: Call) -> None:
+    data = result(run("--choice", "a rather long text", "--json"))
+    assert data["text"] == "a rather long text" and data["finish_reason"] == "stop"
+    off = result(run("--choice", "a rather long text", "--json", "--fast-forward", "off"))
+    assert off["generated_tokens"] == off["target_calls"] and off["drafted_tokens"] == 0
+    assert off["text"] == data["text"] and data["target_calls"] < off["target_calls"]
+
+
+# What is said
+
+
+def test_the_readout_says_what_forcing_saved(run: Call) -> None:
+    err = run("-j", TEXT).err
+    assert "structure " in err and "JSON of a schema, spaced" in err
+    assert re.search(r"calls saved +[1-9][0-9]* by forced text", err)
+    assert "masks and" in err and "canonical" not in err and "incomplete" not in err
+    assert max(map(len, err.splitlines())) <= 80
+    assert "structure" not in run().err
+
+
+def test_forced_text_has_a_colour_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    print_legend(Console())
+    assert "forced text" in capsys.readouterr().out
+    styles = [style for source, style in SOURCE_STYLES.items() if source != "target"]
+    assert SOURCE_STYLES["grammar"] and len(set(styles)) == len(styles)
+
+
+def test_canonical_is_named(run: Call) -> None:
+    err = " ".join(run("-j", TEXT, "--fast-forward", "canonical").err.split())
+    assert "fast-forward canonical: exact relative to the canonical tokenization" in err
+
+
+def test_json_has_counts_times_and_whether_it_is_complete(run: Call, models: Path) -> None:
+    data = result(run("-j", TEXT, "--json", "-md", str(models / "draft.gguf")))
+    assert data["complete"] is True and json.loads(data["text"])
+    forced = data["drafters"]["grammar"]
+    assert forced["drafted_tokens"] >= forced["accepted_tokens"] >= forced["calls_saved"] > 0
+    saved = sum(counts["calls_saved"] for counts in data["drafters"].values())
+    assert saved == data["generated_tokens"] - data["target_calls"]
+    assert 0 < data["time_s"]["constraint"] < data["decode_s"]
+    assert data["constraint_share"] == pytest.approx(data["time_s"]["constraint"] / data["decode_s"])
+    grammar = data["settings"]["grammar"]
+    assert (grammar["kind"], grammar["style"], grammar["fast_forward"]) == ("json_schema", "spaced", "exact")
+    free = result(run("--json", "-n", "4"))
+    assert free["complete"] is True and free["settings"]["grammar"] is None
+    assert free["time_s"]["constraint"] == 0
+
+
+def test_an_output_that_was_cut_off_is_said_to_be_incomplete(run: Call) -> None:
+    outcome = run("-j", PROSE, "-n", "5")
+    assert outcome.status == 0 and outcome.out.startswith('"')
+    assert "note: the JSON is incomplete: the token limit (-n) cut it off\n" in outcome.err
+    assert "the JSON is incomplete" in run("-j", PROSE, "-n", "5", "-q").err
+    assert "the text is incomplete" in run("--regex", "a{50}", "-n", "5").err
+    data = result(run("-j", PROSE, "-n", "5", "--json"))
+    assert data["complete"] is False and data["finish_reason"] == "length"
+    stopped = run("--choice", "left or right", "-r", "or").err
+    assert "a stop text (-r) ended it" in stopped and "; complete" not in stopped
+    assert "; complete" in run("--choice", "left or right").err
+    assert "the context is full" in run("--regex", "a{90}b", "-n", "-1", "-c", "48").err
+
+
+def test_what_the_schema_keeps_silent_about_is_noted_before_the_answer(run: Call) -> None:
+    odd = '{"type": "array", "items": {"type": "boolean"}, "uniqueItems": true, "maxItems": 2}'
+    refused = run("-j", odd)
+    assert refused.status == 2 and refused.out == "" and "uniqueItems" in refused.err
+    lenient = run("-j", odd, "--lenient-schema")
+    assert lenient.status == 0 and "uniqueItems" in lenient.err.split("target calls")[0]
+    assert any(
+        "uniqueItems" in notice for notice in result(run("-j", odd, "--lenient-schema", "--json"))["notices"]
+    )
+
+
+def test_the_trace_has_the_time_of_masks(run: Call, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    assert run("-j", TEXT, "--trace", str(trace)).status == 0
+    steps = [json.loads(line) for line in trace.read_text().splitlines() if '"constraint_s"' in line]
+    assert sum(step["constraint_s"] for step in steps) > 0
+    assert any("grammar" in step["draft"]["sources"] for step in steps)
+
+
+def test_the_explanation_does_not_call_forced_text_a_lookup(run: Call) -> None:
+    err = " ".join(run("-j", TEXT, "--policy", "auto", "--explain").err.split())
+    assert "forced text" in err and not re.search(r"grammar \d", err)
+
+
+def test_a_comparison_is_one_of_constrained_outputs(run: Call) -> None:
+    data = result(run("-j", TEXT, "--json", "--compare", "--repetitions", "1"))
+    assert data["equal"] is True and data["plain"]["target_calls"] > data["target_calls"]
+    assert data["plain"]["drafted_tokens"] == 0
+
+
+# Dead ends
+
+
+class _Dead:
+    """A constraint that has nothing left behind four tokens."""
+
+    def __init__(self, inner: Constraint) -> None:
+        self._inner = inner
+        self._read = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def allowed(self, drafted: tuple[int, ...]) -> Any:
+        if self._read + len(drafted) >= 4:
+            raise ConstraintError("constrained output", "nothing may follow here")
+        return self._inner.allowed(drafted)
+
+    def accept(self, tokens: tuple[int, ...]) -> None:
+        self._read += len(tokens)
+        self._inner.accept(tokens)
+
+
+@pytest.fixture
+def dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Session._constrain
+    monkeypatch.setattr(Session, "_constrain", lambda self, grammar: _Dead(sound(self, grammar)))
+
+
+@pytest.mark.usefixtures("dead")
+@pytest.mark.parametrize("smooth", [[], ["--smooth"]])
+def test_a_dead_end_keeps_the_text_and_the_trace(run: Call, tmp_path: Path, smooth: list[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    outcome = run("--regex", "[a-z]{40}", "--trace", str(trace), *smooth)
+    assert outcome.status == 2
+    assert re.fullmatch("[a-z]{4,}\n", outcome.out)
+    assert outcome.err.splitlines()[-1] == "error: constrained output: nothing may follow here."
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert sum(len(line["tokens"]) for line in lines) == 4 and lines[-1]["finish_reason"] == "error"
+
+
+@pytest.mark.usefixtures("dead")
+def test_a_dead_end_as_json(run: Call) -> None:
+    outcome = run("--regex", "[a-z]{40}", "--json")
+    data = json.loads(outcome.out)
+    assert outcome.status == 2 and data["complete"] is False and data["finish_reason"] == "error"
+    assert len(data["text"]) >= 4 and data["generated_tokens"] == 4
+    assert data["error"] in outcome.err
+
+
+@pytest.mark.usefixtures("dead")
+def test_a_conversation_goes_on_behind_a_dead_end(outrider: Call, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    outcome = outrider("chat", "--regex", "[a-z]{40}", "--trace", str(trace), stdin="hello\nagain\n")
+    assert outcome.status == 0 and outcome.err.count("nothing may follow here") == 2
+    assert len(outcome.out.splitlines()) == 2
+    assert len({json.loads(line)["request"] for line in trace.read_text().splitlines()}) == 2
+
+
+# Conversations
+
+
+def test_every_answer_of_a_conversation_is_limited(outrider: Call) -> None:
+    outcome = outrider("chat", "--choice", "yes", "--choice", "no", stdin="hello\nagain\n/readout\n")
+    assert outcome.status == 0
+    assert [line in ("yes", "no") for line in outcome.out.splitlines()] == [True, True]
+    assert "one of several texts" in outcome.err
+    cut = outrider("chat", "-j", PROSE, "-n", "5", stdin="hello\n")
+    assert "the JSON is incomplete" in cut.err
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--regex", "a", "--json-mode"], "--json-mode and --regex: each says what the output may be"),
+        (["-j", "true", "--choice", "a", "--grammar", "x"], "--json-schema and --choice and --grammar"),
+        (["--json-style", "compact"], "--json-style: it says how output is limited, and nothing limits it"),
+        (["--fast-forward", "off"], "--fast-forward: it says how output is limited"),
+        (["--constrain-after", "x"], "--constrain-after: it says how output is limited"),
+        (["--lenient-schema"], "--lenient-schema: it says how output is limited"),
+        (["--regex", "a", "--json-style", "compact"], "--json-style: --regex does not use it"),
+        (["--json-mode", "--lenient-schema"], "--lenient-schema: --json-mode does not use it"),
+        (
+            ["--json-mode", "--json-style", "wide"],
+            "--json-style wide: it is not known. Choose one of spaced,",
+        ),
+        (["--json-mode", "--fast-forward", "on"], "Choose one of exact, canonical, off"),
+        (["--json-mode", "--constrain-after", ""], "--constrain-after: it is empty"),
+        (["--json-mode", "--ignore-eos"], "--ignore-eos: an output that is limited ends"),
+        (["-j", "absent.json"], "schema absent.json: no such file"),
+        (["-j", "absent.json"], "or the schema itself"),
+        (["-j", "."], "schema .: is a directory"),
+        (["-j", ""], "--json-schema: it is empty"),
+        (["-j", "empty.json"], "schema empty.json: it is empty"),
+        (["-j", "latin.json"], "schema latin.json: it is not UTF-8 (byte 1 is 0xe9)"),
+        (["-j", "large.json"], "schema large.json: it is larger than 1,000,000 bytes"),
+        (["-j", "{" + " " * MAX_BYTES], "--json-schema: it is larger than 1,000,000 bytes"),
+        (["-j", "zero\0.json"], "zero"),
+        (["-j", '{"type": '], "line 1"),
+        (["-j", '{"type": "integer", "minimum": 3, "maximum": 2}'], "minimum"),
+        (["--grammar", "absent.gbnf"], "grammar absent.gbnf: no such file"),
+        (["--grammar", "root ::= missing"], "missing"),
+        (["--regex", "(a"], "regular expression"),
+    ],
+)
+def test_what_cannot_be_used_is_one_message(
+    run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.json").write_text(" \n")
+    (tmp_path / "latin.json").write_bytes(b"{\xe9}")
+    (tmp_path / "large.json").write_text("[" * (MAX_BYTES + 1))
+    outcome = run(*arguments)
+    assert outcome.status == 2 and outcome.out == ""
+    assert outcome.err.startswith("error: ") and complaint in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "stdin_gives"),
+    [
+        ("run", [], "the prompt"),
+        ("run", ["-f", "-"], "the prompt"),
+        ("chat", ["-p", "hello"], "the messages"),
+        ("verify", ["-f", "-"], "the prompts"),
+    ],
+)
+def test_standard_input_is_read_for_one_thing(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    command: str,
+    arguments: list[str],
+    stdin_gives: str,
+) -> None:
+    outcome = call(monkeypatch, capfdbinary, command, "-m", "absent.gguf", *arguments, "-j", "-", stdin="{}")
+    assert outcome.status == 2
+    assert f"--json-schema -: standard input gives {stdin_gives} already" in outcome.err
+
+
+def test_a_broken_schema_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for command in (("run", "hello"), ("chat",), ("verify",)):
+        outcome = call(monkeypatch, capfdbinary, *command, "-m", "absent.gguf", "-j", '{"type": 5}')
+        assert outcome.status == 2 and "type" in outcome.err and "absent.gguf" not in outcome.err
+
+
+def test_the_help_has_a_section_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for command in ("run", "chat", "verify"):
+        shown = call(monkeypatch, capfdbinary, command, "--help").out
+        assert "Structured output" in shown and "--json-schema" in shown and "--choice" in shown
