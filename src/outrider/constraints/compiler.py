@@ -2,77 +2,109 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 
 from llguidance import LLMatcher, LLParserLimits
 
+from outrider.constraints.complaints import place, reason
 from outrider.constraints.constraint import GrammarConstraint
-from outrider.constraints.sources import lark_source
-from outrider.constraints.tokenizer import end_tokens, tokenizer_for
+from outrider.constraints.sources import NAMES, lark_source
+from outrider.constraints.tokenizer import Tokenizer, tokenizer_for
+from outrider.constraints.trigger import after
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 
 _CACHED_GRAMMARS = 64
 
+_MAX_LEXER_STATES = 50_000
+"""Of one request; each takes 1 to 2 kB."""
+
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+
 
 class Compiled:
     """A grammar that is ready to constrain requests; `notices` is what of it is not enforced."""
 
     def __init__(
-        self, vocabulary: Vocabulary, grammar: Grammar, mask: LLMatcher, guide: LLMatcher | None,
-        ends: list[int], notices: tuple[str, ...],
-    ) -> None:  # fmt: skip
+        self,
+        grammar: Grammar,
+        notices: tuple[str, ...],
+        vocabulary: Vocabulary,
+        mask: LLMatcher,
+        guide: LLMatcher | None,
+    ) -> None:
         self.grammar = grammar
         self.notices = notices
         self._vocabulary = vocabulary  # the tokenizer refers to it weakly
         self._mask = mask
         self._guide = guide
-        self._ends = ends
 
     def start(self) -> GrammarConstraint:
         """A constraint for one request; takes microseconds."""
+        tokenizer = tokenizer_for(self._vocabulary)
         forcing = self.grammar.fast_forward == "canonical"
-        return GrammarConstraint(self._mask, self._guide, self._vocabulary.size, self._ends, forcing=forcing)
+        return GrammarConstraint(
+            self._mask, self._guide, tokenizer.size, tokenizer.ends, forcing=forcing, keeps=self._vocabulary
+        )
 
 
 class Compiler:
     """Compiles grammars for one vocabulary, and remembers the last of them. May be used by several
-    threads."""
+    threads. The vocabulary is first read when something is compiled."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._ends = end_tokens(vocabulary)
         self._lock = threading.Lock()
         self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """The grammar, ready to use. Raises GrammarError."""
+        """The grammar, ready to use. Raises GrammarError for one that is broken or cannot be enforced,
+        SettingError for a vocabulary without a token that ends a text."""
         with self._lock:
-            if grammar in self._cache:
-                self._cache.move_to_end(grammar)
-            else:
-                self._cache[grammar] = self._compile(grammar)
-                while len(self._cache) > _CACHED_GRAMMARS:
-                    self._cache.popitem(last=False)
-            return self._cache[grammar]
+            compiled = self._cache.pop(grammar, None) or self._compile(grammar)
+            self._cache[grammar] = compiled
+            while len(self._cache) > _CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
+        return compiled
 
     def _compile(self, grammar: Grammar) -> Compiled:
-        source, notices = lark_source(grammar)
-        plain = grammar.fast_forward != "canonical"
-        mask = self._matcher(source, forcing=not plain)
-        guide = self._matcher(source, forcing=True) if grammar.fast_forward == "exact" else None
-        return Compiled(self._vocabulary, grammar, mask, guide, self._ends, notices)
+        tokenizer = tokenizer_for(self._vocabulary)
+        body, notices = lark_source(grammar)
+        forces = grammar.fast_forward == "canonical"
+        head = None
+        if grammar.after is not None:
+            head = after(grammar.after, self._vocabulary, tokenizer.controls, optional=grammar.optional)
+            _matcher(tokenizer, grammar, None, body, forces=forces)  # a body that is wrong is so at once
+        mask = _matcher(tokenizer, grammar, head, body, forces=forces)
+        guide = None
+        if grammar.fast_forward == "exact":
+            guide = _matcher(tokenizer, grammar, head, body, forces=True)
+        notices += tuple(mask.get_grammar_warnings())
+        return Compiled(grammar, notices, self._vocabulary, mask, guide)
 
-    def _matcher(self, source: str, *, forcing: bool) -> LLMatcher:
-        options = "" if forcing else '%llguidance {"no_forcing": true}\n'
-        matcher = LLMatcher(
-            tokenizer_for(self._vocabulary),
-            options + source,
-            log_level=0,
-            limits=LLParserLimits(verbose_errors=False),
-        )
-        if matcher.is_error():
-            raise GrammarError("grammar", matcher.get_error())
-        return matcher
+
+def _matcher(
+    tokenizer: Tokenizer, grammar: Grammar, head: str | None, body: str, *, forces: bool
+) -> LLMatcher:
+    """A matcher that has worked out its first mask: copies of it need not."""
+    source = body if forces else body + _NO_FORCING
+    if head is not None:
+        head = head if forces else head + _NO_FORCING
+        source = json.dumps({"grammars": [{"lark_grammar": head}, {"name": "body", "lark_grammar": source}]})
+    limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer.native, source, log_level=0, limits=limits)
+    if not matcher.is_error() and not matcher.is_stopped():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refusal(grammar, matcher.get_error())
+    return matcher
+
+
+def _refusal(grammar: Grammar, message: str) -> GrammarError:
+    why = reason(message)
+    if grammar.kind in ("lark", "gbnf") and (found := place(message)):
+        why = f"line {found[0]}, column {found[1]}: {why}"
+    return GrammarError(NAMES[grammar.kind], why, "Correct it.")

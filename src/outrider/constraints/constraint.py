@@ -14,17 +14,26 @@ from outrider.core.errors import ConstraintError
 class GrammarConstraint:
     """Fulfils `core.contracts.Constraint` on llguidance.
 
-    `mask` is the matcher whose masks are the truth; `guide`, if there is one, says what is forced. End
-    tokens are kept here, away from the matchers.
+    `mask` is the matcher whose masks are the truth, with forcing or without; `guide`, if there is one,
+    says what is forced. End tokens are kept here, away from the matchers. `keeps` lives as long as the
+    constraint does.
     """
 
     def __init__(
-        self, mask: LLMatcher, guide: LLMatcher | None, size: int, ends: Sequence[int], *, forcing: bool
+        self,
+        mask: LLMatcher,
+        guide: LLMatcher | None,
+        size: int,
+        ends: Sequence[int],
+        *,
+        forcing: bool,
+        keeps: object = None,
     ) -> None:
         self._ends = frozenset(ends)
         self._walker = Walker(mask, size, ends, by_mask=forcing)
         self._guide = Walker(guide, size, ends) if guide is not None else None
         self._forcing = forcing
+        self._keeps = keeps
         self._ended = False
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
@@ -76,7 +85,7 @@ class GrammarConstraint:
         if not self._walker.is_accepting():
             return False
         mask = self._walker.mask(())
-        return int(mask.sum()) == sum(mask[end] for end in self._ends)
+        return bool(mask.sum() == sum(mask[end] for end in self._ends))
 
     def _behind_end(self, drafted: Sequence[int]) -> bool:
         return self._ended or not self._ends.isdisjoint(drafted)

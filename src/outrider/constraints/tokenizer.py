@@ -8,54 +8,72 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from llguidance import LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
 from outrider.core.contracts import Vocabulary
+from outrider.core.errors import SettingError
 
 _SENTINEL = "\x02"
 
-_tokenizers: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = weakref.WeakKeyDictionary()
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """A vocabulary for llguidance, and those of its tokens that need care."""
+
+    native: LLTokenizer
+    size: int
+    ends: tuple[int, ...]
+    """all tokens by which the model may end its text"""
+    controls: tuple[int, ...]
+    """the other tokens that are no text"""
 
 
-def tokenizer_for(vocabulary: Vocabulary) -> LLTokenizer:
-    """The tokenizer of a vocabulary, made once (a second for 150,000 tokens). The caller keeps the
-    vocabulary alive as long as it uses the tokenizer."""
+_tokenizers: weakref.WeakKeyDictionary[Vocabulary, Tokenizer] = weakref.WeakKeyDictionary()
+
+
+def tokenizer_for(vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer of a vocabulary, made once (1.5 seconds for 150,000 tokens). The caller keeps the
+    vocabulary alive as long as it uses the tokenizer. Raises SettingError for a vocabulary without a
+    token that ends a text."""
     tokenizer = _tokenizers.get(vocabulary)
     if tokenizer is None:
-        tokenizer = LLTokenizer(TokenizerWrapper(_Described(vocabulary)), eos_token=end_tokens(vocabulary))
-        _tokenizers[vocabulary] = tokenizer
+        tokenizer = _tokenizers[vocabulary] = _made(vocabulary)
     return tokenizer
 
 
-def end_tokens(vocabulary: Vocabulary) -> list[int]:
-    """All tokens by which the model may end its text."""
-    return [token for token in range(vocabulary.size) if vocabulary.ends_generation(token)]
+def _made(vocabulary: Vocabulary) -> Tokenizer:
+    tokens = range(vocabulary.size)
+    ends = tuple(filter(vocabulary.ends_generation, tokens))
+    if not ends:
+        why = "the model has no token that ends a text, so that no constraint could end one"
+        raise SettingError("grammar", why, "Take another model.")
+    special = [token for token in tokens if vocabulary.is_control(token) or token in ends]
+    native = LLTokenizer(TokenizerWrapper(_Described(vocabulary, special, ends[0])), eos_token=list(ends))
+    controls = tuple(token for token in special if token not in ends)
+    return Tokenizer(native, vocabulary.size, ends, controls)
 
 
 class _Described:
     """What llguidance's wrapper asks of a tokenizer. Control tokens are listed as special, so that no
     text is ever made of them, however they are spelled."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        tokens = range(vocabulary.size)
-        self.special_token_ids = [t for t in tokens if vocabulary.is_control(t)]
-        self.tokens = [
-            vocabulary.spelling(t) if vocabulary.is_control(t) else vocabulary.piece(t) for t in tokens
-        ]
-        self.eos_token_id = end_tokens(vocabulary)[0]
-        self.bos_token_id = None
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, special: list[int], end: int) -> None:
+        self.special_token_ids = special
+        self.eos_token_id = end
+        self.tokens = [vocabulary.piece(token) for token in range(vocabulary.size)]
+        for token in special:
+            self.tokens[token] = vocabulary.spelling(token)
         self._vocabulary = weakref.ref(vocabulary)
-        self._cut: Callable[[str], list[int]] = (
-            self._tokenize if self._spells("{") else self._tokenize_behind_sentinel
-        )
+        plain = b"".join(self.tokens[t] for t in self._tokenize("{")) == b"{"
+        self._cut: Callable[[str], list[int]] = self._tokenize if plain else self._tokenize_behind_sentinel
 
     def __call__(self, text: bytes | str) -> list[int]:
         return self._cut(text if isinstance(text, str) else text.decode("utf-8"))
-
-    def _spells(self, text: str) -> bool:
-        return b"".join(self.tokens[t] for t in self._tokenize(text)) == text.encode()
 
     def _tokenize(self, text: str) -> list[int]:
         vocabulary = self._vocabulary()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from llguidance import LLMatcher
 
+from outrider.constraints.complaints import dead_end
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
 
@@ -121,11 +122,11 @@ class Walker:
     def _check(self) -> None:
         if not self._matcher.is_error():
             return
-        why = self._matcher.get_error().strip().splitlines()[0]
+        why = dead_end(self._matcher.get_error())
         self._matcher = self._pristine.deep_copy()
         self._matcher.try_consume_tokens(self._final)
         self._path, self._masks, self._at = [], [None], 0
-        raise ConstraintError("constrained output", why)
+        raise ConstraintError("constrained output", why, "Change the grammar.")
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

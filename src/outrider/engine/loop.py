@@ -36,6 +36,7 @@ from outrider.core.errors import ConstraintError, InputError, PromptError, Rewin
 from outrider.engine.constrained import Timed
 from outrider.engine.sequence import Judged, Plan, Shared, complete
 from outrider.engine.sequence import Sequence as Running
+from outrider.engine.spelling import Spelled, Spelling
 from outrider.policy import FixedPolicy
 from outrider.sampling import LazyDistributions, RequestSampler, score_tokens, top_gap
 from outrider.text import TextStream
@@ -51,6 +52,7 @@ class Engine:
     `drafters` are asked by `policy`; without a policy the drafts are of fixed length. A target
     that cannot rewind decodes plainly, and `notices` says so. `judge` makes each request's
     verification rule of its settings and seed, `constrain` the constraint of a request's grammar.
+    `spelling` is what was learned about the target's tokens for forced text.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Engine:
         self.policy: Policy = policy or FixedPolicy()
         self._judge_of = judge
         self.constrain = constrain
+        self.spelling = Spelling()
         self.notices: list[str] = []
         if self.drafters and target.rewind == "none":
             self.drafters = ()
@@ -127,7 +130,7 @@ class Engine:
             return None
         if self.constrain is None:
             raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
-        return Timed(self.constrain(request.grammar))
+        return Timed(Spelled(self.constrain(request.grammar), self.spelling))
 
     def _take_slot(self, prompt: Sequence[int]) -> tuple[int, int]:
         """The free slot that shares the longest prefix with the prompt (of several the one that holds

@@ -1,0 +1,173 @@
+"""What of a schema can be enforced: every part that counts is looked at before it is compiled.
+
+llguidance passes over keywords that it does not know and over formats outside strings; whatever would
+be passed over silently is an error here, or left out and named where the schema is taken leniently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from outrider.constraints.json_schema.document import Node, escaped, target
+from outrider.constraints.json_schema.keywords import (
+    ANNOTATIONS,
+    BOUNDS,
+    ENFORCED,
+    FORMATS,
+    NEUTRAL,
+    NUMBERS,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    SCHEMAS,
+    STANDARD,
+    TYPES,
+)
+from outrider.constraints.json_schema.overlap import excludes
+from outrider.core.errors import GrammarError
+
+MAX_PROPERTIES = 2000
+"""Of one object: the grammar grows with the square of it."""
+
+_EXACT_INTEGERS = 2**53
+_UNCOUNTED = "asks for more than the required keys, which cannot be counted"
+
+
+class SchemaCheck:
+    """Looks through all parts of a schema that the output depends on, and changes them in place: what
+    enforces nothing is taken out, and `oneOf` becomes `anyOf` where no value fits two of it.
+
+    `parts` are those looked at, by their JSON pointers, outer ones first; `notices` name what was left
+    out. Raises GrammarError for what cannot be enforced (unless `lenient`) and for what is no schema.
+    """
+
+    def __init__(self, root: Node, lenient: bool) -> None:
+        self.root = root
+        self.parts: dict[str, Node] = {}
+        self.notices: list[str] = []
+        self._lenient = lenient
+        self._seen: set[int] = set()
+        self._visit("#", root)
+        for node in self.parts.values():
+            self._settle_one_of(node)
+
+    def leave_out(self, pointer: str, keyword: str, why: str) -> None:
+        """Go on without a keyword, or raise GrammarError."""
+        if not self._lenient:
+            way_out = "Leave it out, or go on without it (--lenient-schema)."
+            raise GrammarError("schema", f"{pointer}/{keyword} {why}", way_out)
+        del self.parts[pointer][keyword]
+        self.notices.append(f"schema: {pointer}/{keyword} {why}, and is left out")
+
+    def _visit(self, pointer: str, node: Any) -> None:
+        if isinstance(node, bool) or id(node) in self._seen:
+            return
+        if not isinstance(node, dict):
+            raise _broken(pointer, "has to be a schema: an object, true or false")
+        self._seen.add(id(node))
+        self.parts[pointer] = node
+        self._check_keywords(pointer, node)
+        self._check_values(pointer, node)
+        for inner, child in _children(pointer, node):
+            self._visit(inner, child)
+        if "$ref" in node:
+            self._visit(*target(self.root, pointer, node["$ref"]))
+
+    def _check_keywords(self, pointer: str, node: Node) -> None:
+        for keyword in list(node):
+            if (keyword, node[keyword]) in NEUTRAL or keyword.startswith("x-"):
+                del node[keyword]
+            elif keyword in STANDARD:
+                self.leave_out(pointer, keyword, "cannot be enforced")
+            elif keyword not in ENFORCED and keyword not in ANNOTATIONS:
+                self.leave_out(pointer, keyword, "is no known keyword, so that nothing would enforce it")
+        inner_id = node.get("$id", node.get("id"))
+        if pointer != "#" and isinstance(inner_id, str) and not inner_id.startswith("#"):
+            raise _broken(f"{pointer}/$id", "starts a document inside this one, which is not supported")
+        name = node.get("format")
+        if name is not None and not (isinstance(name, str) and name in FORMATS):
+            self.leave_out(pointer, "format", f"is {name!r}, which cannot be enforced")
+
+    def _check_values(self, pointer: str, node: Node) -> None:
+        _check_type(pointer, node)
+        for keyword in (*NUMBERS, "const"):
+            _check_number(f"{pointer}/{keyword}", node.get(keyword))
+        if "enum" in node:
+            _check_enum(f"{pointer}/enum", node["enum"])
+        for low, high in BOUNDS:
+            _check_bounds(pointer, node, low, high)
+        # Keys that the schema does not name may come twice, and count once.
+        least = node.get("minProperties", 0)
+        if isinstance(least, int) and least > max(1, len(node.get("required", ()))):
+            self.leave_out(pointer, "minProperties", _UNCOUNTED)
+
+    def _settle_one_of(self, node: Node) -> None:
+        if isinstance(node.get("oneOf"), list) and excludes(self.root, node["oneOf"]) and "anyOf" not in node:
+            items = [("anyOf" if key == "oneOf" else key, value) for key, value in node.items()]
+            node.clear()
+            node.update(items)
+
+
+def _children(pointer: str, node: Node) -> Iterator[tuple[str, Any]]:
+    for keyword in SCHEMA_MAPS:
+        if keyword in node:
+            if not isinstance(node[keyword], dict):
+                raise _broken(f"{pointer}/{keyword}", "has to be an object")
+            if (count := len(node[keyword])) > MAX_PROPERTIES:
+                why = f"{pointer}/{keyword} names {count:,} properties, {MAX_PROPERTIES:,} are the most"
+                raise GrammarError("schema", why, "Leave out what the output does not need.")
+            yield from (
+                (f"{pointer}/{keyword}/{escaped(key)}", child) for key, child in node[keyword].items()
+            )
+    for keyword in (*SCHEMA_LISTS, *SCHEMAS):
+        if keyword not in node:
+            continue
+        value = node[keyword]
+        if isinstance(value, list) and keyword != "additionalProperties":
+            yield from ((f"{pointer}/{keyword}/{i}", child) for i, child in enumerate(value))
+        elif keyword in SCHEMA_LISTS:
+            raise _broken(f"{pointer}/{keyword}", "has to be a list")
+        else:
+            yield f"{pointer}/{keyword}", value
+
+
+def _check_type(pointer: str, node: Node) -> None:
+    named = node.get("type", [])
+    for name in named if isinstance(named, list) else [named]:
+        if not isinstance(name, str) or name not in TYPES:
+            raise _broken(f"{pointer}/type", f"is {name!r}, and no type of JSON")
+    required = node.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        raise _broken(f"{pointer}/required", "has to be a list of keys")
+
+
+def _check_number(place: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if not math.isfinite(value) or (abs(value) > _EXACT_INTEGERS and value == int(value)):
+        why = f"is {value:.17g}, and numbers beyond 2^53 cannot be held exactly"
+        raise GrammarError("schema", f"{place} {why}", "Choose a smaller one, or leave it out.")
+
+
+def _check_enum(place: str, values: object) -> None:
+    if not isinstance(values, list):
+        raise _broken(place, "has to be a list")
+    if not values:
+        raise _impossible(place, "is empty")
+    for i, value in enumerate(values):
+        _check_number(f"{place}/{i}", value)
+
+
+def _check_bounds(pointer: str, node: Node, low: str, high: str) -> None:
+    least, most = node.get(low), node.get(high)
+    if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
+        raise _impossible(f"{pointer}/{low}", f"is {least}, more than {high}, {most}")
+
+
+def _broken(place: str, why: str) -> GrammarError:
+    return GrammarError("schema", f"{place} {why}", "Correct it.")
+
+
+def _impossible(place: str, why: str) -> GrammarError:
+    return GrammarError("schema", f"{place} {why}: nothing fits", "Correct it.")

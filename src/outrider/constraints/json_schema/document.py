@@ -1,0 +1,116 @@
+"""A schema's text as a document: read with bounds, and the parts that references point to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from outrider.core.errors import GrammarError
+
+MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 100
+"""Of lists and objects inside each other; llguidance reads 128."""
+
+Node = dict[str, Any]
+
+
+def read(text: str) -> Node | bool:
+    """The schema. Raises GrammarError for what is no JSON, no schema, or beyond the bounds."""
+    if len(text) > MAX_CHARACTERS:
+        why = f"it has {len(text):,} characters, {MAX_CHARACTERS:,} are the most"
+        raise GrammarError("schema", why, "Leave out what the output does not need.")
+    try:
+        root = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(root, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise GrammarError("schema", f"it is not JSON ({error.msg}: {where})", "Correct it.") from error
+    except UnicodeEncodeError as error:
+        raise GrammarError("schema", "it holds half of a surrogate pair", "Give valid Unicode.") from error
+    except RecursionError:
+        raise _too_deep() from None
+    if not isinstance(root, dict | bool):
+        why = f"it is {_kind(root)}, and a schema is an object (or true or false)"
+        raise GrammarError("schema", why, 'Give something like {"type": "object"}.')
+    _check_depth(root)
+    return root
+
+
+def _refuse_constant(name: str) -> None:
+    raise GrammarError("schema", f"it is not JSON ({name} is no number of JSON)", "Correct it.")
+
+
+def _kind(value: object) -> str:
+    kinds = {str: "a string", list: "a list", int: "a number", float: "a number"}
+    return "null" if value is None else kinds.get(type(value), "something else")
+
+
+def _too_deep() -> GrammarError:
+    why = f"it nests more than {MAX_DEPTH} levels deep"
+    return GrammarError("schema", why, "Name the inner parts under $defs, and refer to them with $ref.")
+
+
+def _check_depth(root: object) -> None:
+    level, depth = [root], 0
+    while level:
+        if (depth := depth + 1) > MAX_DEPTH + 1:
+            raise _too_deep()
+        level = [child for value in level for child in _inside(value)]
+
+
+def _inside(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def escaped(key: str) -> str:
+    """A key as part of a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def target(root: Node, pointer: str, reference: object) -> tuple[str, Any]:
+    """Where a `$ref` at `pointer` points to, and what stands there. Raises GrammarError for nowhere, and
+    for other documents: none is ever fetched."""
+    if not isinstance(reference, str):
+        raise GrammarError("schema", f"{pointer}/$ref has to be a string", "Correct it.")
+    own = root["$id"] if isinstance(root.get("$id"), str) else ""
+    document, fragment = urldefrag(urljoin(own, reference))
+    if document != urldefrag(own)[0]:
+        why = f"{pointer}/$ref points to another document ({reference}), and none is fetched"
+        raise GrammarError("schema", why, "Copy what it needs to #/$defs.")
+    fragment = unquote(fragment)
+    found = _at(root, fragment) if fragment in ("",) or fragment.startswith("/") else _named(root, fragment)
+    if found is None:
+        why = f"{pointer}/$ref points to {reference}, which does not exist"
+        raise GrammarError("schema", why, "Correct it, or put it there.")
+    return found
+
+
+def _at(root: Node, fragment: str) -> tuple[str, Any] | None:
+    value: Any = root
+    for part in fragment.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return f"#{fragment}", value
+
+
+def _named(root: Node, name: str) -> tuple[str, Any] | None:
+    open_nodes: list[tuple[str, Any]] = [("#", root)]
+    while open_nodes:
+        pointer, value = open_nodes.pop()
+        if isinstance(value, dict):
+            if name == value.get("$anchor") or f"#{name}" in (value.get("$id"), value.get("id")):
+                return pointer, value
+            open_nodes += [(f"{pointer}/{escaped(key)}", child) for key, child in value.items()]
+        elif isinstance(value, list):
+            open_nodes += [(f"{pointer}/{i}", child) for i, child in enumerate(value)]
+    return None

@@ -1,0 +1,80 @@
+"""Free text up to a trigger, and the constrained text behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import GrammarError
+
+
+def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int], *, optional: bool) -> str:
+    """A Lark grammar of free text, the trigger, and the grammar named `body`.
+
+    The trigger is recognized where it is spelled out, also inside tokens that go on behind it, and
+    where the vocabulary has control tokens (`controls`) for parts of it. Its first occurrence counts. Raises
+    GrammarError for a trigger that is empty or no Unicode.
+    """
+    try:
+        parts = list(_parts(trigger, vocabulary, controls)) if trigger.encode() else []
+    except UnicodeEncodeError:
+        raise GrammarError("after", "it holds half of a surrogate pair", "Give valid Unicode.") from None
+    if not trigger:
+        raise GrammarError("after", "an empty text is behind every token", "Give some text, or leave it out.")
+    heads, rules = ["spelled"], [f"spelled[lazy]: /(?s:.*)/ {json.dumps(trigger)}"]
+    marks = sorted({part for part in parts if isinstance(part, int)})
+    if marks:
+        heads.append("marked")
+        rules += _marked(parts)
+    # Sets of tokens that overlap are not told apart, so the trigger's own stand alone.
+    free = [_ranges(token for token in controls if token not in marks)]
+    free += [str(token) for token in marks if [token] != parts]
+    start = f"({' | '.join(heads)}) @body"
+    start = f"({start} | free)" if optional else start
+    if any(free):
+        start = f"(free control)* {start}"
+        rules.append(f"control: {' | '.join(f'<[{tokens}]>' for tokens in free if tokens)}")
+    return "\n".join([f"start: {start}", "free: /(?s:.*)/", *rules, ""])
+
+
+def _parts(trigger: str, vocabulary: Vocabulary, controls: Sequence[int]) -> Iterator[int | str]:
+    """The trigger as control tokens and the text between them."""
+    text = b""
+    for token in vocabulary.tokenize(trigger, add_special=False, parse_special=True):
+        if token not in controls:
+            text += vocabulary.piece(token)
+            continue
+        if text:
+            yield text.decode()
+            text = b""
+        yield token
+    if text:
+        yield text.decode()
+
+
+def _marked(parts: list[int | str]) -> list[str]:
+    """Rules for the trigger with its control tokens; text behind one ends as soon as it is complete."""
+    sequence, rules = [], []
+    for i, part in enumerate(parts):
+        if isinstance(part, int):
+            sequence.append(f"<[{part}]>")
+        elif i == 0:
+            sequence.append("LEAD")
+            rules.append(f"LEAD: /(?s:.*)/ {json.dumps(part)}")
+        else:
+            sequence.append(f"text{i}")
+            rules.append(f"text{i}[lazy]: {json.dumps(part)}")
+    lead = "" if "LEAD" in sequence else "free "
+    return [f"marked: {lead}{' '.join(sequence)}", *rules]
+
+
+def _ranges(tokens: Iterable[int]) -> str:
+    """Ascending token ids as ranges: 1-3,7-7."""
+    ranges: list[list[int]] = []
+    for token in tokens:
+        if ranges and ranges[-1][1] == token - 1:
+            ranges[-1][1] = token
+        else:
+            ranges.append([token, token])
+    return ",".join(f"{first}-{last}" for first, last in ranges)

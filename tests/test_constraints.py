@@ -1,0 +1,453 @@
+"""Constraints as the engine uses them: masks, questions behind drafts, forced tokens, the end."""
+
+import gc
+import json
+import random
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grammars import (
+    COMPILER,
+    CONTROL_IDS,
+    END_IDS,
+    VOCABULARY,
+    allowed,
+    spell,
+    start,
+    takes,
+    walk,
+    word,
+    written,
+)
+from outrider.backends.fake import FakeVocabulary
+from outrider.constraints import Compiler, GrammarConstraint
+from outrider.core.data import Grammar
+from outrider.core.errors import ConstraintError, GrammarError, SettingError
+from outrider.core.params import FastForward
+from vocabularies import TableVocabulary, Token, bytes_and
+
+RECORD = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 4},
+            "kind": {"enum": ["amber", "ambient", "néon"]},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["name", "kind", "tags"],
+        "additionalProperties": False,
+    }
+)
+EXPRESSION = 'root ::= term ("+" term){0,2}\nterm ::= [0-9]{1,2} | "(" root ")"\n'
+ANSWERS = '["yes", "yes please", "no", "né\\"\\n"]'
+CODE = r"[ab]{2,4}-\d{1,3}(é|\n)?"
+
+GRAMMARS = [
+    Grammar("json_schema", RECORD),
+    Grammar("json_schema", RECORD, style="compact"),
+    Grammar("json_schema", RECORD, style="pretty"),
+    Grammar("json_schema", RECORD, style="flexible"),
+    Grammar("regex", CODE),
+    Grammar("choice", ANSWERS),
+    Grammar("gbnf", EXPRESSION),
+    Grammar("lark", 'start: "a" name\nname: "name" ("ab" | "me"){1,3}'),
+    Grammar("json_schema", RECORD, after="</think>"),
+    Grammar("choice", ANSWERS, after="<tool>", optional=True),
+]
+MODES: tuple[FastForward, ...] = ("exact", "canonical", "off")
+
+grammars = st.sampled_from(GRAMMARS)
+modes = st.sampled_from(MODES)
+seeds = st.integers(0, 2**32)
+
+
+def with_mode(grammar: Grammar, mode: FastForward) -> Grammar:
+    return Grammar(
+        grammar.kind,
+        grammar.text,
+        grammar.style,
+        after=grammar.after,
+        optional=grammar.optional,
+        fast_forward=mode,
+    )
+
+
+def draft(constraint: GrammarConstraint, rng: random.Random, length: int) -> list[int]:
+    """Drafted tokens of which each is allowed, ending before an end token."""
+    tokens: list[int] = []
+    while len(tokens) < length:
+        token = rng.choice(allowed(constraint, tokens))
+        if token in END_IDS:
+            break
+        tokens.append(token)
+    return tokens
+
+
+def masks(constraint: GrammarConstraint, drafted: list[int]) -> list[list[int]]:
+    return [allowed(constraint, drafted[:i]) for i in range(len(drafted) + 1)]
+
+
+# The state are the final tokens
+
+
+@given(grammars, modes, seeds)
+def test_masks_behind_a_draft_are_those_behind_final_tokens(
+    grammar: Grammar, mode: FastForward, seed: int
+) -> None:
+    rng = random.Random(seed)
+    one, other = start(with_mode(grammar, mode)), start(with_mode(grammar, mode))
+    drafted = draft(one, rng, 12)
+    expected = []
+    for token in drafted:
+        expected.append(allowed(other))
+        other.accept([token])
+    expected.append(allowed(other))
+    assert masks(one, drafted) == expected
+    places = list(range(len(drafted) + 1))
+    rng.shuffle(places)
+    for place in places:
+        assert allowed(one, drafted[:place]) == expected[place]
+
+
+@given(grammars, modes, seeds)
+def test_questions_change_nothing(grammar: Grammar, mode: FastForward, seed: int) -> None:
+    rng = random.Random(seed)
+    asked, quiet = start(with_mode(grammar, mode)), start(with_mode(grammar, mode))
+    for _ in range(6):
+        if quiet.is_complete:
+            break
+        ask(asked, rng)
+        assert allowed(asked) == allowed(quiet)
+        assert asked.is_accepted == quiet.is_accepted
+        tokens = draft(quiet, rng, rng.randint(1, 4))
+        ask(asked, rng)
+        asked.accept(tokens)
+        for token in tokens:
+            quiet.accept([token])
+    assert asked.forced(()) == quiet.forced(())
+    assert asked.is_complete == quiet.is_complete
+
+
+def ask(constraint: GrammarConstraint, rng: random.Random) -> None:
+    """Questions of all kinds, sensible and not."""
+    drafted = draft(constraint, rng, rng.randint(0, 6))
+    drafted = drafted[: rng.randint(0, len(drafted))]
+    constraint.forced(drafted)
+    constraint.permits(drafted, [rng.randrange(VOCABULARY.size) for _ in range(3)])
+    constraint.permits((), [*drafted, END_IDS[1], 65])
+    constraint.allowed([*drafted, END_IDS[0]])
+    token = rng.randrange(VOCABULARY.size)
+    if token not in allowed(constraint, drafted) and token not in END_IDS:
+        with pytest.raises(ConstraintError):
+            constraint.allowed([*drafted, token])
+
+
+@given(grammars, modes, seeds)
+def test_what_is_permitted_is_what_the_masks_allow(grammar: Grammar, mode: FastForward, seed: int) -> None:
+    rng = random.Random(seed)
+    one, other = start(with_mode(grammar, mode)), start(with_mode(grammar, mode))
+    drafted = draft(one, rng, 8)
+    split = rng.randint(0, len(drafted))
+    wild = [*drafted[split:], rng.randrange(VOCABULARY.size), rng.randrange(VOCABULARY.size)]
+    count, behind = 0, drafted[:split]
+    for token in wild:
+        if token not in allowed(other, behind):
+            break
+        count += 1
+        if token in END_IDS:
+            break
+        behind = [*behind, token]
+    assert one.permits(drafted[:split], wild) == count
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_token_that_may_not_follow_is_refused_and_leaves_all_as_it_was(mode: FastForward) -> None:
+    constraint = start(Grammar("choice", ANSWERS, fast_forward=mode))
+    constraint.accept([ord("y")])
+    before = allowed(constraint)
+    for tokens in ([ord("e"), ord("x")], [CONTROL_IDS["<tool>"]], [END_IDS[0]], [ord("e"), END_IDS[0]]):
+        with pytest.raises(ConstraintError):
+            constraint.accept(tokens)
+        assert allowed(constraint) == before
+    constraint.accept(spell("es"))
+    assert constraint.is_accepted and not constraint.is_complete
+
+
+def test_masks_cannot_be_written_to_and_have_the_vocabularys_size() -> None:
+    mask = start(GRAMMARS[0]).allowed(())
+    assert mask is not None and mask.shape == (VOCABULARY.size,) and mask.dtype == np.bool_
+    with pytest.raises(ValueError):
+        mask[0] = True
+
+
+# What is written
+
+
+def is_record(text: str) -> bool:
+    value = json.loads(text)
+    return list(value) == ["name", "kind", "tags"] and value["kind"] in ("amber", "ambient", "néon")
+
+
+CHECKS: list[tuple[Grammar, Callable[[str], Any]]] = [
+    *((grammar, is_record) for grammar in GRAMMARS[:4]),
+    (GRAMMARS[4], lambda text: re.fullmatch(CODE, text)),
+    (GRAMMARS[5], lambda text: text in json.loads(ANSWERS)),
+    (GRAMMARS[6], lambda text: re.fullmatch(r"[0-9+()]+", text) and eval(re.sub(r"\d+", "1", text)) > 0),
+    (GRAMMARS[7], lambda text: re.fullmatch("aname(ab|me){1,3}", text)),
+]
+
+
+@given(st.sampled_from(CHECKS), modes, seeds)
+def test_a_random_walk_writes_what_the_grammar_asks_for(
+    check: tuple[Grammar, Callable[[str], Any]], mode: FastForward, seed: int
+) -> None:
+    grammar, holds = check
+    constraint = start(with_mode(grammar, mode))
+    text = written(walk(constraint, random.Random(seed), most=120))
+    if constraint.is_accepted:  # else it was cut: parentheses may nest for long
+        assert holds(text.decode())
+    else:
+        assert grammar.kind == "gbnf"
+
+
+@given(grammars, seeds)
+def test_exact_forcing_never_touches_the_masks(grammar: Grammar, seed: int) -> None:
+    exact, off = start(with_mode(grammar, "exact")), start(with_mode(grammar, "off"))
+
+    def same(token: int) -> None:
+        assert allowed(exact) == allowed(off)
+        exact.forced(())
+        off.accept([token])
+
+    walk(exact, random.Random(seed), most=40, seen=same)
+
+
+@pytest.mark.parametrize("text", ["yes", "yes please", "no", 'né"\n'])
+def test_every_choice_can_be_written_and_nothing_else(text: str) -> None:
+    choice = start(Grammar("choice", ANSWERS))
+    assert takes(choice, text)
+    assert not takes(choice, text + "x") and not takes(choice, text[:-1])
+
+
+def test_choices_may_hold_any_character() -> None:
+    choices = ["", "a\x00\x1f\x7f", "\u2028\u2029", '"\\/', "😀é", "a | b", "/x/", "<end>", "\r\n\t"]
+    constraint = start(Grammar("choice", json.dumps(choices)))
+    assert all(takes(constraint, choice) for choice in choices)
+
+
+# Forced tokens
+
+
+@given(grammars, modes, seeds)
+def test_forced_tokens_are_permitted_and_change_nothing(
+    grammar: Grammar, mode: FastForward, seed: int
+) -> None:
+    rng = random.Random(seed)
+    constraint = start(with_mode(grammar, mode))
+    for _ in range(5):
+        drafted = draft(constraint, rng, rng.randint(0, 5))
+        forced = constraint.forced(drafted)
+        assert constraint.permits(drafted, forced) == len(forced)
+        assert not set(forced) & set(END_IDS)
+        if mode == "off":
+            assert forced == ()
+        if mode == "canonical":
+            for i, token in enumerate(forced):
+                assert allowed(constraint, [*drafted, *forced[:i]]) == [token]
+        if drafted:
+            constraint.accept(drafted[:1])
+
+
+def test_forced_text_comes_in_the_tokens_that_the_model_is_used_to() -> None:
+    constraint = start(GRAMMARS[0])
+    # The quote that opens the value is forced, too, but a longer token may begin with it.
+    assert constraint.forced(()) == (word('{"'), word("name"), word('": '))
+    assert allowed(constraint) == [ord("{"), word('{"')]
+    assert constraint.forced([ord("{"), ord('"'), ord("n")]) == (word("am"), ord("e"), word('": '))
+
+
+def test_a_constraint_of_one_text_is_forced_to_its_end() -> None:
+    constraint = start(Grammar("choice", '["name"]'))
+    assert constraint.forced(()) == (word("name"),)
+    assert constraint.forced(constraint.forced(())) == ()
+
+
+def test_the_canonical_mask_refuses_other_splits() -> None:
+    constraint = start(Grammar("choice", '["name"]', fast_forward="canonical"))
+    assert allowed(constraint) == [word("name")]
+    assert constraint.permits((), [word("na"), word("me")]) == 0
+    with pytest.raises(ConstraintError):
+        constraint.allowed([word("na")])
+    with pytest.raises(ConstraintError):
+        constraint.accept([word("na"), word("me")])
+    constraint.accept([word("name")])
+    assert constraint.is_complete
+
+
+def test_a_tokenizer_that_puts_a_blank_first_forces_none() -> None:
+    class BlankFirst(TableVocabulary):
+        def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+            return super().tokenize(f" {text}", add_special=add_special, parse_special=parse_special)
+
+    vocabulary = BlankFirst([*bytes_and('{"', " name", "name"), Token(b"<end>", control=True, end=True)])
+    constraint = start(Grammar("choice", '["{\\"name"]', fast_forward="canonical"), Compiler(vocabulary))
+    assert constraint.forced(()) == (256, 258)
+    assert allowed(constraint) == [256]
+
+
+# The end
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_end_token_is_allowed_exactly_where_the_text_is_whole(mode: FastForward) -> None:
+    constraint = start(Grammar("choice", '["a", "ab!"]', fast_forward=mode))
+    for text, whole in (("", False), ("a", True), ("ab", False), ("ab!", True)):
+        ends = [token for token in allowed(constraint, spell(text)) if token in END_IDS]
+        assert ends == (END_IDS if whole else [])
+    constraint.accept(spell("a"))
+    assert constraint.is_accepted and not constraint.is_complete
+    constraint.accept(spell("b!"))
+    assert constraint.is_accepted and constraint.is_complete
+
+
+@pytest.mark.parametrize("end", END_IDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_behind_an_end_token_everything_is_allowed_and_nothing_permitted(mode: FastForward, end: int) -> None:
+    constraint = start(Grammar("choice", '["a", "ab!"]', fast_forward=mode))
+    drafted = [*spell("a"), end]
+    assert constraint.allowed(drafted) is None and constraint.allowed([*drafted, 7, 8]) is None
+    assert constraint.permits((), [*drafted, *spell("b")]) == 2
+    assert constraint.permits(drafted, spell("b")) == 0 and constraint.forced(drafted) == ()
+    assert ord("b") in allowed(constraint, spell("a"))  # the end was only asked about
+    constraint.accept(drafted)
+    assert constraint.is_complete and constraint.is_accepted
+    assert constraint.allowed(()) is None and constraint.forced(()) == ()
+    with pytest.raises(ConstraintError):
+        constraint.accept(spell("b"))
+
+
+def test_a_draft_that_ran_over_the_end_can_be_taken_back() -> None:
+    constraint = start(GRAMMARS[0])
+    text = '{"name": "a", "kind": "amber", "tags": []}'
+    whole = [*VOCABULARY.tokenize(text), END_IDS[0]]
+    assert constraint.permits((), [*whole, *whole]) == len(whole)
+    before = masks(constraint, whole[:-1])
+    constraint.allowed(whole)
+    assert masks(constraint, whole[:-1]) == before
+    constraint.accept(whole[:-1])
+    assert constraint.is_complete and allowed(constraint) == END_IDS
+
+
+def test_control_tokens_are_no_text() -> None:
+    constraint = start(Grammar("json_schema", '{"type": "string"}'))
+    inside = spell('"a')
+    assert not set(CONTROL_IDS.values()) & set(allowed(constraint, inside))
+    assert word("</think>") in allowed(constraint, inside)  # the word of the same spelling is one
+    assert takes(constraint, '"<end></think>"')
+
+
+# What cannot go on
+
+
+def test_a_dead_end_is_an_error_and_can_be_avoided() -> None:
+    vocabulary = FakeVocabulary("ab")
+    end = vocabulary.size - 1
+    constraint = start(Grammar("choice", '["aac", "ab"]'), Compiler(vocabulary))
+    for _ in range(2):
+        with pytest.raises(ConstraintError, match="no token"):
+            constraint.allowed([0, 0])
+        assert allowed(constraint, [0]) == [0, 1] and allowed(constraint, [0, 1]) == [end]
+    constraint.accept([0, 0])
+    with pytest.raises(ConstraintError, match="no token"):
+        constraint.allowed(())
+
+
+def test_a_limit_is_an_error_that_says_so() -> None:
+    explosive = "(((((a{1,50}){1,50}){1,50}){1,50}){1,50}){1,50}b"
+    constraint = start(Grammar("regex", explosive))
+    with pytest.raises(ConstraintError, match="could not be worked out"):
+        for _ in range(100):
+            constraint.allowed(())
+            constraint.accept(spell("a"))
+
+
+def test_a_vocabulary_that_can_write_nothing_of_it_is_refused() -> None:
+    with pytest.raises(GrammarError, match="nothing"):
+        Compiler(FakeVocabulary("ab")).compile(Grammar("choice", '["é"]'))
+
+
+def test_a_vocabulary_without_an_end_is_refused() -> None:
+    with pytest.raises(SettingError, match="end"):
+        Compiler(TableVocabulary(bytes_and())).compile(Grammar("json"))
+
+
+# Compiling
+
+
+def test_a_grammar_is_compiled_once_and_its_constraints_are_apart() -> None:
+    compiler = Compiler(VOCABULARY)
+    compiled = compiler.compile(GRAMMARS[5])
+    assert compiler.compile(with_mode(GRAMMARS[5], "exact")) is compiled
+    assert compiler.compile(with_mode(GRAMMARS[5], "off")) is not compiled
+    one, other = compiled.start(), compiled.start()
+    one.accept(spell("ye"))
+    assert allowed(other) == allowed(compiled.start()) != allowed(one)
+
+
+def test_old_grammars_are_forgotten() -> None:
+    compiler = Compiler(VOCABULARY)
+    first = compiler.compile(Grammar("choice", '["first"]'))
+    for i in range(100):
+        compiler.compile(Grammar("choice", f'["{i}"]', fast_forward="off"))
+    assert compiler.compile(Grammar("choice", '["first"]')) is not first
+    assert takes(first.start(), "first")
+
+
+def test_a_vocabulary_is_let_go() -> None:
+    vocabulary = TableVocabulary([*bytes_and("ab"), Token(b"<end>", control=True, end=True)])
+    alive = weakref.ref(vocabulary)
+    constraint = Compiler(vocabulary).compile(Grammar("choice", '["ab"]')).start()
+    assert constraint.forced(()) == (256,)
+    del vocabulary, constraint
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_constraint_keeps_its_vocabulary() -> None:
+    compiled = Compiler(TableVocabulary([*bytes_and("ab"), Token(b"<end>", control=True, end=True)])).compile(
+        Grammar("choice", '["xab"]')
+    )
+    constraint = compiled.start()
+    del compiled
+    gc.collect()
+    assert constraint.forced(()) == (ord("x"), 256)
+
+
+def test_threads_may_share_a_compiler() -> None:
+    compiler, failures = Compiler(VOCABULARY), []
+
+    def work(seed: int) -> None:
+        try:
+            for grammar in GRAMMARS[:6]:
+                walk(start(grammar, compiler), random.Random(seed), most=30)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_the_shared_compiler_of_these_tests_says_nothing_about_them() -> None:
+    assert all(COMPILER.compile(grammar).notices == () for grammar in GRAMMARS)

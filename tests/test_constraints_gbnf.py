@@ -1,0 +1,276 @@
+"""GBNF: llama.cpp's grammar files, compared with a recognizer that tries every derivation."""
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grammars import COMPILER, CONTROL_IDS, allowed, spell, start, takes
+from outrider.backends.fake import FakeVocabulary
+from outrider.constraints import Compiler
+from outrider.constraints.gbnf.nodes import Chars, Choice, Node, Reference, Repeat, Sequence, Token
+from outrider.constraints.gbnf.parser import parse
+from outrider.core.data import Grammar
+from outrider.core.errors import GrammarError
+
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+
+# white space
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+ARITHMETIC = r"""
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+LISTS = r"""
+root ::= item+
+# no line breaks of any kind
+item ::= "- " [^\r\n\x0b\x0c\x85\u2028\u2029]+ "\n"
+"""
+CHESS = r"""
+root ::= "1. " move " " move "\n" ([1-9] [0-9]? ". " move " " move "\n")+
+move ::= (pawn | nonpawn | castle) [+#]?
+nonpawn ::= [NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8]
+pawn ::= ([a-h] "x")? [a-h] [1-8] ("=" [NBKQR])?
+castle ::= "O-O" "-O"?
+"""
+JAPANESE = r"""
+root        ::= jp-char+ ([ \t\n] jp-char+)*
+jp-char     ::= hiragana | katakana
+hiragana    ::= [ぁ-ゟ]
+katakana    ::= [\u30A1-\u30FF]
+"""
+PROGRAM = r"""
+root ::= (declaration)*
+declaration ::= dataType identifier "(" parameter? ")" "{" statement* "}"
+dataType  ::= "int" ws | "float" ws | "char" ws
+identifier ::= [a-zA-Z_] [a-zA-Z_0-9]*
+parameter ::= dataType identifier
+statement ::=
+    ( dataType identifier ws "=" ws expression ";" ) |
+    ( identifier ws "=" ws expression ";" ) |
+    ( identifier ws "(" argList? ")" ";" ) |
+    ( "return" ws expression ";" ) |
+    ( "while" "(" condition ")" "{" statement* "}" ) |
+    ( "if" "(" condition ")" "{" statement* "}" ("else" "{" statement* "}")? ) |
+    ( "//" [^\n]* "\n" ) |
+    ( "/*" ( [^*] | ("*" [^/]) )* "*/" )
+condition ::= expression ("<=" | "<" | "==" | "!=" | ">=" | ">") expression
+expression ::= term (("+" | "-") term)*
+term ::= factor(("*" | "/") factor)*
+factor ::= identifier | [0-9]+ | "-" factor | identifier "(" argList? ")" | "(" ws expression ws ")"
+argList ::= expression ("," ws expression)*
+ws ::= ([ \t\n]+)
+"""
+
+EXAMPLES = [
+    (
+        JSON,
+        ['{"a": [1, -2.5e3, "x\\n", true]}\n  ', "{}", '{"a":{"b":[]}}'],
+        ["[1]", '{ "a": 1}x', '{"a": 01}'],
+    ),
+    (ARITHMETIC, ["1+2=3\n", "a*(b+c_1 )= 3\n", "1 +2 =3 \n\n4= 4\n"], ["1+=2\n", "1=2", "=1\n"]),
+    (LISTS, ["- a\n", "- a b\n- -\n"], ["- \n", "-a\n", "- a", "- a\u2028\n"]),
+    (
+        CHESS,
+        ["1. e4 e5\n2. Nf3 Nc6\n", "1. O-O exd8=Q+\n10. a1 O-O-O#\n"],
+        ["1. e4 e5\n", "1. e9 e5\n2. a1 a1\n"],
+    ),
+    (JAPANESE, ["ひ", "ひらカ タ"], ["a", " ひ", "ひ "]),
+    (
+        PROGRAM,
+        [
+            "int f(int x){return x+(  1 );}",
+            "",
+            "char g(){x = f(1)*-y;/* a*b *///c\n}float h(){if(a<=1){}else{}}",
+            "int f(){int = 5;}",
+        ],
+        ["int f(){", "int f(){return;}", "long f(){}"],
+    ),
+]
+
+
+def matches(rules: dict[str, Node], text: str) -> bool:  # noqa: C901
+    """Whether some derivation of `root` is the text. For grammars without left recursion."""
+
+    @cache
+    def ends(node: Node, i: int) -> frozenset[int]:
+        match node:
+            case Chars(ranges):
+                fits = i < len(text) and any(a <= ord(text[i]) <= b for a, b in ranges)
+                return frozenset({i + 1} if fits else ())
+            case Reference(name):
+                return ends(rules[name], i)
+            case Choice(options):
+                return frozenset(j for option in options for j in ends(option, i))
+            case Sequence(items):
+                places = {i}
+                for item in items:
+                    places = {k for j in places for k in ends(item, j)}
+                return frozenset(places)
+            case Repeat(item, least, most):
+                return frozenset(repeated(item, least, most, i))
+            case Token():
+                raise AssertionError("texts hold no tokens")
+
+    def repeated(item: Node, least: int, most: int | None, i: int) -> Iterator[int]:
+        places = {i}
+        for times in itertools.count() if most is None else range(most + 1):
+            yield from places if times >= least else ()
+            places = {k for j in places for k in ends(item, j)}
+            if not places or times > least + len(text):
+                return
+
+    return len(text) in ends(Reference("root"), 0)
+
+
+@pytest.mark.parametrize(("grammar", "texts", "others"), EXAMPLES)
+def test_well_known_grammars_match_what_they_should(
+    grammar: str, texts: list[str], others: list[str]
+) -> None:
+    constraint, rules = start(Grammar("gbnf", grammar)), parse(grammar)
+    for text in texts:
+        assert matches(rules, text) and takes(constraint, text), text
+    for text in others:
+        assert not matches(rules, text) and not takes(constraint, text), text
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= a "a" r?\na ::= "a"+\nr ::= "b" r? "b"',  # what "a" takes could be what follows it
+        'root ::= a* "b" root | "a"\na ::= "a" "b"?',
+        'root ::= ("a" | "ab") ("ba" | "b" root)?',
+        'root ::= "a"{2,3} root "b"{0,2} | [ab]',
+        'root ::= w "ab" (root | "")\nw ::= [ab]*',
+        'root ::= (("a" | "")  "b"*){2} ("a" root)?',
+    ],
+)
+def test_whatever_can_be_derived_can_be_written(grammar: str) -> None:
+    compare(grammar, 6)
+
+
+def compare(grammar: str, longest: int) -> None:
+    constraint, rules = start(Grammar("gbnf", grammar), Compiler(AB)), parse(grammar)
+    end = AB.size - 1
+    for length in range(longest + 1):
+        for letters in itertools.product("ab", repeat=length):
+            text = "".join(letters)
+            tokens = [*AB.tokenize(text), end]
+            assert (constraint.permits((), tokens) == len(tokens)) == matches(rules, text), (grammar, text)
+
+
+AB = FakeVocabulary("ab")
+
+literals = st.sampled_from(['"a"', '"b"', '"ab"', '"ba"', "[ab]", '"aab"'])
+pieces = st.recursive(
+    literals,
+    lambda inner: (
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}"])).map(lambda p: f"({p[0]}){p[1]}")
+        | st.lists(inner, min_size=2, max_size=3).map(" ".join)
+        | st.lists(inner, min_size=2, max_size=2).map(lambda options: f"({' | '.join(options)})")
+    ),
+    max_leaves=5,
+)
+
+
+@given(pieces, pieces, pieces, pieces)
+@settings(max_examples=60)
+def test_random_recursive_grammars_match_what_they_should(one: str, two: str, three: str, four: str) -> None:
+    compare(f'root ::= {one} ("a" root {two})? | {three} x\nx ::= {four} ("b" x)?\n', 5)
+
+
+def test_left_recursion_works() -> None:
+    constraint = start(Grammar("gbnf", 'root ::= root "+" n | n\nn ::= [0-9]+'))
+    assert takes(constraint, "1") and takes(constraint, "12+3+4")
+    assert not takes(constraint, "+1") and not takes(constraint, "1+")
+
+
+def test_characters_may_be_spelled_in_every_way() -> None:
+    grammar = r'root ::= "caf\u00e9\x41\t\"\\\n" [\u4e00-\u9fff/\]\[^-] [^a-y\U0001F600] "\U0001F600/" .'
+    constraint = start(Grammar("gbnf", grammar))
+    for letter in "一/][^-":
+        assert takes(constraint, f'caféA\t"\\\n{letter}z😀/\n')
+    for letter in "ab\\é":
+        assert not takes(constraint, f'caféA\t"\\\n{letter}z😀/x')
+    assert not takes(constraint, 'caféA\t"\\\n/😀😀/x')
+
+
+def test_a_token_of_the_vocabulary_may_be_named() -> None:
+    tool = CONTROL_IDS["<tool>"]
+    for name in ("<tool>", f"<[{tool}]>"):
+        constraint = start(Grammar("gbnf", f'root ::= "a" {name} "b" root?'))
+        assert allowed(constraint, spell("a")) == [tool]
+        assert allowed(constraint, [*spell("a"), tool]) == spell("b")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ("", "no rule named root"),
+        ("rot ::= root", "no rule named root"),
+        ('root ::= "a"\n\nx ::= foo', "line 3: there is no rule named foo"),
+        ('root = "a"', "line 1: ::= is expected"),
+        ('root ::= "a', "line 1: .*no end"),
+        ('root ::= "a\n"', "line 1: .*no end"),
+        ("root ::= [a", "no end"),
+        ("root ::= [z-a]", "backwards"),
+        ("root ::= []", "empty"),
+        ('root ::= ("a"', "\\) is expected"),
+        ('root ::= "a")', "'\\)' is not expected"),
+        ('root ::= "\\q"', "no escape"),
+        ('root ::= "\\x4"', "no escape"),
+        ('root ::= "\\ud800"', "no character"),
+        ('root ::= "a"{3,2}', "at least 3 and at most 2"),
+        ('root ::= "a"{1000000}', "repetitions"),
+        ('root ::= "a"{x}', "not expected"),
+        ('root ::= "a"\nroot ::= "b"', "line 2.*two rules"),
+        ("root ::= !<tool>", "excluded"),
+        ("root ::= <", "a token"),
+        ("root ::= <nope>", "nope"),
+        ("root ::= root", "rule root can never be complete"),
+        ('root ::= "a" x?\nx ::= "b" x', "rule x can never be complete"),
+        ("root ::= " + "(" * 500 + '"a"' + ")" * 500, "levels"),
+        ('root ::= "a" | | | "b" %', "not expected"),
+    ],
+)
+def test_broken_grammars_are_refused_with_their_line(grammar: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason) as caught:
+        COMPILER.compile(Grammar("gbnf", grammar))
+    assert caught.value.what == "grammar" and caught.value.way_out
+
+
+def test_rules_that_share_rules_are_not_written_out() -> None:
+    rules = [f'r{i} ::= "a" r{i + 1} | r{i + 1} "b"' for i in range(100)]  # 2^100 derivations
+    constraint = start(Grammar("gbnf", "\n".join(["root ::= r0", *rules, 'r100 ::= "c"'])))
+    assert takes(constraint, "a" * 60 + "c" + "b" * 40)
+    assert not takes(constraint, "a" * 60 + "c" + "b" * 41)

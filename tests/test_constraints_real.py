@@ -1,0 +1,162 @@
+"""Constraints over the embedded model's own vocabulary."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+
+from grammars import walk, written
+from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.constraints import Compiler, GrammarConstraint
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Grammar
+from outrider.core.params import FastForward
+from outrider.models import cache_dir
+from outrider.models.embedded import EMBEDDED_NAME
+
+MODEL = cache_dir() / "models" / EMBEDDED_NAME
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not MODEL.exists(), reason="`outrider run` fetches the model; tests do not"),
+]
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "address": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Ulm", "Köln"]},
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+            },
+            "required": ["city", "zip"],
+            "additionalProperties": False,
+        },
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 3},
+    },
+    "required": ["name", "address", "tags"],
+    "additionalProperties": False,
+}
+ANSWER = '{"name": "Albert", "address": {"city": "Ulm", "zip": "89073"}, "tags": ["physics", "violin"]}'
+MODES: tuple[FastForward, ...] = ("exact", "canonical", "off")
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[Vocabulary]:
+    weights = Weights(MODEL, LoadOptions(threads=1))
+    yield weights.vocabulary
+    weights.close()
+
+
+@pytest.fixture(scope="module")
+def compiler(vocabulary: Vocabulary) -> Compiler:
+    return Compiler(vocabulary)
+
+
+def ends(vocabulary: Vocabulary) -> list[int]:
+    return [token for token in range(vocabulary.size) if vocabulary.ends_generation(token)]
+
+
+def person(compiler: Compiler, mode: FastForward, after: str | None = None) -> GrammarConstraint:
+    return compiler.compile(
+        Grammar("json_schema", json.dumps(PERSON), fast_forward=mode, after=after)
+    ).start()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_walks_are_valid(compiler: Compiler, vocabulary: Vocabulary, mode: FastForward) -> None:
+    for seed in range(20):
+        constraint = person(compiler, mode)
+        tokens = walk(constraint, random.Random(seed), most=400, ends=ends(vocabulary))
+        assert constraint.is_complete
+        jsonschema.validate(json.loads(written(tokens, vocabulary)), PERSON)
+
+
+def test_regular_expressions_and_choices_hold(compiler: Compiler, vocabulary: Vocabulary) -> None:
+    choices = ["yes", "yes please", "não", "C++\n"]
+    for seed in range(20):
+        code = compiler.compile(Grammar("regex", "[A-Z]{2}-[0-9]{2,6}( ok)?")).start()
+        tokens = walk(code, random.Random(seed), most=40, ends=ends(vocabulary))
+        assert re.fullmatch("[A-Z]{2}-[0-9]{2,6}( ok)?", written(tokens, vocabulary).decode())
+        choice = compiler.compile(Grammar("choice", json.dumps(choices))).start()
+        tokens = walk(choice, random.Random(seed), most=40, ends=ends(vocabulary))
+        assert written(tokens, vocabulary).decode() in choices
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_models_own_tokens_are_allowed_and_the_forced_ones_are_among_them(
+    compiler: Compiler, vocabulary: Vocabulary, mode: FastForward
+) -> None:
+    constraint = person(compiler, mode)
+    answer = ANSWER.replace("physics", "physic")
+    tokens = vocabulary.tokenize(answer, add_special=False)
+    num_forced = 0
+    for i, token in enumerate(tokens):
+        forced = constraint.forced(())
+        assert list(forced) == tokens[i : i + len(forced)]
+        num_forced += bool(forced)
+        assert constraint.permits((), tokens[i:]) == len(tokens) - i
+        constraint.accept([token])
+    assert constraint.is_complete
+    assert num_forced == 0 if mode == "off" else num_forced >= 10
+
+
+def test_masks_behind_drafts_are_those_behind_final_tokens(
+    compiler: Compiler, vocabulary: Vocabulary
+) -> None:
+    tokens = vocabulary.tokenize(f"Well.</think>{ANSWER.replace('physics', 'p')}", add_special=False)
+    for mode in MODES:
+        drafted, final = person(compiler, mode, "</think>"), person(compiler, mode, "</think>")
+        for i, token in enumerate(tokens):
+            ours, theirs = drafted.allowed(tokens[:i]), final.allowed(())
+            assert ours is not None and theirs is not None and (ours == theirs).all()
+            if not theirs[token]:
+                assert mode == "canonical"  # the text before the brace was not forced, and is split otherwise
+                break
+            final.accept([token])
+        assert drafted.allowed(()) is not None
+
+
+def test_control_tokens_are_no_text_and_all_end_tokens_end_it(
+    compiler: Compiler, vocabulary: Vocabulary
+) -> None:
+    controls = [token for token in range(vocabulary.size) if vocabulary.is_control(token)]
+    constraint = compiler.compile(Grammar("json_schema", '{"type": "string"}')).start()
+    inside = constraint.allowed(vocabulary.tokenize('"a', add_special=False))
+    assert inside is not None and inside.sum() > 10_000 and not inside[controls].any()
+    text = vocabulary.tokenize('"a"', add_special=False)
+    behind = constraint.allowed(text)
+    assert behind is not None and behind[ends(vocabulary)].all() and behind.sum() == len(ends(vocabulary))
+    constraint.accept([*text, ends(vocabulary)[-1]])
+    assert constraint.is_complete and constraint.allowed(()) is None
+
+
+@pytest.mark.parametrize("trigger", ["</think>", "<|im_start|>", "<|im_start|>tool\n", "\n\n"])
+def test_triggers_are_recognized_as_tokens_and_as_text(
+    compiler: Compiler, vocabulary: Vocabulary, trigger: str
+) -> None:
+    for parse_special in (True, False):
+        lead = vocabulary.tokenize(f"I think so. {trigger}", add_special=False, parse_special=parse_special)
+        constraint = person(compiler, "exact", trigger)
+        assert constraint.permits((), lead) == len(lead)
+        mask = constraint.allowed(lead)
+        assert mask is not None and mask.sum() < 10
+        before = constraint.allowed(())
+        assert before is not None and before.sum() > 40_000 and not before[ends(vocabulary)].any()
+        rest = vocabulary.tokenize(ANSWER.replace("physics", "p"), add_special=False)
+        constraint.accept([*lead, *rest])
+        assert constraint.is_complete
+
+
+def test_a_gbnf_grammar_holds(compiler: Compiler, vocabulary: Vocabulary) -> None:
+    grammar = 'root ::= "(" root ")" | [a-z]+ (", " root)?'
+    constraint = compiler.compile(Grammar("gbnf", grammar)).start()
+    text = written(walk(constraint, random.Random(3), most=60, ends=ends(vocabulary)), vocabulary).decode()
+    assert re.fullmatch("[a-z(), ]+", text)
+    fresh = compiler.compile(Grammar("gbnf", grammar)).start()
+    assert fresh.permits((), vocabulary.tokenize("((abc, (def)))", add_special=False)) > 3

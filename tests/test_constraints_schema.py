@@ -1,0 +1,438 @@
+"""JSON schemas: what is enforced, what is refused and where, and how JSON is spaced."""
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grammars import COMPILER, start, takes, walk, written
+from outrider.constraints import Compiled
+from outrider.core.data import Grammar
+from outrider.core.errors import GrammarError
+from outrider.core.params import JsonStyle
+
+Json = Any
+
+
+def compiled(schema: Json, *, lenient: bool = False, style: JsonStyle = "spaced") -> Compiled:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return COMPILER.compile(Grammar("json_schema", text, style, lenient, fast_forward="off"))
+
+
+def refusal(schema: Json, *, lenient: bool = False) -> str:
+    with pytest.raises(GrammarError) as caught:
+        compiled(schema, lenient=lenient)
+    error = caught.value
+    assert error.what == "schema" and error.way_out and "\n" not in str(error)
+    return error.why
+
+
+def deep(levels: int) -> str:
+    return '{"properties":{"a":' * levels + "{}" + "}}" * levels
+
+
+# Enforced
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "null"}, [None], [0, False, "null"]),
+        ({"type": ["boolean", "null"]}, [True, None], [0]),
+        ({"type": "integer", "minimum": -3, "maximum": 12}, [-3, 0, 12], [-4, 13, 1.5, "1"]),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, [0.001, 1, 0.5], [0, 1.01, -1]),
+        ({"type": "integer", "multipleOf": 7}, [0, 7, -14], [1, 8]),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "é😀x"], ["a", "abcd"]),
+        ({"type": "string", "pattern": "^a[0-9]+$"}, ["a1", "a22"], ["a", "xa1", "a1x"]),
+        ({"type": "string", "pattern": "b"}, ["b", "abc"], ["a", ""]),
+        ({"type": "string", "format": "date"}, ["2024-02-29"], ["2024-13-01", "today"]),
+        ({"enum": ["a", 1, None, [1, {"b": 2}]]}, ["a", 1, None, [1, {"b": 2}]], ["b", 2, [1]]),
+        ({"const": {"a": 'q"\\\n'}}, [{"a": 'q"\\\n'}], [{}, {"a": "q"}]),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 2}, [[], [1, 2]], [[1, 2, 3], ["a"]]),
+        (
+            {"type": "array", "prefixItems": [{"type": "null"}], "items": False},
+            [[None], []],
+            [[1], [None, None]],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "null"}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            [{"a": 1}, {"a": 1, "b": None}],
+            [{}, {"b": None}, {"a": 1, "c": 2}, {"a": "1"}, {"b": None, "a": 1}],
+        ),
+        ({"type": "object", "additionalProperties": {"type": "null"}}, [{}, {"x": None}], [{"x": 1}]),
+        (
+            {"type": "object", "patternProperties": {"^n": {"type": "null"}}, "additionalProperties": False},
+            [{"n1": None}],
+            [{"n1": 1}, {"x": None}],
+        ),
+        ({"anyOf": [{"type": "null"}, {"type": "integer"}]}, [None, 1], ["a"]),
+        ({"oneOf": [{"type": "null"}, {"type": "integer"}]}, [None, 1], ["a"]),
+        ({"allOf": [{"minimum": 3}, {"type": "integer", "maximum": 4}]}, [3, 4], [2, 5]),
+        (
+            {
+                "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+                "$ref": "#/$defs/tree",
+            },
+            [[], [[], [[]]]],
+            [[1], {}],
+        ),
+        ({"$defs": {"a/b~": {"type": "null"}}, "$ref": "#/$defs/a~1b~0"}, [None], [1]),
+        ({"$defs": {"x": {"$anchor": "here", "type": "null"}}, "$ref": "#here"}, [None], [1]),
+        (
+            {"$id": "http://example.com/s.json", "$defs": {"x": {"type": "null"}}, "$ref": "s.json#/$defs/x"},
+            [None],
+            [1],
+        ),
+        ({"definitions": {"unused": {"type": "nonsense"}}, "type": "null"}, [None], [1]),
+        ({"type": "array", "items": {"type": "null"}, "uniqueItems": False}, [[None, None]], [[1]]),
+        ({"title": "t", "description": "d", "default": 3, "x-order": 1, "type": "null"}, [None], [1]),
+        (True, [None, [1, {"a": "b"}]], []),
+        ({}, [None, [1, {"a": "b"}]], []),
+    ],
+)
+def test_what_fits_may_be_written_and_nothing_else(
+    schema: Json, valid: list[Json], invalid: list[Json]
+) -> None:
+    constraint = compiled(schema).start()
+    for document in valid:
+        assert takes(constraint, json.dumps(document, ensure_ascii=False)), document
+    for document in invalid:
+        assert not takes(constraint, json.dumps(document, ensure_ascii=False)), document
+
+
+def test_any_json_is_a_kind_of_its_own() -> None:
+    constraint = start(Grammar("json"))
+    for text in ("null", '{"a": [1, -2.5e3, "é\\n"]}', "[]", '"x"'):
+        assert takes(constraint, text)
+    for text in ("nul", "{'a': 1}", '{"a": 1,}', "01", " 1", "1 "):
+        assert not takes(constraint, text)
+
+
+def test_properties_come_in_the_order_of_the_schema() -> None:
+    schema = {"type": "object", "properties": {"z": {}, "a": {}, "m": {}}, "required": ["a", "z"]}
+    constraint = compiled(schema).start()
+    assert takes(constraint, '{"z": 1, "a": 2, "m": 3, "other": 4}')
+    assert not takes(constraint, '{"a": 2, "z": 1}')
+
+
+def tool(i: int, *, tagged: bool = True) -> Json:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": f"tool_{i}"}, "arguments": {"type": "object"}},
+        "required": ["name", "arguments"] if tagged else ["arguments"],
+        "additionalProperties": False,
+    }
+
+
+def test_one_of_many_tools_is_enforced_where_their_names_tell_them_apart() -> None:
+    schema = {
+        "$defs": {f"t{i}": tool(i) for i in range(128)},
+        "oneOf": [{"$ref": f"#/$defs/t{i}"} for i in range(128)],
+        "discriminator": {"propertyName": "name"},
+    }
+    constraint = compiled(schema).start()
+    assert takes(constraint, '{"name": "tool_77", "arguments": {}}')
+    assert not takes(constraint, '{"name": "tool_128", "arguments": {}}')
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ('{"type":\n  "null",}', "not JSON .*line 2, column"),
+        ('{"minimum": NaN}', "NaN"),
+        ("[]", "it is a list"),
+        ("null", "it is null"),
+        ('"x"', "it is a string"),
+        ("3", "it is a number"),
+        (False, "nothing fits"),
+        ('{"const": "\\ud800"}', "surrogate"),
+        ({"type": "strin"}, "#/type is 'strin'"),
+        ({"type": {"a": 1}}, "#/type is"),
+        ({"properties": {"a": {"type": ["null", 5]}}}, "#/properties/a/type is 5"),
+        ({"properties": 5}, "#/properties has to be an object"),
+        ({"properties": {"a": 5}}, "#/properties/a has to be a schema"),
+        ({"anyOf": {}}, "#/anyOf has to be a list"),
+        ({"required": "a"}, "#/required has to be a list of keys"),
+        ({"enum": 5}, "#/enum has to be a list"),
+        ({"items": {"minLength": -1, "type": "string"}}, "#/items: .*minLength"),
+        ({"$ref": 5}, r"#/\$ref has to be a string"),
+        ({"items": {"$ref": "#/$defs/x"}}, r"#/items/\$ref points to #/\$defs/x, which does not exist"),
+        ({"$ref": "#nowhere"}, "#nowhere, which does not exist"),
+        ({"$ref": "http://example.com/a"}, "another document .http://example.com/a., and none is fetched"),
+        ({"$ref": "other.json#/a"}, "another document"),
+        ({"$defs": {"a": {"$id": "http://x/a"}}, "$ref": "#/$defs/a"}, r"#/\$defs/a/\$id starts a document"),
+        ({"$ref": "#"}, "# can never be complete"),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+            "# can never be complete",
+        ),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "# can never be complete"),
+        (
+            {
+                "properties": {"x": {"$ref": "#/$defs/a"}},
+                "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+            },
+            "#/properties/x can never be complete",
+        ),
+        (
+            {"properties": {"n": {"minimum": 3, "maximum": 1}}},
+            "#/properties/n/minimum is 3, more than maximum, 1",
+        ),
+        ({"minItems": 3, "maxItems": 1}, "#/minItems is 3"),
+        ({"type": "integer", "minimum": 1.2, "maximum": 1.8}, "# ?: nothing fits .*no integer"),
+        ({"enum": []}, "#/enum is empty: nothing fits"),
+        ({"type": "object", "required": ["a"], "properties": {"a": False}}, "nothing fits .*'a'"),
+        (
+            {"type": "object", "required": ["a"], "additionalProperties": False},
+            "nothing fits .*'a'",
+        ),
+        (
+            {"properties": {"a": {"type": "string", "enum": [1]}}, "required": ["a"], "type": "object"},
+            "nothing",
+        ),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "nothing fits"),
+        ({"type": "string", "pattern": "^a{1,3}$", "minLength": 5}, "nothing fits"),
+        ({"const": 12345678901234567890123}, r"#/const is .*2\^53"),
+        ('{"enum": [1, 1e400]}', r"#/enum/1 is inf"),
+        ({"minimum": 9007199254740993}, r"#/minimum is .*2\^53"),
+        (deep(10_000), "more than 100 levels deep"),
+        (deep(60), "more than 100 levels deep"),
+        ({"enum": [f"v{i}" for i in range(90_000)]}, "too large"),
+        ({"type": "object", "properties": {f"p{i}": {} for i in range(2001)}}, "2,001 properties"),
+        ('{"description": "' + "x" * 1_000_000 + '"}', "1,000,019 characters"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_its_place(schema: Json, reason: str) -> None:
+    why = refusal(schema)
+    assert re.search(reason, why), why
+    assert refusal(schema, lenient=True) == why
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a/b~": {"not": {"type": "null"}}}}, "#/properties/a~1b~0/not"),
+        ({"items": {"uniqueItems": True}}, "#/items/uniqueItems"),
+        ({"if": {}}, "#/if"),
+        ({"then": {}}, "#/then"),
+        ({"else": {}}, "#/else"),
+        ({"contains": {}}, "#/contains"),
+        ({"minContains": 1}, "#/minContains"),
+        ({"maxContains": 1}, "#/maxContains"),
+        ({"propertyNames": {"pattern": "a"}}, "#/propertyNames"),
+        ({"dependentRequired": {"a": ["b"]}}, "#/dependentRequired"),
+        ({"dependentSchemas": {"a": {}}}, "#/dependentSchemas"),
+        ({"dependencies": {"a": ["b"]}}, "#/dependencies"),
+        ({"unevaluatedProperties": False}, "#/unevaluatedProperties"),
+        ({"unevaluatedItems": False}, "#/unevaluatedItems"),
+        ({"$dynamicRef": "#x"}, "#/$dynamicRef"),
+        ({"minimun": 3}, "#/minimun"),
+        ({"properties": {"a": {"nullable": True}}}, "#/properties/a/nullable"),
+        ({"type": "string", "format": "regex"}, "#/format"),
+        ({"type": "integer", "format": "int32"}, "#/format"),
+        ({"format": ["date"]}, "#/format"),
+        ({"items": {"type": "string", "pattern": "(?=a)b"}}, "#/items/pattern"),
+        ({"items": {"type": "string", "pattern": r"\bfoo"}}, "#/items/pattern"),
+        (
+            {"$defs": {"p": {"type": "string", "pattern": "("}}, "items": {"$ref": "#/$defs/p"}},
+            "#/$defs/p/pattern",
+        ),
+        ({"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "#/items/oneOf"),
+        ({"oneOf": [tool(1, tagged=False), tool(2, tagged=False)]}, "#/oneOf"),
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1}, "#/maxProperties"),
+        ({"items": {"type": "object", "minProperties": 2}}, "#/items/minProperties"),
+        ({"patternProperties": {"^a": {}, "^ab": {"type": "null"}}}, "#/patternProperties"),
+        ({"type": "number", "multipleOf": 1e-30}, "#/multipleOf"),
+        ({"$schema": "http://nowhere.example/x", "type": "null"}, "#/$schema"),
+        (
+            {
+                "$defs": {"a": {"properties": {"z": {"$ref": "#/$defs/a", "type": "object"}}}},
+                "$ref": "#/$defs/a",
+            },
+            "#/$defs/a/properties/z/$ref",
+        ),
+    ],
+)
+def test_what_cannot_be_enforced_is_named_and_can_be_left_out(schema: Json, place: str) -> None:
+    before = json.dumps(schema)
+    why = refusal(schema)
+    assert why.startswith(f"{place} ")
+    lenient = compiled(schema, lenient=True)
+    [notice] = lenient.notices
+    assert notice.startswith(f"schema: {why}, and is ")
+    assert json.dumps(schema) == before
+    walk(lenient.start(), random.Random(0), most=5)
+
+
+def test_everything_left_out_is_named_and_the_rest_enforced() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+            "b": {"oneOf": [{"type": "number"}, {"type": "integer", "minimum": 3}]},
+            "c": {"type": "string", "format": "hostname", "pattern": "(?!x)"},
+        },
+        "required": ["a"],
+        "additionalProperties": False,
+        "minProperties": 2,
+    }
+    lenient = compiled(schema, lenient=True)
+    places = (
+        "#/minProperties",
+        "#/properties/a/uniqueItems",
+        "#/properties/b/oneOf",
+        "#/properties/c/pattern",
+    )
+    assert sorted(notice.split(" ")[1] for notice in lenient.notices) == sorted(places)
+    assert "taken as anyOf" in " ".join(lenient.notices)
+    constraint = lenient.start()
+    assert takes(constraint, '{"a": [1, 1], "b": 3, "c": "x"}')
+    assert not takes(constraint, '{"a": ["1"]}') and not takes(constraint, '{"a": [], "b": "x"}')
+    assert not takes(constraint, '{"a": [], "c": "-"}')
+
+
+def test_a_lenient_schema_that_needs_no_lenience_says_nothing() -> None:
+    assert compiled({"type": "null"}, lenient=True).notices == ()
+
+
+# White space
+
+PERSON = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "null"}}, "c": {}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+VALUE = {"a": 1, "b": [None, None]}
+SPACED = json.dumps(VALUE)
+COMPACT = json.dumps(VALUE, separators=(",", ":"))
+INDENTED = json.dumps(VALUE, indent=2)
+UNEVEN = '{ "a" :1,\n\t"b": [\n null , null ]}'
+
+
+@pytest.mark.parametrize(
+    ("style", "texts"),
+    [
+        ("spaced", {SPACED}),
+        ("compact", {COMPACT}),
+        ("pretty", {INDENTED}),
+        ("flexible", {SPACED, COMPACT, INDENTED, UNEVEN}),
+    ],
+)
+def test_styles_space_json_as_they_say(style: JsonStyle, texts: set[str]) -> None:
+    constraint = compiled(PERSON, style=style).start()
+    for text in (SPACED, COMPACT, INDENTED, UNEVEN):
+        assert takes(constraint, text) == (text in texts), text
+        assert not takes(constraint, f" {text}") and not takes(constraint, f"{text}\n")
+
+
+def test_the_schema_cannot_loosen_the_style() -> None:
+    loose = PERSON | {"x-guidance": {"whitespace_flexible": True, "lenient": True}}
+    constraint = compiled(loose).start()
+    assert takes(constraint, SPACED) and not takes(constraint, UNEVEN)
+    assert refusal(loose | {"not": {}}).startswith("#/not")
+
+
+@given(st.sampled_from(["spaced", "compact", "pretty", "flexible"]), st.integers(0, 2**32))
+def test_white_space_never_goes_on_and_on(style: JsonStyle, seed: int) -> None:
+    rng = random.Random(seed)
+    constraint = compiled(PERSON, style=style).start()
+    written_so_far, blanks = b"", 0
+    for _ in range(200):
+        if constraint.is_complete:
+            break
+        mask = constraint.allowed(())
+        assert mask is not None
+        options = [token for token in b" \n\t" if mask[token]]
+        token = rng.choice(options) if options else rng.choice(walkable(mask))
+        constraint.accept([token])
+        blanks = blanks + 1 if options else 0
+        assert blanks <= 70
+        written_so_far += bytes([token])
+    assert written_so_far[:1] == b"{"
+
+
+def walkable(mask: Any) -> list[int]:
+    """Single bytes, those that close something if there are any."""
+    closing = [token for token in b"}]" if mask[token]]
+    return closing or [token for token in range(256) if mask[token]]
+
+
+@given(st.sampled_from(["spaced", "compact", "pretty", "flexible"]), st.integers(0, 2**32))
+def test_random_texts_are_valid_in_every_style(style: JsonStyle, seed: int) -> None:
+    schema = PERSON | {"properties": PERSON["properties"] | {"c": {"type": "string", "maxLength": 3}}}  # type: ignore[operator]
+    constraint = compiled(schema, style=style).start()
+    text = written(walk(constraint, random.Random(seed), most=150)).decode()
+    if constraint.is_accepted:
+        jsonschema.validate(json.loads(text), schema)
+
+
+# Regular expressions and choices
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [
+        ("^a|b$", ["a", "b"], ["ax", "ab"]),
+        (r"\d{2}-[a-z]+", ["12-x"], ["1-x", "٣٤-x"]),
+        ("a/b\\/c", ["a/b/c"], []),
+        ('"x"\n', ['"x"\n'], []),
+        ("(?i)straße", ["STRASSE".replace("SS", "ß")], []),
+        ("a.c", ["abc", "aéc"], ["a\nc"]),
+        ("", [""], ["a"]),
+        (r"\p{Lu}{2}", ["ÄB"], ["äB"]),
+    ],
+)
+def test_regular_expressions_cover_the_whole_text(pattern: str, texts: list[str], others: list[str]) -> None:
+    constraint = start(Grammar("regex", pattern))
+    for text in texts:
+        assert takes(constraint, text), text
+    for text in others:
+        assert not takes(constraint, text), text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "what", "reason"),
+    [
+        (Grammar("regex", "("), "regular expression", "unclosed group"),
+        (Grammar("regex", "a(?=b)"), "regular expression", "look-around"),
+        (Grammar("regex", r"(a)\1"), "regular expression", "backreferences"),
+        (Grammar("regex", r"[^\s\S]"), "regular expression", "nothing can match"),
+        (Grammar("regex", "a\\"), "regular expression", "backslash"),
+        (Grammar("regex", "a" * 1_000_001), "regular expression", "1,000,001 characters"),
+        (Grammar("regex", "\ud800"), "regular expression", "surrogate"),
+        (Grammar("choice", "[]"), "choice", "nothing to choose"),
+        (Grammar("choice", '[""]'), "choice", "nothing to choose"),
+        (Grammar("choice", '["a", 1]'), "choice", "not a list of texts"),
+        (Grammar("choice", "yes"), "choice", "not a list of texts"),
+        (Grammar("choice", '{"a": 1}'), "choice", "not a list of texts"),
+        (Grammar("choice", '["\\ud800"]'), "choice", "surrogate"),
+        (Grammar("lark", ""), "grammar", "no start rule"),
+        (Grammar("lark", 'start: "a"\n\nfoo: ('), "grammar", "line 3, column"),
+        (Grammar("lark", "start: a"), "grammar", "line 1, column 8: unknown name"),
+        (Grammar("lark", "start: a\na: a"), "grammar", "nothing can match"),
+    ],
+)
+def test_other_grammars_are_refused_with_a_reason(grammar: Grammar, what: str, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason) as caught:
+        COMPILER.compile(grammar)
+    assert caught.value.what == what and caught.value.way_out and "\n" not in str(caught.value)
+
+
+def test_a_lark_grammar_cannot_switch_forcing_on() -> None:
+    grammar = Grammar("lark", 'start: "{" NAME\nNAME: "name"\n%llguidance {"no_forcing": false}')
+    constraint = start(grammar)
+    assert takes(constraint, "{name") and len(constraint.forced(())) > 0
