@@ -188,6 +188,17 @@ def test_masks_cannot_be_written_to_and_have_the_vocabularys_size() -> None:
         mask[0] = True
 
 
+def test_the_masks_along_a_draft_are_worked_out_once() -> None:
+    constraint = start(GRAMMARS[0])
+    drafted = spell('{"name"')
+    first = [constraint.allowed(drafted[:i]) for i in range(len(drafted) + 1)]
+    constraint.permits(drafted, spell(": x"))
+    again = [constraint.allowed(drafted[:i]) for i in reversed(range(len(drafted) + 1))]
+    assert all(a is b for a, b in zip(first, reversed(again), strict=True))
+    constraint.accept(drafted[:3])
+    assert constraint.allowed(()) is first[3] and constraint.allowed(drafted[3:]) is first[-1]
+
+
 # What is written
 
 
@@ -303,6 +314,18 @@ def test_a_tokenizer_that_puts_a_blank_first_forces_none() -> None:
     assert allowed(constraint) == [256]
 
 
+def test_tokens_that_do_not_spell_the_forced_text_are_not_offered() -> None:
+    class Shouting(TableVocabulary):
+        def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+            return super().tokenize(text.upper(), add_special=add_special, parse_special=parse_special)
+
+    vocabulary = Shouting([*bytes_and(), Token(b"<end>", control=True, end=True)])
+    constraint = start(Grammar("choice", '["12ab3"]'), Compiler(vocabulary))
+    assert constraint.forced(()) in ((), tuple(b"12"))
+    constraint.accept(spell("12"))
+    assert constraint.forced(()) == () and allowed(constraint) == [ord("a")]
+
+
 # The end
 
 
@@ -365,7 +388,11 @@ def test_a_dead_end_is_an_error_and_can_be_avoided() -> None:
         with pytest.raises(ConstraintError, match="no token"):
             constraint.allowed([0, 0])
         assert allowed(constraint, [0]) == [0, 1] and allowed(constraint, [0, 1]) == [end]
-    constraint.accept([0, 0])
+    constraint.accept([0])
+    with pytest.raises(ConstraintError, match="no token"):
+        constraint.allowed([0])
+    assert allowed(constraint) == [0, 1] and allowed(constraint, [1]) == [end]
+    constraint.accept([0])
     with pytest.raises(ConstraintError, match="no token"):
         constraint.allowed(())
 

@@ -171,6 +171,7 @@ def test_well_known_grammars_match_what_they_should(
         'root ::= a* "b" root | "a"\na ::= "a" "b"?',
         'root ::= ("a" | "ab") ("ba" | "b" root)?',
         'root ::= "a"{2,3} root "b"{0,2} | [ab]',
+        'root ::= ("a"+ r?){2}\nr ::= "b" r? "b"',
         'root ::= w "ab" (root | "")\nw ::= [ab]*',
         'root ::= (("a" | "")  "b"*){2} ("a" root)?',
     ],
@@ -261,6 +262,10 @@ def test_a_token_of_the_vocabulary_may_be_named() -> None:
         ('root ::= "a" x?\nx ::= "b" x', "rule x can never be complete"),
         ("root ::= " + "(" * 500 + '"a"' + ")" * 500, "levels"),
         ('root ::= "a" | | | "b" %', "not expected"),
+        (
+            "\n".join(["root ::= r0", *(f'r{i} ::= "a"' for i in range(1000))]),
+            "1,001 rules, 1,000 are the most",
+        ),
     ],
 )
 def test_broken_grammars_are_refused_with_their_line(grammar: str, reason: str) -> None:

@@ -125,6 +125,15 @@ def test_properties_come_in_the_order_of_the_schema() -> None:
     assert not takes(constraint, '{"a": 2, "z": 1}')
 
 
+def test_an_escaped_name_is_no_other_name() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null"}, 'q"': {"type": "null"}}}
+    constraint = compiled(schema).start()
+    for text in ('{"a": null}', '{"q\\"": null}', '{"b": 1}', '{"\\n": 1}', '{"a": null, "x": "\\t"}'):
+        assert takes(constraint, text), text
+    for text in ('{"a": 1}', '{"\\u0061": 1}', '{"q\\u0022": 1}', '{"x\\u0001": 1}'):
+        assert not takes(constraint, text), text
+
+
 def tool(i: int, *, tagged: bool = True) -> Json:
     return {
         "type": "object",
@@ -207,6 +216,8 @@ def test_one_of_many_tools_is_enforced_where_their_names_tell_them_apart() -> No
         ({"type": "string", "pattern": "^a{1,3}$", "minLength": 5}, "nothing fits"),
         ({"const": 12345678901234567890123}, r"#/const is .*2\^53"),
         ('{"enum": [1, 1e400]}', r"#/enum/1 is inf"),
+        ({"const": [1, {"a": 2**60}]}, "#/const/1/a is .*2"),
+        ({"enum": ["a", "b\x01"]}, r"#/enum/1 holds the control character U\+0001"),
         ({"minimum": 9007199254740993}, r"#/minimum is .*2\^53"),
         (deep(10_000), "more than 100 levels deep"),
         (deep(60), "more than 100 levels deep"),

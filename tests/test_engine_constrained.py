@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from time import sleep
 
 import pytest
 
@@ -12,7 +13,7 @@ from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Constraint
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import ConstraintError, SettingError
-from outrider.core.params import SamplingParams
+from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
@@ -95,6 +96,99 @@ def test_bans_that_leave_nothing_are_a_dead_end() -> None:
         engine(["ab"]).generate(asked(sampling=replace(GREEDY, banned=(0, 3))))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", ["token", "block", "stable"])
+def test_forced_tokens_that_are_banned_are_a_dead_end(rule: Rule, temperature: float) -> None:
+    settings = replace(GREEDY, temperature=temperature, seed=1, banned=(0,))
+    for speculate in (True, False):
+        request = asked(sampling=settings, verification=Verification(rule), speculate=speculate)
+        with pytest.raises(ConstraintError, match="bans"):
+            engine(["ac"]).generate(request)
+
+
+@pytest.mark.parametrize("verification", [Verification(strict_margin=0.01), Verification(lenience=0.5)])
+def test_what_stood_before_a_dead_end_is_kept_under_every_rule(verification: Verification) -> None:
+    dead = engine(["abcx"])
+    with pytest.raises(ConstraintError) as caught:
+        dead.generate(asked(verification=verification))
+    assert caught.value.text == "abc" and WORDS.text(caught.value.tokens) == "abc"
+
+
+def test_log_probabilities_reach_up_to_a_dead_end() -> None:
+    dead = engine(["abcx"])
+    dead.submit(asked(logprobs=0))
+    records = [update.record for _ in range(6) for update in dead.step()]
+    assert records[-1].finish_reason == "error"
+    assert sum(len(record.draft) for record in records), "some of it was drafted"
+    assert all(len(record.logprobs) == len(record.tokens) for record in records)
+
+
+class Limited(OneOf):
+    """Fails behind three characters, in a question that the engine asks while it commits."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(WORDS, [LONG])
+        self._where = where
+
+    @property
+    def is_complete(self) -> bool:
+        self._check("is_complete")
+        return super().is_complete
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self._check("accept")
+        super().accept(tokens)
+
+    def _check(self, where: str) -> None:
+        if where == self._where and len(WORDS.text(self.final)) >= 3:
+            raise ConstraintError("output", "a limit is reached")
+
+
+@pytest.mark.parametrize("where", ["is_complete", "accept"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_limit_that_is_met_while_committing_ends_its_own_request_only(where: str, first: int) -> None:
+    target = FakeModel(WORDS, LOGITS, max_sequences=2)
+    shared = Engine(target, [], FixedPolicy(), constrain=lambda _grammar: Limited(where))
+    requests = [asked(grammar=None, max_tokens=9, ignore_end=True)]
+    requests.insert(first, asked())
+    ids = [shared.submit(request) for request in requests]
+    limited, other = ids[first], ids[1 - first]
+    updates = [update for _ in range(12) for update in shared.step()]
+    ends = {u.record.request: u for u in updates if u.record.finish_reason}
+    assert ends[other].record.finish_reason == "length" and ends[other].error is None
+    error = ends[limited].error
+    assert ends[limited].record.finish_reason == "error" and error is not None
+    assert "limit" in str(error) and error.text == "abc" == WORDS.text(error.tokens)
+    assert "".join(u.text for u in updates if u.record.request == limited) == "abc"
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+def test_a_text_that_a_stop_string_cuts_is_not_complete(speculate: bool) -> None:
+    completion = engine(["abc"]).generate(asked(stop=("c",), speculate=speculate))
+    assert completion.text == "ab" and completion.finish_reason == "stop" and not completion.is_complete
+    assert engine(["abc"]).generate(asked(stop=("x",), speculate=speculate)).is_complete
+
+
+@pytest.mark.parametrize("size", [10, 28, 31, 64])
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_forced_text_longer_than_a_draft_models_batch(size: int, num_sequences: int) -> None:
+    texts = ["ab" * size + end for end in ("a", "c", "b" + "ca" * size + "b", "b" + "ca" * size + "a")]
+    draft = FakeModel(
+        WORDS, random_logits(WORDS.size, seed=9), max_batch_tokens=32, max_sequences=num_sequences
+    )
+    target = FakeModel(WORDS, LOGITS, max_sequences=num_sequences)
+    drafter = ModelDrafter(draft, compare(WORDS, WORDS))
+    both = Engine(target, [drafter], FixedPolicy(p_min=0), constrain=constrained(texts))
+    expected = both.generate(asked(max_tokens=200, speculate=False))
+    ids = [both.submit(asked(max_tokens=200)) for _ in range(num_sequences)]
+    updates = [update for _ in range(len(expected.tokens) + 9) for update in both.step()]
+    for request_id in ids:
+        assert tuple(t for u in updates for t in u.record.tokens if u.record.request == request_id) == (
+            expected.tokens
+        )
+    assert any("draft" in update.record.draft.sources for update in updates)
+
+
 def test_a_dead_end_ends_its_own_request_only() -> None:
     shared = engine(["abcx"], max_sequences=2)
     dead = shared.submit(asked())
@@ -126,3 +220,15 @@ def test_the_time_of_the_constraint_is_recorded() -> None:
     decoding = [record for record in completion.records if record.kind == "decode"]
     assert all(0 < record.constraint_s < record.total_s for record in decoding)
     assert engine([LONG]).generate(asked(grammar=None)).records[-1].constraint_s == 0
+
+
+def test_whether_a_text_is_complete_is_asked_on_the_constraints_time() -> None:
+    class Slow(OneOf):
+        @property
+        def is_complete(self) -> bool:
+            sleep(0.01)
+            return super().is_complete
+
+    slow = Engine(FakeModel(WORDS, LOGITS), [], FixedPolicy(), constrain=lambda _grammar: Slow(WORDS, ["abc"]))
+    completion = slow.generate(asked())
+    assert sum(r.constraint_s for r in completion.records) >= 0.01 * len(completion.tokens)

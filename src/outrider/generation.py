@@ -16,11 +16,13 @@ __all__ = ["Generation"]
 class Generation:
     """A running generation: iterate over it for the text as it comes.
 
-    `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete text.
+    `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete one.
     `cancel` ends it after the current step; so does leaving the loop early.
     """
 
-    def __init__(self, engine: Engine, request: Request, parse: Callable[[str], Any] | None = None) -> None:
+    def __init__(
+        self, engine: Engine, request: Request, parse: Callable[[Completion], Any] | None = None
+    ) -> None:
         self._engine = engine
         self._parse = parse
         self._updates = engine.stream(request)
@@ -43,7 +45,7 @@ class Generation:
         except StopIteration as end:
             self._completion = end.value or self._completion  # asked again, an ended generator has none
             if self._parse and self._completion and self._completion.is_complete:
-                self._completion = replace(self._completion, parsed=self._parse(self._completion.text))
+                self._completion = replace(self._completion, parsed=self._parse(self._completion))
                 self._parse = None
             return None
         self._request_id = update.record.request

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 
-__all__ = ["Schema", "SchemaModel", "read_schema"]
+__all__ = ["Schema", "SchemaModel", "parser_of", "read_schema"]
 
 
 @runtime_checkable
@@ -46,6 +48,29 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
         return json.dumps(schema), json.loads
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError("schema", f"JSON cannot hold it ({error})", "Give plain data.") from None
+
+
+def parser_of(
+    grammar: Grammar, vocabulary: Vocabulary, parse: Callable[[str], Any]
+) -> Callable[[Completion], Any]:
+    """What parses an answer under a grammar of the schema: the whole text, or what is behind the grammar's
+    `after`; an answer without that, where it is optional, gives None."""
+
+    def parse_completion(completion: Completion) -> Any:
+        if grammar.after is None:
+            return parse(completion.text)
+        spelled = b"".join(_spelled(vocabulary, token) for token in completion.tokens)
+        _, trigger, answer = spelled.partition(grammar.after.encode())
+        return parse(answer.decode()) if trigger else None
+
+    return parse_completion
+
+
+def _spelled(vocabulary: Vocabulary, token: int) -> bytes:
+    """The text of a token; of a control token, which shows none, its spelling."""
+    if vocabulary.ends_generation(token):
+        return b""
+    return vocabulary.spelling(token) if vocabulary.is_control(token) else vocabulary.piece(token)
 
 
 def _closed(schema: Any) -> Any:

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
 from outrider.chat import ChatTemplate
-from outrider.constraints import Compiled, Compiler
 from outrider.core.contracts import Constraint, Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request
 from outrider.core.errors import PromptError
@@ -34,8 +33,11 @@ from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve
 from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.schemas import Schema, read_schema
+from outrider.schemas import Schema, parser_of, read_schema
 from outrider.vocab import Alignment, align
+
+if TYPE_CHECKING:
+    from outrider.constraints import Compiled, Compiler
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `{"role": "user", "content": "…"}`."""
@@ -125,13 +127,15 @@ class Session:
         `prediction` is an answer that much of the real one is expected to be like.
 
         `schema` limits the output to JSON and parses it (`Completion.parsed`): a Pydantic model gives an
-        object of it, a JSON schema plain data. `grammar` beside it says how (its `text` does not matter).
+        object of it, a JSON schema plain data. `grammar` beside it says how (its `text` does not matter);
+        with an `after`, what is behind that is parsed.
         Raises GrammarError for what cannot be enforced.
         """
         parse = None
         if schema is not None:
-            text, parse = read_schema(schema)
+            text, parse_text = read_schema(schema)
             grammar = replace(grammar or Grammar("json_schema"), kind="json_schema", text=text)
+            parse = parser_of(grammar, self.target.vocabulary, parse_text)
         request = Request(
             prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
             sampling=sampling or SamplingParams(),
@@ -149,7 +153,9 @@ class Session:
     def compile(self, grammar: Grammar) -> Compiled:
         """Compile a grammar for the target's vocabulary, or find it among the last ones. What of it is not
         enforced becomes a notice. Raises GrammarError."""
-        if self._compiler is None:  # takes up to a second with a large vocabulary
+        from outrider.constraints import Compiler  # loads slowly, and few requests need it
+
+        if self._compiler is None:
             self._compiler = Compiler(self.target.vocabulary)
         compiled = self._compiler.compile(grammar)
         self.notices += [notice for notice in compiled.notices if notice not in self.notices]

@@ -123,7 +123,7 @@ def compare_stable(
 
 def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
     """Run a request twice from a cold start; its seed must be given."""
-    first, second = (_run(engine, request).completion for _ in range(2))
+    first, second = (_run_cold(engine, request).completion for _ in range(2))
     engine.reset()
     position = first_difference(first.tokens, second.tokens)
     counts = _count(first) + _count(second)
@@ -133,6 +133,12 @@ def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
 def _run(engine: Engine, request: Request) -> Run:
     engine.reset()
     return Run(request.prompt, generate(engine, request))
+
+
+def _run_cold(engine: Engine, request: Request) -> Run:
+    """A run whose drafts depend on no earlier one."""
+    engine.spelling.forget()
+    return _run(engine, request)
 
 
 def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: Constrain | None) -> Run:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import cast, get_args
 
 from outrider.cli.prompt import encodable
-from outrider.constraints.sources import lark_source
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
 from outrider.core.params import FastForward, GrammarKind, JsonStyle
@@ -60,6 +59,8 @@ class GrammarOptions:
             after=self.after,
             fast_forward=cast(FastForward, self.fast_forward or "exact"),
         )
+        from outrider.constraints.sources import lark_source  # loads slowly, and few runs need it
+
         lark_source(grammar)  # what needs no vocabulary is refused before a model is loaded
         return grammar
 

@@ -19,7 +19,7 @@ from outrider.core.errors import ConstraintError
 
 class Walker:
     """One matcher and the drafted tokens that it is known to take. It must never see an end token:
-    a matcher cannot be taken back over one.
+    that matchers can be taken back over one is not to be relied on.
 
     `by_mask` looks every token up in the mask before it: a matcher with forcing takes other splits of
     the forced text than its mask allows.

@@ -109,28 +109,31 @@ class ModelDrafter:
             return [Draft() for _ in wishes], DraftWork()
         work = DraftWork()
         for wish in able:
-            work += self._catch_up(wish.sequence)
+            work += self._catch_up(wish.sequence, len(wish.prefix))
         drafts, decoding = self._grow([_Growing(wish) for wish in able], extend)
         return [drafts.get(wish.sequence, Draft()) for wish in wishes], work + decoding
 
     def _room(self, wish: Wish) -> int:
-        """Tokens that can be drafted before the draft model's own context is full."""
+        """Tokens that can be drafted before the draft model's own context is full; none behind a lead that
+        does not fit a call."""
         context = self._contexts[wish.sequence]
-        if not context.final:
+        if not context.final or len(wish.prefix) >= self._chunk_tokens:
             return 0
         return min(wish.max_tokens, self.model.context_length - len(context.final) - len(wish.prefix))
 
-    def _catch_up(self, sequence: int) -> DraftWork:
-        """Drop what was not accepted, and evaluate all but a last few final tokens."""
+    def _catch_up(self, sequence: int, num_lead: int) -> DraftWork:
+        """Drop what was not accepted, and evaluate all but a last few final tokens, which go into one call
+        with `num_lead` others."""
         context = self._contexts[sequence]
         self._rewind(sequence, context)
         work = DraftWork()
         while context.agree < context.prompt_length - 1:
             seconds = self._evaluate(sequence, context, context.prompt_length - 1)
             work += DraftWork(prefill_calls=1, prefill_s=seconds)
-        while len(context.final) - context.agree > self._chunk_tokens:
+        while len(context.final) - context.agree + num_lead > self._chunk_tokens:
+            before = context.agree
             seconds = self._evaluate(sequence, context, len(context.final) - 1)
-            work += DraftWork(calls=1, model_s=seconds, call_tokens=(self._chunk_tokens,))
+            work += DraftWork(calls=1, model_s=seconds, call_tokens=(context.agree - before,))
         return work
 
     def _rewind(self, sequence: int, context: _Context) -> None:
@@ -216,7 +219,7 @@ class ModelDrafter:
         if not draft.unread or self.model.vocabulary.ends_generation(draft.unread[0]):
             return False  # nothing follows an end
         self._join(draft, extend.follows(wish, draft.tokens))
-        return True
+        return len(draft.unread) <= self._chunk_tokens
 
     def _join(self, draft: _Growing, certain: Draft) -> None:
         """Tokens that follow without a look: they are read together with the last one found."""

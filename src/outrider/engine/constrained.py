@@ -38,11 +38,11 @@ class Timed:
 
     @property
     def is_complete(self) -> bool:
-        return self._constraint.is_complete
+        return self._time(lambda: self._constraint.is_complete)
 
     @property
     def is_accepted(self) -> bool:
-        return self._constraint.is_accepted
+        return self._time(lambda: self._constraint.is_accepted)
 
     def _time(self, question: Callable[[], _Answer]) -> _Answer:
         before = perf_counter()

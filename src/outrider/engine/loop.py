@@ -10,7 +10,7 @@ committed tokens minus one, and drafters have been told exactly the committed to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice, takewhile
 from time import perf_counter
 from typing import cast
@@ -315,18 +315,14 @@ class Engine:
             return Judged()
         before, sequence, draft = perf_counter(), plan.sequence, plan.draft
         rows = LazyDistributions(logits, sequence.sampler, draft.tokens)
-        try:
-            verdict = self._verdict(sequence, draft, rows, shared)
-        except ConstraintError as error:  # this request is over, the others go on
-            return Judged(Verdict(0, None, "deferred"), perf_counter() - before, error=error)
+        verdict, error = self._verdict(sequence, draft, rows, shared), None
         if rows.dead_end is not None and rows.dead_end[0] == verdict.num_accepted:
-            verdict = Verdict(verdict.num_accepted, None, "deferred")
-            return Judged(verdict, perf_counter() - before, error=rows.dead_end[1])
+            verdict, error = Verdict(verdict.num_accepted, None, "deferred"), rows.dead_end[1]
         emitted = draft.tokens[: verdict.num_accepted]
         emitted += () if verdict.token is None else (verdict.token,)
         wanted = sequence.request.logprobs
         logprobs = () if wanted is None else score_tokens(logits, rows, emitted, wanted)
-        return Judged(verdict, perf_counter() - before, logprobs)
+        return Judged(verdict, perf_counter() - before, logprobs, error)
 
     def _verdict(self, sequence: Running, draft: Draft, rows: LazyDistributions, shared: Shared) -> Verdict:
         request = sequence.request
@@ -339,11 +335,14 @@ class Engine:
     def _settle(self, plan: Plan, judged: Judged, shared: Shared) -> Update:
         """Commit, rewind and record one sequence's share of the step."""
         sequence, draft = plan.sequence, plan.draft
-        position, pieces = len(sequence.tokens), []
+        position, pieces, error = len(sequence.tokens), list[Piece](), judged.error
         if draft is not None and judged.verdict is not None:
-            pieces = self._commit(sequence, draft, judged.verdict)
-            if judged.error is not None and sequence.finish_reason is None:
-                pieces += self._fail(sequence, judged.error)
+            try:
+                pieces += self._commit(sequence, draft, judged.verdict)
+            except ConstraintError as lost:  # this request is over, the others go on
+                error = lost
+            if error is not None and sequence.finish_reason is None:
+                pieces += self._fail(sequence, error)
             sequence.alone = judged.verdict.kind == "deferred"
             self._rewind(sequence.slot, len(sequence.tokens) - 1)
             sequence.sampler.accept(sequence.tokens[position:])
@@ -364,25 +363,26 @@ class Engine:
         rest = sequence.text.flush()
         return [Piece(rest, TARGET)] if rest else []
 
-    def _commit(self, sequence: Running, draft: Draft, verdict: Verdict) -> list[Piece]:
-        """Append the tokens that stand, up to where the text ends; returns what may be shown."""
+    def _commit(self, sequence: Running, draft: Draft, verdict: Verdict) -> Iterator[Piece]:
+        """Append the tokens that stand, up to where the text ends; gives what may be shown. Raises
+        ConstraintError where a constraint cannot read them."""
         offered = zip(draft.tokens, draft.sources, strict=True)
         standing = list(islice(offered, verdict.num_accepted))
         if verdict.token is not None:
             standing.append((verdict.token, TARGET))
-        pieces = []
         for token, source in standing:
-            sequence.tokens.append(token)
             if sequence.constraint is not None:
                 sequence.constraint.accept((token,))
-            pieces.append(Piece(sequence.text.push(token), source))
+            sequence.tokens.append(token)
+            if text := sequence.text.push(token):
+                yield Piece(text, source)
             sequence.finish_reason = self._finish_reason(sequence, token)
             if sequence.finish_reason is not None:
-                pieces.append(Piece(sequence.text.flush(), source))
+                if text := sequence.text.flush():
+                    yield Piece(text, source)
                 if sequence.text.stopped is not None:  # only now is it certain
                     sequence.finish_reason = "stop"
                 break
-        return [piece for piece in pieces if piece.text]
 
     def _finish_reason(self, sequence: Running, token: int) -> FinishReason | None:
         if sequence.text.stopped is not None:
@@ -431,6 +431,8 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 def _cut_where_close(verdict: Verdict, rows: LazyDistributions, margin: float) -> Verdict:
     """The verdict up to the first token whose two best logits lie closer than `margin`."""
-    close = (i for i in range(verdict.num_accepted + 1) if top_gap(rows.row(i)) < margin)
+    ends_there = rows.dead_end is not None and rows.dead_end[0] == verdict.num_accepted
+    num_rows = verdict.num_accepted + (not ends_there)
+    close = (i for i in range(num_rows) if top_gap(rows.row(i)) < margin)
     first = next(close, None)
     return verdict if first is None else Verdict(first, None, "deferred")

@@ -108,5 +108,12 @@ def complete(sequence: Sequence) -> Completion:
         rule=sequence.judge.name,
         lossy=sequence.request.verification.is_lossy,
         records=tuple(update.record for update in sequence.updates),
-        is_complete=sequence.constraint is None or sequence.constraint.is_accepted,
+        is_complete=_is_complete(sequence),
     )
+
+
+def _is_complete(sequence: Sequence) -> bool:
+    """Whether the text is a whole one: a stop string cuts off what the constraint has seen."""
+    if sequence.constraint is None:
+        return True
+    return sequence.text.stopped is None and sequence.constraint.is_accepted

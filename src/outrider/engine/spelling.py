@@ -22,6 +22,10 @@ class Spelling:
     def __init__(self) -> None:
         self._chosen: defaultdict[int, Counter[int]] = defaultdict(Counter)
 
+    def forget(self) -> None:
+        """Know nothing again. What is drafted then depends on no earlier request."""
+        self._chosen.clear()
+
     def note(self, usual: int, chosen: int) -> None:
         """Where `usual` was forced, the model chose this token."""
         seen = self._chosen[usual]
@@ -45,6 +49,8 @@ class Spelled:
     def __init__(self, constraint: Constraint, spelling: Spelling) -> None:
         self._constraint = constraint
         self._spelling = spelling
+        self._usual: tuple[int, ...] = ()
+        """what is known already of the usual tokens that come next"""
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
         return self._constraint.allowed(drafted)
@@ -70,9 +76,11 @@ class Spelled:
 
     def accept(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if usual := self._constraint.forced(()):
-                self._spelling.note(usual[0], token)
+            usual = self._usual or self._constraint.forced(())
             self._constraint.accept((token,))
+            if usual:
+                self._spelling.note(usual[0], token)
+            self._usual = usual[1:] if usual[:1] == (token,) else ()
 
     @property
     def is_complete(self) -> bool:

@@ -124,12 +124,16 @@ def _unusable(best: float, *, constrained: bool) -> OutriderError:
     return SettingError("logit bias and penalties", why, "Choose values nearer to 0 (repeat penalty: 1).")
 
 
+_NO_TOKEN = -1
+
+
 class LazyDistributions(Sequence[Distribution]):
     """The distributions of several rows, each computed once, when it is first asked for.
 
     Row i stands behind the first i drafted tokens. A rejected draft never looks at the rows
-    behind the rejection. `dead_end` is the row where a constraint leaves no token, and why: whether
-    it matters depends on the verdict, until which a point mass stands there.
+    behind the rejection. `dead_end` is the first row where a constraint leaves no token, and why: whether
+    it matters depends on the verdict, until which all probability lies on a token that there is not, so
+    that none that was drafted stands.
     """
 
     def __init__(self, logits: Logits, sampler: Sampler, drafted: Sequence[int]) -> None:
@@ -160,17 +164,20 @@ class LazyDistributions(Sequence[Distribution]):
         except ConstraintError as error:
             if self.dead_end is None or i < self.dead_end[0]:
                 self.dead_end = i, error
-            return point_masses((0,))[0]
+            return point_masses((_NO_TOKEN,))[0]
 
     def row(self, index: int) -> Row:
-        """The logits after bias, bans and penalties."""
+        """The logits after bias, bans and penalties. Raises ConstraintError at a dead end."""
         i = self._position(index)
         return self._sampler.adjust(self._logits[i], self._drafted[:i])
 
     def ratio(self, index: int, token: int) -> float:
         """How likely a token is beside the likeliest one, before temperature and filters: 1 for
-        that one, 0 for a barred token."""
-        row = self.row(index)
+        that one, 0 for a barred token and where every token is."""
+        try:
+            row = self.row(index)
+        except ConstraintError:
+            return 0.0
         return math.exp(float(row[token]) - float(row[argmax(row)]))
 
     def _position(self, index: int) -> int:

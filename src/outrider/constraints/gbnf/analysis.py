@@ -18,8 +18,9 @@ from outrider.core.errors import GrammarError
 
 
 class Analysis:
-    """Sets of characters count too much rather than too little. Raises GrammarError for a rule that no
-    finite text follows."""
+    """Sets of characters count too much rather than too little. Grammars are mostly written from the top
+    down, so what a rule has from those it refers to is gathered from the last rule on. Raises
+    GrammarError for a rule that no finite text follows."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
@@ -85,7 +86,7 @@ class Analysis:
         growing = True
         while growing:
             before = len(regular)
-            for name, node in self._rules.items():
+            for name, node in reversed(self._rules.items()):
                 if name not in regular and _made_of(node, regular):
                     regular.add(name)
             growing = len(regular) > before
@@ -95,7 +96,7 @@ class Analysis:
         growing = True
         while growing:
             before = (len(self._nullable), dict(self._firsts))
-            for name, node in self._rules.items():
+            for name, node in reversed(self._rules.items()):
                 if self.nullable(node):
                     self._nullable.add(name)
                 self._firsts[name] = self.first(node)
@@ -140,7 +141,9 @@ def _check_that_rules_end(rules: dict[str, Node]) -> None:
     growing = True
     while growing:
         before = len(ending)
-        ending |= {name for name, node in rules.items() if _ends(node, ending)}
+        for name, node in reversed(rules.items()):
+            if name not in ending and _ends(node, ending):
+                ending.add(name)
         growing = len(ending) > before
     for name in rules:
         if name not in ending:

@@ -19,6 +19,7 @@ from outrider.constraints.gbnf.nodes import (
 from outrider.core.errors import GrammarError
 
 _MAX_NESTING = 100
+_MAX_RULES = 1000
 _MAX_REPETITIONS = 10_000
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -35,6 +36,9 @@ def parse(text: str) -> dict[str, Node]:
     that do not exist."""
     parser = _Parser(text)
     rules = parser.rules()
+    if len(rules) > _MAX_RULES:
+        why = f"it has {len(rules):,} rules, {_MAX_RULES:,} are the most"
+        raise GrammarError("grammar", why, "Leave out what the output does not need.")
     if "root" not in rules:
         raise GrammarError("grammar", "it has no rule named root", "Add one: the text follows it.")
     for name, line in parser.references:

@@ -7,6 +7,7 @@ be passed over silently is an error here, or left out and named where the schema
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,8 @@ MAX_PROPERTIES = 2000
 """Of one object: the grammar grows with the square of it."""
 
 _EXACT_INTEGERS = 2**53
+_CONTROL_CHARACTERS = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""JSON has no escape for them but \\u."""
 _UNCOUNTED = "asks for more than the required keys, which cannot be counted"
 
 
@@ -92,7 +95,7 @@ class SchemaCheck:
     def _check_values(self, pointer: str, node: Node) -> None:
         _check_type(pointer, node)
         for keyword in (*NUMBERS, "const"):
-            _check_number(f"{pointer}/{keyword}", node.get(keyword))
+            _check_constant(f"{pointer}/{keyword}", node.get(keyword))
         if "enum" in node:
             _check_enum(f"{pointer}/enum", node["enum"])
         for low, high in BOUNDS:
@@ -142,10 +145,17 @@ def _check_type(pointer: str, node: Node) -> None:
         raise _broken(f"{pointer}/required", "has to be a list of keys")
 
 
-def _check_number(place: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    if not math.isfinite(value) or (abs(value) > _EXACT_INTEGERS and value == int(value)):
+def _check_constant(place: str, value: object) -> None:
+    if isinstance(value, list | dict):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in pairs:
+            _check_constant(f"{place}/{escaped(str(key))}", inner)
+    elif isinstance(value, str) and (found := _CONTROL_CHARACTERS.search(value)):
+        why = f"holds the control character U+{ord(found[0]):04X}, which is never written"
+        raise GrammarError("schema", f"{place} {why}", "Leave it out.")
+    elif isinstance(value, int | float) and (
+        not math.isfinite(value) or (abs(value) > _EXACT_INTEGERS and value == int(value))
+    ):
         why = f"is {value:.17g}, and numbers beyond 2^53 cannot be held exactly"
         raise GrammarError("schema", f"{place} {why}", "Choose a smaller one, or leave it out.")
 
@@ -156,7 +166,7 @@ def _check_enum(place: str, values: object) -> None:
     if not values:
         raise _impossible(place, "is empty")
     for i, value in enumerate(values):
-        _check_number(f"{place}/{i}", value)
+        _check_constant(f"{place}/{i}", value)
 
 
 def _check_bounds(pointer: str, node: Node, low: str, high: str) -> None:

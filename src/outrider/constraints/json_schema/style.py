@@ -1,4 +1,4 @@
-"""The white space of constrained JSON, in llguidance's terms."""
+"""How constrained JSON is written, in llguidance's terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ _OPTIONS: dict[JsonStyle, dict[str, object]] = {
 }
 
 
-def whitespace_options(style: JsonStyle) -> dict[str, object]:
-    """What has to stand under "x-guidance" in a schema. The patterns match at most once between two
-    tokens of JSON, and never before or behind the whole text: nothing can go on for ever."""
-    return dict(_OPTIONS[style])
+_ESCAPES = 'nrbtf\\"'
+"""Without \\u: with it, "\\u0061" would pass for a name that a schema with the name "a" does not know."""
+
+
+def writing_options(style: JsonStyle) -> dict[str, object]:
+    """How JSON is to be written: what has to stand under "x-guidance" in a schema. The patterns of white
+    space match at most once between two tokens of JSON, and never before or behind the whole text:
+    nothing can go on for ever."""
+    return {**_OPTIONS[style], "json_allowed_escapes": _ESCAPES}
