@@ -20,15 +20,17 @@ from outrider.certify.memo import Memory
 from outrider.certify.runs import generate
 from outrider.certify.sampled import exact_distribution
 from outrider.certify.starts import find_start
-from outrider.certify.texts import compare_greedy
+from outrider.certify.texts import compare_greedy, repeat
 from outrider.compare import compare, find_divergence
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.errors import SettingError
-from outrider.core.params import SamplingParams
+from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
+from outrider.vocab import compare as align
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 END = WORDS.size - 1
@@ -248,3 +250,13 @@ def test_a_constraint_can_begin_in_the_middle_of_an_answer() -> None:
     make = behind(constrained(["abc"]), (0,))
     assert make is not None and make(GRAMMAR).forced(()) == tuple(WORDS.tokenize("bc"))
     assert behind(None, (0,)) is None
+
+
+def test_a_seed_repeats_a_text_whatever_was_learned_about_its_spelling() -> None:
+    language = random_logits(WORDS.size, seed=9, order=2)
+    for seed in range(12):
+        drafter = ModelDrafter(FakeModel(WORDS, language), align(WORDS, WORDS))
+        engine = Engine(FakeModel(WORDS, LANGUAGE), [drafter], EAGER, constrain=constrained(TEXTS))
+        sampling = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=seed)
+        request = Request((0, 1), sampling, 30, verification=Verification("token"), grammar=GRAMMAR)
+        assert repeat(engine, request).position is None

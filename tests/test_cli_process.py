@@ -131,3 +131,9 @@ def test_help_fits_the_terminal(columns: int) -> None:
         assert f" {name} " in outcome.out
     for name in ["--temp", "--top-k", "--top-p", "--min-p", "--draft-max", "--draft-min", "--draft-p-min"]:
         assert f" {name} " in outcome.out
+
+
+def test_constraints_are_loaded_when_they_are_needed() -> None:
+    program = "import sys, outrider.cli.main; sys.exit('llguidance' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), check=False)
+    assert done.returncode == 0

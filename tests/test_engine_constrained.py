@@ -229,6 +229,8 @@ def test_whether_a_text_is_complete_is_asked_on_the_constraints_time() -> None:
             sleep(0.01)
             return super().is_complete
 
-    slow = Engine(FakeModel(WORDS, LOGITS), [], FixedPolicy(), constrain=lambda _grammar: Slow(WORDS, ["abc"]))
+    slow = Engine(
+        FakeModel(WORDS, LOGITS), [], FixedPolicy(), constrain=lambda _grammar: Slow(WORDS, ["abc"])
+    )
     completion = slow.generate(asked())
     assert sum(r.constraint_s for r in completion.records) >= 0.01 * len(completion.tokens)

@@ -434,3 +434,19 @@ def test_a_request_that_does_not_speculate_is_only_learned_from() -> None:
     )
     assert not any(len(record.draft) for record in completion.records)
     assert policy.knowledge.costs.num_observed == 30
+
+
+def test_constrained_text_has_estimates_of_its_own() -> None:
+    knowledge = Knowledge(CallCosts(), {})
+    hint, state = Hint(0.8, (4.0, 3.0, 3.0)), TextState()
+    free = knowledge.estimator("lookup").probability(hint, state)
+    constrained = knowledge.estimator("lookup", constrained=True)
+    assert constrained.probability(hint, state) < free
+    assert knowledge.estimator("corpus", constrained=True).probability(hint, state) < free
+    for _ in range(200):
+        constrained.learn(hint, TextState(), right=True)
+    assert constrained.probability(hint, state) > free
+    assert knowledge.estimator("lookup").probability(hint, state) == free
+    again = Knowledge(CallCosts(), {})
+    again.recall(knowledge.as_json())
+    assert again.estimator("lookup", constrained=True).probability(hint, state) > free

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel, Field
 
 from outrider.backends.llama_cpp import LoadOptions
-from outrider.core.data import Grammar
+from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
-from outrider.schemas import read_schema
+from outrider.schemas import parser_of, read_schema
 from outrider.session import Session
+from vocabularies import TableVocabulary, Token, bytes_and
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -108,3 +110,42 @@ def test_a_schema_that_cannot_be_enforced_is_refused_before_anything_runs(sessio
     with pytest.raises(GrammarError):
         session.generate("Paris", schema={"type": "object", "properties": 3})
     assert session.generate("Paris", sampling=GREEDY, max_tokens=2).tokens
+
+
+@pytest.mark.parametrize("marks", [(), ("</think>",)], ids=["spelled", "a control token"])
+def test_what_is_behind_a_trigger_is_parsed(marks: tuple[str, ...]) -> None:
+    vocabulary = TableVocabulary(
+        [
+            *bytes_and("a}", '>{"'),
+            *(Token(mark.encode(), control=True) for mark in marks),
+            Token(b"<end>", control=True, end=True),
+        ]
+    )
+    grammar, parse = Grammar("json_schema", after="</think>"), read_schema("{}")[1]
+    trigger = [vocabulary.size - 2] if marks else list(b"</think>")
+    text = [*b'{"a": "\xc3\xa9"} ', *trigger, *b'\n{"a": "</think>"}', vocabulary.size - 1]
+    parsed = parser_of(grammar, vocabulary, parse)(answered(text))
+    assert parsed == {"a": "</think>"}
+    assert parser_of(replace(grammar, optional=True), vocabulary, parse)(answered([65, 66])) is None
+
+
+def test_an_answer_that_was_thought_over_is_parsed(session: Session) -> None:
+    completion = session.generate(
+        "Paris lies in",
+        schema=Town,
+        grammar=Grammar("json_schema", after=" "),
+        sampling=GREEDY,
+        max_tokens=90,
+    )
+    assert completion.is_complete and isinstance(completion.parsed, Town)
+    assert not completion.text.startswith("{")
+
+
+def test_an_answer_that_a_stop_string_cut_is_not_parsed(session: Session) -> None:
+    completion = session.generate("Paris", schema={"const": {"a": 1}}, sampling=GREEDY, stop=["}"])
+    assert completion.finish_reason == "stop" and completion.text == '{"a": 1'
+    assert not completion.is_complete and completion.parsed is None
+
+
+def answered(tokens: list[int]) -> Completion:
+    return Completion("not read", tuple(tokens), "stop", 1, 0, 0, "token", False, ())

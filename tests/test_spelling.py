@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -84,3 +85,41 @@ def test_whatever_was_learned_forced_tokens_spell_the_forced_text(
 def test_nothing_is_forced_where_the_constraint_forces_nothing() -> None:
     assert Spelled(OneOf(WORDS, [TEXT], forcing=False), Spelling()).forced(()) == ()
     assert Spelled(OneOf(WORDS, ["ab", "cab"]), Spelling()).forced(()) == ()
+
+
+class Counting(OneOf):
+    """Counts how often it is asked what is forced."""
+
+    num_forced = 0
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        self.num_forced += 1
+        return super().forced(drafted)
+
+
+def test_a_long_forced_text_is_not_worked_out_anew_at_every_token() -> None:
+    counting = Counting(WORDS, [TEXT * 8])
+    spelled = Spelled(counting, Spelling())
+    usual = spelled.forced(())
+    assert len(usual) > 20
+    counting.num_forced = 0
+    spelled.accept(usual)
+    assert counting.num_forced == 1 and spelled.is_complete
+
+
+def test_what_was_learned_can_be_forgotten() -> None:
+    spelling = Spelling()
+    spelling.note(AB, A)
+    assert spelling.preferred(AB) == A
+    spelling.forget()
+    assert spelling.preferred(AB) == AB
+
+
+def test_no_more_of_a_forced_text_is_worked_out_than_a_call_can_check() -> None:
+    spelling = Spelling()
+    spelling.note(CAB, C)
+    counting = Counting(WORDS, [TEXT * 8])
+    whole = Spelled(counting, spelling).forced(())
+    first = Counting(WORDS, [TEXT * 8])
+    assert Spelled(first, spelling, longest=6).forced(()) == whole[:6] and len(whole) > 30
+    assert first.num_forced <= 6 < counting.num_forced

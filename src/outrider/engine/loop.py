@@ -130,7 +130,8 @@ class Engine:
             return None
         if self.constrain is None:
             raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
-        return Timed(Spelled(self.constrain(request.grammar), self.spelling))
+        longest = min(self.target.max_batch_tokens, self.target.max_rows)
+        return Timed(Spelled(self.constrain(request.grammar), self.spelling, longest))
 
     def _take_slot(self, prompt: Sequence[int]) -> tuple[int, int]:
         """The free slot that shares the longest prefix with the prompt (of several the one that holds

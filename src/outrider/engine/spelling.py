@@ -44,11 +44,13 @@ class Spelling:
 
 
 class Spelled:
-    """A Constraint whose forced tokens are those that the model is known to prefer for the same text."""
+    """A Constraint whose forced tokens are those that the model is known to prefer for the same text: the
+    first `longest` of them, for a text is worked out anew behind every token that is not the usual one."""
 
-    def __init__(self, constraint: Constraint, spelling: Spelling) -> None:
+    def __init__(self, constraint: Constraint, spelling: Spelling, longest: int = 128) -> None:
         self._constraint = constraint
         self._spelling = spelling
+        self._longest = longest
         self._usual: tuple[int, ...] = ()
         """what is known already of the usual tokens that come next"""
 
@@ -61,7 +63,7 @@ class Spelled:
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
         found: list[int] = []
         usual = self._constraint.forced(drafted)
-        while usual:
+        while usual and len(found) < self._longest:
             behind = (*drafted, *found)
             i = next((i for i, t in enumerate(usual) if self._spelling.preferred(t) != t), len(usual))
             found += usual[:i]
@@ -72,7 +74,7 @@ class Spelled:
                 token = usual[i]
             found.append(token)
             usual = self._constraint.forced((*drafted, *found))
-        return tuple(found)
+        return tuple(found[: self._longest])
 
     def accept(self, tokens: Sequence[int]) -> None:
         for token in tokens:

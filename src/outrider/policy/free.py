@@ -29,7 +29,8 @@ def look_up(knowledge: Knowledge, text: Text, free: Sequence[Drafter], wish: Wis
     while left and len(chain) < limit:
         best, promise = None, 0.0
         for drafter in left:
-            collected = _Collected(knowledge.estimator(drafter.name), text.state(drafter.name))
+            estimator = knowledge.estimator(drafter.name, constrained=text.is_constrained)
+            collected = _Collected(estimator, text.state(drafter.name))
             asked = replace(wish, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
             [draft], _ = drafter.propose([asked], collected)
             draft = permitted(asked, draft)
@@ -48,7 +49,7 @@ def look_up(knowledge: Knowledge, text: Text, free: Sequence[Drafter], wish: Wis
 
 def _add_forced(chain: Chain, knowledge: Knowledge, text: Text, wish: Wish) -> None:
     draft = forced(wish, chain.tokens)
-    estimator, state = knowledge.estimator(FORCED), text.state(FORCED)
+    estimator, state = knowledge.estimator(FORCED, constrained=True), text.state(FORCED)
     chain.extend(draft, [estimator.probability(hint, state) for hint in draft.hints])
 
 

@@ -75,11 +75,13 @@ class Knowledge:
         """A request whose text is not known yet."""
         return Text(prompt_tokens, max_tokens, self.outlook.usual)
 
-    def estimator(self, name: str) -> Estimator:
-        """The acceptance of a drafter's tokens."""
-        if name not in self._estimators:
-            self._estimators[name] = Estimator(name)
-        return self._estimators[name]
+    def estimator(self, name: str, *, constrained: bool = False) -> Estimator:
+        """The acceptance of a drafter's tokens. What matches free text seldom goes on alike in the values
+        of a schema, so constrained text has estimates of its own."""
+        key = f"{name} (constrained)" if constrained else name
+        if key not in self._estimators:
+            self._estimators[key] = Estimator(key)
+        return self._estimators[key]
 
     def draft_cost(self, name: str) -> CallCosts:
         """What calls of a draft model take."""

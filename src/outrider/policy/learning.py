@@ -90,7 +90,8 @@ def _learn_drafted(knowledge: Knowledge, text: Text, record: StepRecord) -> None
         knowledge.calibration.setdefault(name, Calibration()).note(draft.acceptance[i], right)
         as_offered = as_offered and offered[i : i + 1] == [draft.tokens[i]]
         if draft.hints and not as_offered and name not in knowledge.draft_costs:
-            knowledge.estimator(name).learn(draft.hints[i], text.state(name), right)
+            estimator = knowledge.estimator(name, constrained=text.is_constrained)
+            estimator.learn(draft.hints[i], text.state(name), right)
 
 
 def _learn_offered(knowledge: Knowledge, text: Text, record: StepRecord) -> None:
@@ -99,7 +100,8 @@ def _learn_offered(knowledge: Knowledge, text: Text, record: StepRecord) -> None
     for i in range(min(len(offered), len(record.tokens))):
         right = offered.tokens[i] == record.tokens[i]
         state = text.state(offered.sources[i])
-        knowledge.estimator(offered.sources[i]).learn(offered.hints[i], state, right)
+        estimator = knowledge.estimator(offered.sources[i], constrained=text.is_constrained)
+        estimator.learn(offered.hints[i], state, right)
         if i == 0:
             state.note_first(right)
         if not right:
@@ -122,7 +124,8 @@ def _learn_asked(knowledge: Knowledge, text: Text, asked: Asked, record: StepRec
             break
         standing = at < record.num_accepted if offer.probs else offer.tokens[i] == record.tokens[at]
         if source == asked.model:  # not what a constraint forced in between
-            knowledge.estimator(asked.model).learn(hint, text.state(asked.model), standing)
+            estimator = knowledge.estimator(asked.model, constrained=text.is_constrained)
+            estimator.learn(hint, text.state(asked.model), standing)
             text.phase = knowledge.outlook.advance(text.phase, asked.chances[seen])
             seen += 1
     return seen

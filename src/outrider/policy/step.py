@@ -58,6 +58,7 @@ class Step:
         self._phase = text.phase
         self._prefix: tuple[int, ...] = ()
         self._steps_taken = 0
+        text.is_constrained = wish.constraint is not None
         self._tail = text.offered = self._look_up(())
 
     def _look_up(self, prefix: tuple[int, ...]) -> Chain:
@@ -224,7 +225,8 @@ class Step:
         return gain_s >= -float(prices.calls_s[length])
 
     def _chance(self, hint: Hint, name: str) -> float:
-        return self._knowledge.estimator(name).probability(hint, self._text.state(name))
+        estimator = self._knowledge.estimator(name, constrained=self._text.is_constrained)
+        return estimator.probability(hint, self._text.state(name))
 
     # The outcome
 

@@ -52,6 +52,7 @@ class Text:
     """what the free drafters offered in the present step"""
     asked: Asked | None = None
     """what a draft model was asked in the present step"""
+    is_constrained: bool = False
 
     @property
     def context(self) -> int:

@@ -93,7 +93,7 @@ def largest(values: Row, k: int) -> Indices:
     least = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
     pool = np.flatnonzero(values >= least if least > -math.inf else values > -math.inf)
     if len(pool) < k:  # a constraint leaves few: the first of the barred ones complete them
-        barred = np.flatnonzero(values == -math.inf)[: k - len(pool)]
+        barred = np.flatnonzero(values[:k] == -math.inf)[: k - len(pool)]
         return np.sort(np.concatenate([pool, barred]))
     return pool[_largest(values[pool], k)]
 
