@@ -478,3 +478,35 @@ def test_threads_may_share_a_compiler() -> None:
 
 def test_the_shared_compiler_of_these_tests_says_nothing_about_them() -> None:
     assert all(COMPILER.compile(grammar).notices == () for grammar in GRAMMARS)
+
+
+def test_a_limit_is_that_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.constraints.compiler._MAX_LEXER_STATES", 60)
+    vocabulary = FakeVocabulary("abc")
+    compiler, grammar = Compiler(vocabulary), Grammar("regex", "(a|b)*a(a|b){6}c?")
+    reached = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        constraint = compiler.compile(grammar).start()
+        with pytest.raises(ConstraintError) as caught:
+            for number in range(200):
+                token = int(rng.integers(2))
+                assert constraint.permits((), (token,)) in (0, 1), "it never raises"
+                constraint.forced(())
+                constraint.accept((token,))
+                constraint.allowed(())
+                reached.append((seed, number))
+        assert "may not follow" not in str(caught.value)
+    last = [max(number for s, number in reached if s == seed) for seed in range(4)]
+    assert min(last) > 15, f"each request has about as much room as the first: {last}"
+
+
+def test_what_others_have_met_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.constraints.compiler._MAX_LEXER_STATES", 60)
+    vocabulary = FakeVocabulary("abc")
+    compiled = Compiler(vocabulary).compile(Grammar("regex", "(a|b)*a(a|b){6}c?"))
+    for seed in range(20):
+        constraint, rng = compiled.start(), np.random.default_rng(seed)
+        for token in rng.integers(2, size=12).tolist():
+            constraint.accept((token,))
+            assert constraint.allowed(()) is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -13,6 +15,7 @@ from outrider.constraints.constraint import GrammarConstraint
 from outrider.constraints.sources import NAMES, lark_source
 from outrider.constraints.tokenizer import Tokenizer, tokenizer_for
 from outrider.constraints.trigger import after
+from outrider.constraints.walker import Walker
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
@@ -20,35 +23,52 @@ from outrider.core.errors import GrammarError
 _CACHED_GRAMMARS = 64
 
 _MAX_LEXER_STATES = 50_000
-"""Of one request; each takes 1 to 2 kB."""
+"""Of all requests together that share a compiled grammar, until it is compiled anew; each takes 1 to 2 kB."""
 
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
 class Compiled:
-    """A grammar that is ready to constrain requests; `notices` is what of it is not enforced."""
+    """A grammar that is ready to constrain requests; `notices` is what of it is not enforced.
+
+    `compile_mask` and `compile_guide` make the matchers: at once, and again whenever one has met a limit.
+    """
 
     def __init__(
         self,
         grammar: Grammar,
         notices: tuple[str, ...],
         vocabulary: Vocabulary,
-        mask: LLMatcher,
-        guide: LLMatcher | None,
+        compile_mask: Callable[[], LLMatcher],
+        compile_guide: Callable[[], LLMatcher] | None,
     ) -> None:
         self.grammar = grammar
-        self.notices = notices
         self._vocabulary = vocabulary  # the tokenizer refers to it weakly
-        self._mask = mask
-        self._guide = guide
+        self._makers = {"mask": compile_mask} | ({"guide": compile_guide} if compile_guide else {})
+        self._matchers = {name: make() for name, make in self._makers.items()}
+        self.notices = notices + tuple(self._matchers["mask"].get_grammar_warnings())
 
     def start(self) -> GrammarConstraint:
         """A constraint for one request; takes microseconds."""
         tokenizer = tokenizer_for(self._vocabulary)
         forcing = self.grammar.fast_forward == "canonical"
+        walkers = {
+            name: Walker(
+                matcher,
+                partial(self._renew, name),
+                tokenizer.size,
+                tokenizer.ends,
+                by_mask=forcing and name == "mask",
+            )
+            for name, matcher in self._matchers.items()
+        }
         return GrammarConstraint(
-            self._mask, self._guide, tokenizer.size, tokenizer.ends, forcing=forcing, keeps=self._vocabulary
+            walkers["mask"], walkers.get("guide"), tokenizer.ends, forcing=forcing, keeps=self._vocabulary
         )
+
+    def _renew(self, name: str) -> LLMatcher:
+        self._matchers[name] = matcher = self._makers[name]()
+        return matcher
 
 
 class Compiler:
@@ -78,12 +98,9 @@ class Compiler:
         if grammar.after is not None:
             head = after(grammar.after, self._vocabulary, tokenizer.controls, optional=grammar.optional)
             _matcher(tokenizer, grammar, None, body, forces=forces)  # a body that is wrong is so at once
-        mask = _matcher(tokenizer, grammar, head, body, forces=forces)
-        guide = None
-        if grammar.fast_forward == "exact":
-            guide = _matcher(tokenizer, grammar, head, body, forces=True)
-        notices += tuple(mask.get_grammar_warnings())
-        return Compiled(grammar, notices, self._vocabulary, mask, guide)
+        make = partial(_matcher, tokenizer, grammar, head, body)
+        guide = partial(make, forces=True) if grammar.fast_forward == "exact" else None
+        return Compiled(grammar, notices, self._vocabulary, partial(make, forces=forces), guide)
 
 
 def _matcher(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llguidance import LLMatcher
+import numpy as np
 
 from outrider.constraints.walker import Walker
 from outrider.core.data import Mask
@@ -14,24 +14,23 @@ from outrider.core.errors import ConstraintError
 class GrammarConstraint:
     """Fulfils `core.contracts.Constraint` on llguidance.
 
-    `mask` is the matcher whose masks are the truth, with forcing or without; `guide`, if there is one,
+    `masks` walks the matcher whose masks are the truth, with forcing or without; `guide`, if there is one,
     says what is forced. End tokens are kept here, away from the matchers. `keeps` lives as long as the
     constraint does.
     """
 
     def __init__(
         self,
-        mask: LLMatcher,
-        guide: LLMatcher | None,
-        size: int,
+        masks: Walker,
+        guide: Walker | None,
         ends: Sequence[int],
         *,
         forcing: bool,
         keeps: object = None,
     ) -> None:
         self._ends = frozenset(ends)
-        self._walker = Walker(mask, size, ends, by_mask=forcing)
-        self._guide = Walker(guide, size, ends) if guide is not None else None
+        self._walker = masks
+        self._guide = guide
         self._forcing = forcing
         self._keeps = keeps
         self._ended = False
@@ -40,6 +39,12 @@ class GrammarConstraint:
         return None if self._behind_end(drafted) else self._walker.mask(drafted)
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+        try:
+            return self._permits(drafted, tokens)
+        except ConstraintError:  # a limit: whoever asks for the mask there hears of it
+            return 0
+
+    def _permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
         if self._behind_end(drafted):
             return 0
         text = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
@@ -62,7 +67,7 @@ class GrammarConstraint:
     def accept(self, tokens: Sequence[int]) -> None:
         if self._ended and tokens:
             raise ConstraintError("constrained output", "it has ended", "Accept nothing behind an end token.")
-        if (n := self.permits((), tokens)) < len(tokens):
+        if (n := self._permits((), tokens)) < len(tokens):
             raise ConstraintError("constrained output", f"token {tokens[n]} may not follow there")
         self._ended = any(token in self._ends for token in tokens)
         text = tokens[: len(tokens) - self._ended]
@@ -85,7 +90,7 @@ class GrammarConstraint:
         if not self._walker.is_accepting():
             return False
         mask = self._walker.mask(())
-        return bool(mask.sum() == sum(mask[end] for end in self._ends))
+        return bool(np.count_nonzero(mask) == sum(mask[end] for end in self._ends))
 
     def _behind_end(self, drafted: Sequence[int]) -> bool:
         return self._ended or not self._ends.isdisjoint(drafted)

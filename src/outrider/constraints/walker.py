@@ -1,13 +1,15 @@
 """A matcher that answers behind any draft: it walks along it, and back, and remembers what it saw.
 
 The masks along the last draft are kept: target and draft model ask for the same positions, and each
-is worked out once. llguidance's errors are final for a matcher, so one that failed is replaced by a
-fresh one that reads the final tokens again.
+is worked out once. llguidance's errors are final for a matcher, so one that failed is replaced by one that
+reads the final tokens again. Its limits count what all copies of a matcher have met: who runs into one goes
+on with a matcher that was compiled anew, and fails only if it comes to the same end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -16,17 +18,29 @@ from outrider.constraints.complaints import dead_end
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
 
+_Answer = TypeVar("_Answer")
+
 
 class Walker:
     """One matcher and the drafted tokens that it is known to take. It must never see an end token:
     that matchers can be taken back over one is not to be relied on.
 
-    `by_mask` looks every token up in the mask before it: a matcher with forcing takes other splits of
-    the forced text than its mask allows.
+    `renew` compiles the matcher anew. `by_mask` looks every token up in the mask before it: a matcher
+    with forcing takes other splits of the forced text than its mask allows.
     """
 
-    def __init__(self, pristine: LLMatcher, size: int, ends: Sequence[int], *, by_mask: bool = False) -> None:
+    def __init__(
+        self,
+        pristine: LLMatcher,
+        renew: Callable[[], LLMatcher],
+        size: int,
+        ends: Sequence[int],
+        *,
+        by_mask: bool = False,
+    ) -> None:
         self._pristine = pristine
+        self._renew = renew
+        self._is_renewed = False
         self._matcher = pristine.deep_copy()
         self._size = size
         self._ends = list(ends)
@@ -40,13 +54,16 @@ class Walker:
     def reach(self, drafted: Sequence[int]) -> int:
         """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
         limit is reached on the way."""
+        return self._twice(lambda: self._reach(drafted))
+
+    def _reach(self, drafted: Sequence[int]) -> int:
         known = _common(self._path, drafted)
         if known == len(drafted):
             return known
         self._go(known)
         del self._path[known:], self._masks[known + 1 :]
         for i in range(known, len(drafted)):
-            if self._by_mask and not self.mask(drafted[:i])[drafted[i]]:
+            if self._by_mask and not self._mask(drafted[:i])[drafted[i]]:
                 return i
             if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([drafted[i]]):
                 self._check()
@@ -59,6 +76,9 @@ class Walker:
     def mask(self, drafted: Sequence[int]) -> Mask:
         """What may follow these tokens, each of which has to be one that may. Raises ConstraintError
         when nothing may, or when a limit is reached."""
+        return self._twice(lambda: self._mask(drafted))
+
+    def _mask(self, drafted: Sequence[int]) -> Mask:
         self._walk(drafted)
         known = self._masks[len(drafted)]
         if known is None:
@@ -68,7 +88,10 @@ class Walker:
 
     def forced(self, drafted: Sequence[int]) -> list[int]:
         """The tokens that the matcher would force behind these; none if they may not follow."""
-        if self.reach(drafted) < len(drafted):
+        return self._twice(lambda: self._forced(drafted))
+
+    def _forced(self, drafted: Sequence[int]) -> list[int]:
+        if self._reach(drafted) < len(drafted):
             return []
         self._go(len(drafted))
         if self._matcher.is_stopped():
@@ -79,6 +102,9 @@ class Walker:
 
     def is_accepting(self, drafted: Sequence[int] = ()) -> bool:
         """Whether the text may end behind these tokens."""
+        return self._twice(lambda: self._is_accepting(drafted))
+
+    def _is_accepting(self, drafted: Sequence[int]) -> bool:
         self._walk(drafted)
         self._go(len(drafted))
         accepting = self._matcher.is_accepting()
@@ -87,6 +113,9 @@ class Walker:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """These tokens, each of which has to be one that may follow, became final."""
+        self._twice(lambda: self._advance(tokens))
+
+    def _advance(self, tokens: Sequence[int]) -> None:
         self._walk(tokens)
         self._go(max(self._at, len(tokens)))
         self._final += tokens
@@ -94,7 +123,7 @@ class Walker:
         del self._path[: len(tokens)], self._masks[: len(tokens)]
 
     def _walk(self, drafted: Sequence[int]) -> None:
-        if (n := self.reach(drafted)) < len(drafted):
+        if (n := self._reach(drafted)) < len(drafted):
             raise ConstraintError("constrained output", f"token {drafted[n]} may not follow there")
 
     def _go(self, place: int) -> None:
@@ -123,10 +152,23 @@ class Walker:
         if not self._matcher.is_error():
             return
         why = dead_end(self._matcher.get_error())
+        self._pristine, was_renewed, self._is_renewed = self._renew(), self._is_renewed, True
         self._matcher = self._pristine.deep_copy()
         self._matcher.try_consume_tokens(self._final)
         self._path, self._masks, self._at = [], [None], 0
-        raise ConstraintError("constrained output", why, "Change the grammar.")
+        error = ConstraintError("constrained output", why, "Change the grammar.")
+        raise error if was_renewed else _Worn from error
+
+    def _twice(self, question: Callable[[], _Answer]) -> _Answer:
+        """Ask again where the first answer failed because of what other requests had left."""
+        try:
+            return question()
+        except _Worn:
+            return question()
+
+
+class _Worn(Exception):
+    """A matcher failed that other requests had used before."""
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
