@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import test_policy_exact
 from constrained import OneOf, Pieces
 from engines import ScriptedDrafter
-from exactness import Rng, Text, distance, texts_of
+from exactness import Text, distance
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Constraint, Drafter, Policy, Wish
 from outrider.core.data import Distribution, Draft, DraftWork, Grammar, Mask, Request, Row, StepRecord
@@ -22,7 +23,7 @@ from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
 from outrider.vocab import compare
 from simulated import Simulated
-from test_engine_exact import AS_IT_IS, Enumerated, cached
+from test_engine_exact import AS_IT_IS, cached
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 END = WORDS.size - 1
@@ -47,27 +48,9 @@ def speculative(
     constrain: Callable[[Grammar], Constraint] | None = None,
 ) -> tuple[dict[Text, float], list[StepRecord]]:
     """The distribution of a request's texts and the steps of all runs."""
-    world: list[Rng] = []
-    target = FakeModel(WORDS, TARGET)
-    records: list[StepRecord] = []
-
-    def run(rng: Rng) -> Text:
-        world.append(rng)
-        for drafter in drafters:
-            drafter.reset()
-        target.truncate(0, 0)
-        engine = Engine(
-            target,
-            drafters,
-            make(),
-            judge=lambda each, _seed: Enumerated(each, world[-1]),
-            constrain=constrain or one_of(),
-        )
-        completion = engine.generate(request)
-        records.extend(completion.records)
-        return completion.tokens
-
-    return texts_of(run), records
+    return test_policy_exact.speculative(
+        request, drafters, make, FakeModel(WORDS, TARGET), constrain or one_of()
+    )
 
 
 def plain(request: Request, **settings: bool) -> dict[Text, float]:

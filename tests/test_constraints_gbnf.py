@@ -177,10 +177,10 @@ def test_well_known_grammars_match_what_they_should(
     ],
 )
 def test_whatever_can_be_derived_can_be_written(grammar: str) -> None:
-    compare(grammar, 6)
+    assert_writes_what_is_derived(grammar, 6)
 
 
-def compare(grammar: str, longest: int) -> None:
+def assert_writes_what_is_derived(grammar: str, longest: int) -> None:
     constraint, rules = start(Grammar("gbnf", grammar), Compiler(AB)), parse(grammar)
     end = AB.size - 1
     for length in range(longest + 1):
@@ -207,7 +207,7 @@ pieces = st.recursive(
 @given(pieces, pieces, pieces, pieces)
 @settings(max_examples=60)
 def test_random_recursive_grammars_match_what_they_should(one: str, two: str, three: str, four: str) -> None:
-    compare(f'root ::= {one} ("a" root {two})? | {three} x\nx ::= {four} ("b" x)?\n', 5)
+    assert_writes_what_is_derived(f'root ::= {one} ("a" root {two})? | {three} x\nx ::= {four} ("b" x)?\n', 5)
 
 
 def test_left_recursion_works() -> None:

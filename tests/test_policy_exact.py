@@ -9,8 +9,8 @@ import pytest
 
 from exactness import Rng, Text, distance, texts_of
 from outrider.backends.fake import FakeModel
-from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, DraftWork, Request, StepRecord
+from outrider.core.contracts import Constraint, Drafter, Policy, Wish
+from outrider.core.data import Draft, DraftWork, Grammar, Request, StepRecord
 from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
@@ -40,11 +40,15 @@ def stair(**settings: bool) -> AutoPolicy:
 
 
 def speculative(
-    asked: Request, drafters: Sequence[Drafter], make: Callable[[], AutoPolicy]
+    asked: Request,
+    drafters: Sequence[Drafter],
+    make: Callable[[], Policy],
+    target: FakeModel | None = None,
+    constrain: Callable[[Grammar], Constraint] | None = None,
 ) -> tuple[dict[Text, float], list[StepRecord]]:
     """The distribution of a request's texts and the steps of all runs; each starts with a fresh policy."""
     world: list[Rng] = []
-    target = FakeModel(TINY, TARGET)
+    target = target or FakeModel(TINY, TARGET)
     records: list[StepRecord] = []
 
     def run(rng: Rng) -> Text:
@@ -52,7 +56,13 @@ def speculative(
         for drafter in drafters:
             drafter.reset()
         target.truncate(0, 0)
-        engine = Engine(target, drafters, make(), judge=lambda each, _seed: Enumerated(each, world[-1]))
+        engine = Engine(
+            target,
+            drafters,
+            make(),
+            judge=lambda each, _seed: Enumerated(each, world[-1]),
+            constrain=constrain,
+        )
         completion = engine.generate(asked)
         records.extend(completion.records)
         return completion.tokens

@@ -188,8 +188,9 @@ class Extend(Protocol):
     """How far a draft grows: asked before and after every token that a drafter looks for.
 
     `drafted` are the tokens of this offer so far, without the wish's prefix. For a sampled draft
-    no answer may depend on which of its tokens was drawn, only on the distributions behind them:
-    else the tokens offered would no longer follow those.
+    no answer of `wants` and `takes` may depend on which of its tokens was drawn, only on the distributions
+    behind them: else the tokens offered would no longer follow those. `follows` may, since it only adds
+    certain tokens behind.
     """
 
     def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
