@@ -112,9 +112,14 @@ class Draft:
         )
 
 
+def point_mass(token: int) -> Distribution:
+    """The distribution that is certain of one token."""
+    return Distribution(np.array([token], dtype=np.int64), np.ones(1))
+
+
 def point_masses(tokens: Sequence[int]) -> tuple[Distribution, ...]:
     """The distributions of tokens that are certain."""
-    return tuple(Distribution(np.array([token], dtype=np.int64), np.ones(1)) for token in tokens)
+    return tuple(map(point_mass, tokens))
 
 
 _Distributions = tuple[Distribution, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Distribution, Draft, Hint
+from outrider.core.data import Distribution, Draft, Hint, point_masses
 
 __all__ = ["Chain", "Growth", "Prices", "expected_tokens"]
 
@@ -51,7 +51,7 @@ class Chain:
         goes. The others are certain, among drawn ones too."""
 
         def spread(known: tuple[Distribution, ...]) -> tuple[Distribution, ...]:
-            certain = [Distribution(np.array([token]), np.ones(1)) for token in self.tokens]
+            certain = list(point_masses(self.tokens))
             certain[lead : lead + len(known)] = known
             return tuple(certain[: len(self)])
 

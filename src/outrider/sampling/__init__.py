@@ -1,7 +1,8 @@
 """From logits to the distribution that plain decoding would sample from."""
 
+from outrider.core.data import point_mass
 from outrider.sampling.chain import distribution
-from outrider.sampling.distributions import draw, point_mass, probability
+from outrider.sampling.distributions import draw, probability
 from outrider.sampling.logprobs import score_tokens, top_gap
 from outrider.sampling.sampler import LazyDistributions, RequestSampler
 from outrider.sampling.selection import argmax, confidence

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Distribution, Row
+from outrider.core.data import Distribution, Row, point_mass
 from outrider.core.params import SamplingParams
 from outrider.sampling import filters
 from outrider.sampling.candidates import Candidates, softmax, whole
-from outrider.sampling.distributions import point_mass
 from outrider.sampling.selection import argmax
 
 

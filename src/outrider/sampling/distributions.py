@@ -11,11 +11,6 @@ _BLOCK_SIZE = 512
 """Probabilities that are summed together where a cumulative sum of all would take too long."""
 
 
-def point_mass(token: int) -> Distribution:
-    """The distribution that is certain of one token."""
-    return Distribution(np.array([token], dtype=np.int64), np.ones(1))
-
-
 def probability(distribution: Distribution, token: int) -> float:
     """The probability of a token; 0 outside the support."""
     i = int(np.searchsorted(distribution.tokens, token))

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 
 from outrider.core.contracts import Constraint, Sampler, Vocabulary
-from outrider.core.data import Distribution, Logits, Mask, Row, point_masses
+from outrider.core.data import Distribution, Logits, Mask, Row, point_mass
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.sampling.bias import Bias, bias_of, with_end_barred
@@ -164,7 +164,7 @@ class LazyDistributions(Sequence[Distribution]):
         except ConstraintError as error:
             if self.dead_end is None or i < self.dead_end[0]:
                 self.dead_end = i, error
-            return point_masses((_NO_TOKEN,))[0]
+            return point_mass(_NO_TOKEN)
 
     def row(self, index: int) -> Row:
         """The logits after bias, bans and penalties. Raises ConstraintError at a dead end."""
