@@ -25,6 +25,12 @@ LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
 END = VOCABULARY.size - 1
 PROMPT = (0, 1, 2, 0, 1)
 
+
+def asked(tokens: Sequence[int], **settings: Any) -> Request:
+    """A request with this prompt."""
+    return Request(tuple(tokens), **settings)
+
+
 Guess = Callable[[Sequence[int], int], Sequence[int]]
 """What a scripted drafter offers after these tokens, at most so many."""
 
@@ -40,8 +46,8 @@ class ScriptedDrafter:
         self._guess = guess
         self._acceptance = acceptance
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
-        self.texts[sequence] = list(tokens)
+    def begin(self, sequence: int, request: Request) -> None:
+        self.texts[sequence] = list(request.prompt)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self.texts[sequence].extend(tokens)
@@ -141,6 +147,7 @@ class Outcome:
     text: str = ""
     records: list[StepRecord] = field(default_factory=list)
     finish_reason: str | None = None
+    error: Exception | None = None
 
 
 class CheckedEngine:
@@ -177,6 +184,7 @@ class CheckedEngine:
             outcome.text += update.text
             outcome.records.append(record)
             outcome.finish_reason = record.finish_reason
+            outcome.error = update.error
             self.check(outcome, decoding=record.kind == "decode")
         return any(outcome.finish_reason is None for outcome in self.outcomes.values())
 

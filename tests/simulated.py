@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork, Hint, StepRecord
+from outrider.core.data import Draft, DraftWork, Hint, Request, StepRecord
 from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy
 from recordings import SMALL, curve
@@ -49,10 +49,11 @@ class Offering:
         n = len(tokens)
         return Draft(tuple(tokens), None, (0.5,) * n, (self.name,) * n, hints=(self._hint,) * n)
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
+    def begin(self, sequence: int, request: Request) -> None:
         """It looks at no text."""
 
-    observe = begin
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Nor at what became of it."""
 
     def end(self, sequence: int) -> None:
         """And remembers none."""

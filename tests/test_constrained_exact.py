@@ -204,10 +204,10 @@ def test_a_policy_is_told_of_the_constraint_of_each_sequence() -> None:
 
     class Watching(FixedPolicy):
         def propose(
-            self, drafters: Sequence[Drafter], wishes: Sequence[Wish]
+            self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
         ) -> tuple[list[Draft], DraftWork]:
             seen.extend(wishes)
-            return super().propose(drafters, wishes)
+            return super().propose(drafters, wishes, others)
 
     Engine(FakeModel(WORDS, TARGET), [], Watching(), constrain=one_of()).generate(asked())
     assert seen and all(wish.constraint is not None for wish in seen)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import asked
 from lookups import propose
 from outrider.backends.fake import FakeVocabulary
 from outrider.core.data import Draft
@@ -57,7 +58,7 @@ def say(text: str) -> list[int]:
 def drafted(corpus: Corpus, text: str, max_tokens: int = 5) -> str:
     """What is drafted behind a text."""
     drafter = CorpusDrafter(corpus)
-    drafter.begin(0, say(text))
+    drafter.begin(0, asked(say(text)))
     tokens = propose(drafter, max_tokens=max_tokens).tokens
     return "".join(VOCABULARY.piece(token).decode() for token in tokens)
 
@@ -90,7 +91,7 @@ def test_files_do_not_run_into_each_other(folder: Path) -> None:
 def test_a_draft_follows_the_text_and_what_others_drafted(folder: Path) -> None:
     (folder / "one").write_text("abcdefgh")
     drafter = CorpusDrafter(open_corpus([folder], VOCABULARY))
-    drafter.begin(3, say("za"))
+    drafter.begin(3, asked(say("za")))
     assert propose(drafter, sequence=3) == Draft()
     assert propose(drafter, sequence=3, prefix=say("bc")).tokens == tuple(say("defgh"))
     drafter.observe(3, say("b"))
@@ -99,7 +100,7 @@ def test_a_draft_follows_the_text_and_what_others_drafted(folder: Path) -> None:
     assert [hint.evidence for hint in draft.hints[:2]] == [(2, 1, 1, 0), (3, 1, 1, 0)]
     assert drafter.is_free and drafter.name == "corpus"
     drafter.reset()
-    drafter.begin(3, say("ab"))
+    drafter.begin(3, asked(say("ab")))
     assert propose(drafter, sequence=3) == draft
     drafter.end(3)
 
@@ -265,7 +266,7 @@ def test_another_tokenizer_has_an_index_of_its_own(folder: Path, cache: Path) ->
     corpus = open_corpus([folder], other)
     assert len(indexes(cache)) == 2
     drafter = CorpusDrafter(corpus)
-    drafter.begin(0, other.tokenize("ab"))
+    drafter.begin(0, asked(other.tokenize("ab")))
     assert propose(drafter, max_tokens=2).tokens == tuple(other.tokenize("ab"))
     assert tokenizer_id(other) != tokenizer_id(VOCABULARY) == tokenizer_id(CountingVocabulary())
 

@@ -175,12 +175,14 @@ def test_a_long_prompt_is_read_in_chunks_while_others_go_on() -> None:
     engine = CheckedEngine(language_model(**options))
     short = engine.submit(Request(PROMPT, GREEDY, max_tokens=5, ignore_end=True))
     engine.step()
-    prompt = PROMPT * 120
+    prompt = (3, *PROMPT * 120)
     long = engine.submit(Request(prompt, GREEDY, max_tokens=2, ignore_end=True))
     while engine.step():
         pass
     prefill = [r for r in engine.outcomes[long].records if r.kind == "prefill"]
-    assert [r.num_evaluated for r in prefill] == [PREFILL_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, 599 - 512]
+    assert len(prefill) > 2
+    assert max(r.num_evaluated for r in prefill) <= PREFILL_CHUNK_TOKENS
+    assert sum(r.num_evaluated for r in prefill) == len(prompt) - 1
     assert engine.outcomes[short].records[-1].num_sequences == 2 or len(prefill) == 3
     assert tuple(engine.outcomes[long].tokens) == tuple(greedy_continuation(LANGUAGE, prompt, 2))
 
@@ -189,7 +191,7 @@ def test_more_requests_than_sequences_are_refused_and_the_others_go_on() -> None
     engine = CheckedEngine(language_model(max_sequences=2))
     requests = [Request((i,), GREEDY, max_tokens=4, ignore_end=True) for i in range(3)]
     ids = [engine.submit(request) for request in requests[:2]]
-    with pytest.raises(InputError, match="all 2 sequences are in use"):
+    with pytest.raises(InputError, match="2 are running"):
         engine.engine.submit(requests[2])
     while engine.step():
         pass

@@ -157,7 +157,7 @@ def test_a_limit_that_is_met_while_committing_ends_its_own_request_only(where: s
     ends = {u.record.request: u for u in updates if u.record.finish_reason}
     assert ends[other].record.finish_reason == "length" and ends[other].error is None
     error = ends[limited].error
-    assert ends[limited].record.finish_reason == "error" and error is not None
+    assert ends[limited].record.finish_reason == "error" and isinstance(error, ConstraintError)
     assert "limit" in str(error) and error.text == "abc" == WORDS.text(error.tokens)
     assert "".join(u.text for u in updates if u.record.request == limited) == "abc"
 

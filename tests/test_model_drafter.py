@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import GREEDY, VOCABULARY, CheckedEngine, greedy_continuation, plain, result, sampler
+from engines import GREEDY, VOCABULARY, CheckedEngine, asked, greedy_continuation, plain, result, sampler
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import RewindKind, Wish
 from outrider.core.data import Draft, DraftWork, Hint, Logits, Request, Span
@@ -98,7 +98,7 @@ def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
     rng = np.random.default_rng(seed)
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     text, in_vain = list(PROMPT), 0
     drafted: tuple[int, ...] = ()
     for length in lengths:
@@ -123,7 +123,7 @@ def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
 def test_the_second_half_of_a_step_costs_one_call_a_token() -> None:
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     draft, work = propose(drafter, 4)
     assert (work.prefill_calls, work.calls) == (1, 4)
     drafter.observe(0, (*draft.tokens, 3))
@@ -137,7 +137,7 @@ def test_the_second_half_of_a_step_costs_one_call_a_token() -> None:
 def test_rounds_that_were_sat_out_are_caught_up_in_one_batch() -> None:
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     propose(drafter, 1)
     for token in (1, 2, 3, 0, 1, 2):
         drafter.observe(0, [token])
@@ -162,7 +162,7 @@ def test_a_draft_follows_the_prefix_and_what_held_of_both_is_not_evaluated_again
     rng = np.random.default_rng(seed)
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     text, in_vain = list(PROMPT), 0
     for lead, length, is_right in steps:
         right = greedy_continuation(OTHER, text, lead)
@@ -188,16 +188,16 @@ def test_a_draft_follows_the_prefix_and_what_held_of_both_is_not_evaluated_again
 
 def test_a_token_that_is_not_taken_has_cost_its_step_and_ends_the_draft() -> None:
     drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     draft, _ = propose(drafter, 6)
     least = min(draft.acceptance)
     place = draft.acceptance.index(least)
     for drawn in (False, True):  # whether it is taken hangs on the distribution, not on what was drawn
-        drafter.begin(0, PROMPT)
+        drafter.begin(0, asked(PROMPT))
         short, work = propose(drafter, 6, p_min=least + 1e-9, drawn=drawn)
         assert work.calls == len(short) + 1
         assert drawn or short.tokens == draft.tokens[:place]
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     none, work = propose(drafter, 6, p_min=1.0)
     assert (none, work.calls) == (Draft(), 1)
     drafter.observe(0, [draft.tokens[0], 3])  # its KV was of use all the same
@@ -208,8 +208,8 @@ def test_a_token_that_is_not_taken_has_cost_its_step_and_ends_the_draft() -> Non
 def test_nobody_asked_for_costs_nothing() -> None:
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
-    drafter.begin(1, PROMPT)
+    drafter.begin(0, asked(PROMPT))
+    drafter.begin(1, asked(PROMPT))
     choosy = Choosy(sequences=frozenset({1}))
     wishes = [Wish(i, 3, sampler()) for i in range(2)]
     drafts, work = drafter.propose(wishes, choosy)
@@ -249,7 +249,7 @@ def test_the_drafts_context_ends_before_the_targets() -> None:
 def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
     model = FakeModel(ENDLESS, LANGUAGE, context_length=12)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT * 3)
+    drafter.begin(0, asked(PROMPT * 3))
     assert propose(drafter, 4) == (Draft(), DraftWork())
     assert model.calls == []
 
@@ -257,10 +257,10 @@ def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
 def test_a_new_request_keeps_what_it_has_in_common() -> None:
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     propose(drafter, 3)
     drafter.end(0)
-    drafter.begin(0, (*PROMPT[:4], 3, 3))
+    drafter.begin(0, asked((*PROMPT[:4], 3, 3)))
     before = len(model.calls)
     draft, _ = propose(drafter, 2)
     assert evaluated_tokens(model, before) == 2 + 1
@@ -271,7 +271,7 @@ def test_a_new_request_keeps_what_it_has_in_common() -> None:
 
 def test_low_confidence_ends_a_draft_and_is_what_is_claimed() -> None:
     drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     draft, _ = propose(drafter, 8)
     sure = []
     for i, token in enumerate(draft.tokens):
@@ -293,7 +293,7 @@ def test_a_draft_stops_behind_an_end_token() -> None:
 
     model = FakeModel(VOCABULARY, ends_third)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     draft, work = propose(drafter, 8)
     assert draft.tokens == (1, 1, VOCABULARY.size - 1)
     assert work.calls == 3
@@ -324,7 +324,7 @@ class Unreliable(FakeModel):
 def test_after_a_failed_call_it_catches_up(forgets: bool, stores: bool, num_observed: int) -> None:
     model = Unreliable(ENDLESS, OTHER, max_batch_tokens=8, max_sequences=2)
     drafter = drafter_of(model)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     propose(drafter, 3)
     drafter.observe(0, [3, 3, 3])
     model.failing, model.forgets, model.stores = True, forgets, stores
@@ -349,7 +349,7 @@ def test_a_draft_ends_before_a_token_that_the_target_lacks() -> None:
         return row
 
     drafter = ModelDrafter(FakeModel(vocabulary, says), compare_vocabularies(VOCABULARY, vocabulary))
-    drafter.begin(0, VOCABULARY.tokenize("     "))
+    drafter.begin(0, asked(VOCABULARY.tokenize("     ")))
     assert propose(drafter, 8)[0].tokens == tuple(VOCABULARY.tokenize("ab"))
 
 
@@ -357,7 +357,7 @@ def test_sampled_drafts_carry_the_distribution_over_common_tokens() -> None:
     vocabulary = FakeVocabulary("xdcyba")
     logits = random_logits(vocabulary.size, seed=4, order=1)
     drafter = ModelDrafter(FakeModel(vocabulary, logits), compare_vocabularies(VOCABULARY, vocabulary))
-    drafter.begin(0, VOCABULARY.tokenize("ab c"))  # the blank is left out: the draft has none
+    drafter.begin(0, asked(VOCABULARY.tokenize("ab c")))  # the blank is left out: the draft has none
     draft, _ = propose(drafter, 3, SAMPLED, drawn=True)
     assert draft.probs is not None and len(draft) == len(draft.probs) == 3
     text = vocabulary.tokenize("abc")
@@ -384,7 +384,7 @@ def test_a_draft_whose_common_tokens_are_all_barred_offers_nothing() -> None:
         PROMPT, SamplingParams(banned=(0, 1, VOCABULARY.size - 1), seed=1), max_tokens=10, ignore_end=True
     )
     for drawn in (False, True):
-        drafter.begin(0, PROMPT)
+        drafter.begin(0, asked(PROMPT))
         assert propose(drafter, 4, request.sampling, drawn=drawn)[0] == Draft()
     [outcome] = CheckedEngine(FakeModel(VOCABULARY, LANGUAGE), [drafter]).run(request)
     assert len(outcome.tokens) == 10
@@ -394,7 +394,7 @@ def test_a_damaged_draft_model_is_an_error_of_its_own() -> None:
     broken = FakeModel(VOCABULARY, lambda _tokens: np.full(VOCABULARY.size, np.nan, dtype=np.float32))
     for sampling in (GREEDY, SAMPLED, SamplingParams(banned=(1,))):
         drafter = drafter_of(broken)
-        drafter.begin(0, PROMPT)
+        drafter.begin(0, asked(PROMPT))
         with pytest.raises(BackendError):
             propose(drafter, 3, sampling, drawn=sampling is SAMPLED)
 
@@ -404,22 +404,22 @@ def test_bans_and_penalties_are_the_drafts_too() -> None:
     banned = (0, 2)
     for drawn in (False, True):
         sampling = SamplingParams(temperature=float(drawn), banned=banned, frequency_penalty=50.0)
-        drafter.begin(0, PROMPT)
+        drafter.begin(0, asked(PROMPT))
         draft, _ = propose(drafter, 4, sampling, drawn=drawn)
         assert sorted(draft.tokens) == [1, 3, 4, 5]  # each once, as each use costs the next
 
 
 def test_what_the_likeliest_tokens_were_likeliest_of_is_told_on_request() -> None:
     drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     silent, _ = propose(drafter, 3, SAMPLED)
     assert silent.probs is None and silent.beliefs == ()
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     telling, _ = propose(drafter, 3, SAMPLED, believe=True)
     assert telling.tokens == silent.tokens and telling.probs is None and len(telling.beliefs) == 3
     for token, belief in zip(telling.tokens, telling.beliefs, strict=True):
         assert token == int(belief.tokens[np.argmax(belief.probs)])
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     drawn, _ = propose(drafter, 3, SAMPLED, drawn=True, believe=True)
     assert drawn.beliefs == () and drawn.probs is not None
 
@@ -429,7 +429,7 @@ def test_nothing_common_in_the_prompt_means_no_draft() -> None:
     drafter = ModelDrafter(
         FakeModel(vocabulary, random_logits(4)), compare_vocabularies(VOCABULARY, vocabulary)
     )
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     assert propose(drafter, 4) == (Draft(), DraftWork())
 
 
@@ -438,7 +438,7 @@ def test_other_sequences_do_not_disturb() -> None:
     drafter = drafter_of(model)
     prompts = [PROMPT, (2, 2), (3, *PROMPT)]
     for sequence, prompt in enumerate(prompts):
-        drafter.begin(sequence, prompt)
+        drafter.begin(sequence, asked(prompt))
     wishes = [Wish(i, n, sampler()) for i, n in enumerate((5, 1, 3))]
     drafts, work = drafter.propose(wishes, Sure())
     assert [list(d.tokens) for d in drafts] == [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engines import ScriptedDrafter, nothing, sampler
+from engines import ScriptedDrafter, asked, nothing, sampler
 from exactness import Rng, Rule, Text, distance, texts_of
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.contracts import Drafter, Extend, Wish
@@ -30,7 +30,7 @@ def offering(
 ) -> ScriptedDrafter:
     drafter = ScriptedDrafter(lambda _text, length: list(tokens)[:length], name, acceptance)
     for sequence in range(sequences):
-        drafter.begin(sequence, [0])
+        drafter.begin(sequence, asked([0]))
     return drafter
 
 
@@ -48,21 +48,21 @@ def test_the_first_offer_is_taken() -> None:
 
 
 def test_each_sequence_is_asked_until_it_has_an_offer() -> None:
-    asked: list[tuple[str, list[int]]] = []
+    questions: list[tuple[str, list[int]]] = []
 
     class Choosy(ScriptedDrafter):
         def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-            asked.append((self.name, [w.sequence for w in wishes]))
+            questions.append((self.name, [w.sequence for w in wishes]))
             return super().propose(wishes, extend)[0], DraftWork(calls=1, model_s=0.5)
 
     first = Choosy(lambda text, _n: [1] if text[0] == 1 else [], "first")
     second = Choosy(lambda _text, _n: [2, 2], "second")
     for drafter in (first, second):
         for sequence in range(3):
-            drafter.begin(sequence, [sequence])
+            drafter.begin(sequence, asked([sequence]))
     drafts, work = FixedPolicy().propose([first, second], [wish(i) for i in range(3)])
     assert [draft.sources for draft in drafts] == [("second",) * 2, ("first",), ("second",) * 2]
-    assert asked == [("first", [0, 1, 2]), ("second", [0, 2])]
+    assert questions == [("first", [0, 1, 2]), ("second", [0, 2])]
     assert work == DraftWork(calls=2, model_s=1.0)
 
 
@@ -127,8 +127,10 @@ EVERYTHING = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
 class Dropping(FixedPolicy):
     """Wrong on purpose: sampled drafts that turned out short are dropped too."""
 
-    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
-        drafts, work = FixedPolicy.propose(self, drafters, wishes)
+    def propose(
+        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+    ) -> tuple[list[Draft], DraftWork]:
+        drafts, work = FixedPolicy.propose(self, drafters, wishes, others)
         return [draft if len(draft) >= self.draft_min else Draft() for draft in drafts], work
 
 
@@ -148,7 +150,7 @@ def first_token_bias(policy: FixedPolicy, rule: Rule) -> float:
     first = distribution(target([0, 1]), EVERYTHING)
 
     def run(rng: Rng) -> Text:
-        drafter.begin(0, [0, 1])
+        drafter.begin(0, asked([0, 1]))
         wish = Wish(0, 2, sampler(EVERYTHING, AB), lambda q, _i: draw(q, rng))
         [draft], _work = policy.propose([drafter], [wish])
         drafted = [draft.tokens[: i + 1] for i in range(len(draft))]

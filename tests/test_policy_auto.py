@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import PROMPT, VOCABULARY, ScriptedDrafter, language_model, model_drafter, oracle, sampler
+from engines import PROMPT, VOCABULARY, ScriptedDrafter, asked, language_model, model_drafter, oracle, sampler
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import DraftWork, Hint, Request
@@ -83,7 +83,7 @@ def test_a_draft_is_never_longer_than_wished_or_allowed(
     drafters: list[Drafter] = [Offering(length, evidence=(float(match), 3.0, 3.0, 1.0))]
     if asks:
         drafters.append(model_drafter(random_logits(VOCABULARY.size, seed=3, scale=5.0)))
-        drafters[1].begin(0, [0])
+        drafters[1].begin(0, asked([0]))
     [draft], work = policy.propose(drafters, [Wish(0, max_tokens, sampler())])
     assert len(draft) <= min(max_tokens, draft_max)
     assert len(draft.hints) == len(draft.acceptance) == len(draft.sources) == len(draft)
@@ -120,7 +120,7 @@ def test_another_free_drafter_goes_on_behind_the_most_promising_one() -> None:
 def test_free_tokens_stand_before_those_of_a_model() -> None:
     language = random_logits(VOCABULARY.size, seed=3, scale=6.0)
     drafter = model_drafter(language)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     policy = AutoPolicy(curve({1: 1.0, 64: 1.2}), {"draft": curve(SMALL, 0.01)})
     policy.begin(0, len(PROMPT), 200)
     [draft], work = policy.propose([Offering(2), drafter], [Wish(0, 20, sampler())])
@@ -207,7 +207,7 @@ def test_sequences_share_the_cost_of_a_draft_model(num_sequences: int) -> None:
     drafter = model_drafter(random_logits(VOCABULARY.size, seed=1, scale=1.0))
     policy = AutoPolicy(curve(flat), {"draft": curve(flat, 0.05)})
     for sequence in range(num_sequences):
-        drafter.begin(sequence, (sequence, *PROMPT))
+        drafter.begin(sequence, asked((sequence, *PROMPT)))
         policy.begin(sequence, 0, None)  # nothing to read
     _, work = policy.propose([drafter], [Wish(i, 8, sampler()) for i in range(num_sequences)])
     assert work.calls > 0

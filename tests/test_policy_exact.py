@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from outrider.core.data import Draft, DraftWork, Grammar, Request, StepRecord
 from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.policy import AutoPolicy
-from outrider.policy.growth import Growth
+from outrider.policy import AutoPolicy, auto
+from outrider.policy.growth import Array
+from outrider.policy.sharing import Offered, share_out
 from simulated import Offering, Simulated
 from test_engine_exact import TARGET, TINY, Enumerated, model_drafter, plain, request
 
@@ -106,8 +108,10 @@ def test_free_tokens_before_and_behind_drawn_ones(rule: Rule) -> None:
 class Cutting(Simulated):
     """Wrong on purpose: a drawn draft is cut before its first token that is not the likeliest."""
 
-    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
-        drafts, work = super().propose(drafters, wishes)
+    def propose(
+        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+    ) -> tuple[list[Draft], DraftWork]:
+        drafts, work = super().propose(drafters, wishes, others)
         return [self._cut(draft) for draft in drafts], work
 
     def _cut(self, draft: Draft) -> Draft:
@@ -132,8 +136,11 @@ def test_cutting_for_what_was_drawn_would_be_noticed(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """What certain tokens allow: to take the best length of all that was found, when it was found."""
-    best = Growth.best
-    monkeypatch.setattr(Growth, "best", lambda self, prices, tail, _least=0: best(self, prices, tail))
+
+    def taking_back(chains: Sequence[Offered], calls_s: Array, token_s: float) -> list[int]:
+        return share_out([replace(chain, fixed=0) for chain in chains], calls_s, token_s)
+
+    monkeypatch.setattr(auto, "share_out", taking_back)
     asked = asked_for(rule)
     found, _ = speculative(asked, [model_drafter()], stair)
     assert distance(found, plain(asked)) > 1e-3

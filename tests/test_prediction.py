@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import asked
 from lookups import UpTo, propose
 from outrider.core.data import Draft
 from outrider.drafters import prediction
-from outrider.drafters.prediction import MAX_EXPECTATIONS, PredictionDrafter
+from outrider.drafters.prediction import PredictionDrafter
 
 PROMPT = (1, 2, 3)
 ANSWER = tuple(range(100, 160))
@@ -19,8 +20,7 @@ ANSWER = tuple(range(100, 160))
 
 def expecting(answer: Sequence[int] = ANSWER) -> PredictionDrafter:
     drafter = PredictionDrafter()
-    drafter.expect(PROMPT, answer)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT, prediction=tuple(answer)))
     return drafter
 
 
@@ -166,34 +166,21 @@ def test_a_common_token_does_not_make_it_slow(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < compared <= 2 * prediction.MAX_PLACES
 
 
-def test_only_the_prompt_that_it_was_told_for_gets_it() -> None:
+def test_only_the_request_that_expects_it_gets_it() -> None:
     drafter = expecting()
-    drafter.begin(1, (1, 2))
+    drafter.begin(1, asked(PROMPT))
     assert propose(drafter, sequence=1) == Draft()
     assert propose(drafter, sequence=2) == Draft()
     drafter.observe(1, [5])
     assert propose(drafter).tokens == ANSWER[:8]
 
 
-def test_it_holds_for_every_request_with_the_prompt_until_it_is_forgotten() -> None:
+def test_it_ends_with_its_request() -> None:
     drafter = expecting()
     drafter.end(0)
     assert propose(drafter) == Draft()
-    drafter.reset()
-    drafter.begin(0, PROMPT)
-    assert propose(drafter).tokens == ANSWER[:8]
-    drafter.forget(PROMPT)
-    drafter.begin(0, PROMPT)
+    drafter.begin(0, asked(PROMPT))
     assert propose(drafter) == Draft()
-    drafter.forget(PROMPT)
-
-
-def test_the_oldest_expectations_are_dropped() -> None:
-    drafter = PredictionDrafter()
-    for number in range(MAX_EXPECTATIONS + 1):
-        drafter.expect((number,), ANSWER)
-    offered = []
-    for number in range(MAX_EXPECTATIONS + 1):
-        drafter.begin(0, (number,))
-        offered.append(bool(propose(drafter).tokens))
-    assert offered == [False] + [True] * MAX_EXPECTATIONS
+    drafter.begin(0, asked(PROMPT, prediction=ANSWER))
+    drafter.reset()
+    assert propose(drafter) == Draft()

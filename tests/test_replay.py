@@ -121,10 +121,10 @@ def test_where_an_answer_ends_by_itself_is_not_known_before() -> None:
             limits.append(max_tokens)
 
         def propose(
-            self, drafters: Sequence[Drafter], wishes: Sequence[Wish]
+            self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
         ) -> tuple[list[Draft], DraftWork]:
             rooms.append(wishes[0].max_tokens)
-            return FixedPolicy.propose(self, drafters, wishes)
+            return FixedPolicy.propose(self, drafters, wishes, others)
 
     made = recording("copying", "target", length=30)
     replay(made, Watching(), curve(FLAT), {"draft": curve(SMALL)})
@@ -314,7 +314,10 @@ class Following:
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         pass
 
-    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
+    def propose(
+        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+    ) -> tuple[list[Draft], DraftWork]:
+        del others
         free, *models = drafters
         [wish] = wishes
         tokens = free.propose([wish], UpTo(wish.max_tokens))[0][0].tokens

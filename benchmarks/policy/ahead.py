@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.core.contracts import Wish
-from outrider.core.data import Draft, Hint
+from outrider.core.data import Draft, Hint, Request
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy.acceptance import TextState
 from outrider.policy.knowledge import Knowledge
@@ -48,7 +48,7 @@ def offers_of(
     """The recording's offers, with chances by what a policy has learned of all texts before and, as it
     would, of this one up to the position."""
     answer, lookup, state = recording.tokens, SuffixDrafter(), TextState()
-    lookup.begin(0, recording.prompt)
+    lookup.begin(0, Request(tuple(recording.prompt)))
     estimator = copy.deepcopy(knowledge.estimator(lookup.name))
     chances, model_right = _model_offers(recording, knowledge, model)
 

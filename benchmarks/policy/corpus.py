@@ -38,7 +38,7 @@ import numpy as np
 from machine import describe
 from outrider import Pair, SamplingParams
 from outrider.core.contracts import Vocabulary, Wish
-from outrider.core.data import Draft, Hint
+from outrider.core.data import Draft, Hint, Request
 from outrider.drafters.corpus import CorpusDrafter, open_corpus
 from outrider.sampling import RequestSampler
 
@@ -112,7 +112,7 @@ def write(
     drafted = accepted = emitted = 0
     for answer in answers:
         place = 32
-        drafter.begin(0, answer[:place])
+        drafter.begin(0, Request(tuple(answer[:place])))
         while place < len(answer) and len(steps_s) < num_steps:
             between()
             faults_before = page_faults()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 
 from outrider.core.contracts import Constraint, Drafter, Extend, Wish
-from outrider.core.data import Completion, Draft, DraftWork
+from outrider.core.data import Completion, Draft, DraftWork, Request
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy.forced import FORCED, forced
@@ -25,8 +25,8 @@ class ForcedDrafter:
         self._make = make
         self._constraint = make()
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
-        del sequence, tokens
+    def begin(self, sequence: int, request: Request) -> None:
+        del sequence, request
         self.reset()
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:

@@ -3,7 +3,8 @@
 - `Estimate.speedup`: the seconds that plain decoding would have taken for the same tokens, one call
   each at the cost of such calls in this very run, over the seconds that the decoding took. What the
   draft model spent on the prompt counts against it. The interval is twice the standard error of the
-  plain call's time in this run, at least 1 %.
+  plain call's time in this run, at least 1 %. Where requests share their calls, plain decoding is
+  thought to be in the same company: each of its calls is this step's without anybody's drafts.
 """
 
 from __future__ import annotations
@@ -86,13 +87,17 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> Estim
         else policy.knowledge.own_step_s
     )
     expected_s = sum(
-        costs.call_s(1, context=record.position + i) + own_s
-        for record in decode
-        for i in range(len(record.tokens))
+        _plain_call_s(record, i, costs) + own_s for record in decode for i in range(len(record.tokens))
     )
     ratio, error = _plain_ratio(decode, costs)
     speedup = expected_s * ratio / spent_s
     return Estimate(speedup, speedup * max(1 - error, 0.0), speedup * (1 + error))
+
+
+def _plain_call_s(record: StepRecord, i: int, costs: CallCosts) -> float:
+    """The call that plain decoding would have made for token i of a step."""
+    num_tokens = record.batch_tokens - record.batch_drafted
+    return costs.call_s(num_tokens, context=record.position + i, num_sequences=record.num_sequences)
 
 
 def _own_s(record: StepRecord) -> float:

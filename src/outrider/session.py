@@ -33,6 +33,7 @@ from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve
 from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.auto import LONGEST_DRAFT
 from outrider.schemas import Schema, parser_of, read_schema
 from outrider.vocab import Alignment, align
 
@@ -71,13 +72,14 @@ class Session:
         template: ChatTemplate | None = None,
         notices: Sequence[str] = (),
         learned: Learned | None = None,
+        max_running: int | None = None,
     ) -> None:
         self.target = target
         self.template = template
         self._drafters = tuple(drafters)
         self._learned = learned
         self._compiler: Compiler | None = None
-        self.engine = Engine(target, drafters, policy, constrain=self._constrain)
+        self.engine = Engine(target, drafters, policy, constrain=self._constrain, max_running=max_running)
         self.notices = [*notices, *self.engine.notices]
 
     @classmethod
@@ -146,8 +148,8 @@ class Session:
             verification=verification or Verification(),
             logprobs=logprobs,
             grammar=grammar,
+            prediction=self.read_prediction(prediction),
         )
-        self.expect(request.prompt, prediction)
         return Generation(self.engine, request, parse)
 
     def compile(self, grammar: Grammar) -> Compiled:
@@ -164,22 +166,15 @@ class Session:
     def _constrain(self, grammar: Grammar) -> Constraint:
         return self.compile(grammar).start()
 
-    def expect(self, prompt: Sequence[int], prediction: str | None) -> None:
-        """Draft from `prediction` whenever the answer to this prompt is generated; None: no longer.
-
-        It is read as text, whatever it spells. Where drafts are of no use, a notice says so.
-        """
-        followers = [drafter for drafter in self.engine.drafters if isinstance(drafter, PredictionDrafter)]
+    def read_prediction(self, prediction: str | None) -> tuple[int, ...]:
+        """The tokens of an expected answer, for a Request. It is read as text, whatever it spells. Where
+        drafts are of no use, a notice says so."""
         if prediction is None:
-            for drafter in followers:
-                drafter.forget(prompt)
-            return
-        tokens = self.target.vocabulary.tokenize(prediction, add_special=False)
-        for drafter in followers:
-            drafter.expect(prompt, tokens)
+            return ()
         notice = "the prediction is not used: no drafter of this session follows one"
-        if not followers and notice not in self.notices:
-            self.notices.append(notice)
+        if not any(isinstance(drafter, PredictionDrafter) for drafter in self.engine.drafters):
+            self.notices += [] if notice in self.notices else [notice]
+        return tuple(self.target.vocabulary.tokenize(prediction, add_special=False))
 
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
         """Generate to the end; the settings are those of `stream`."""
@@ -312,7 +307,9 @@ class Pair:
         progress: Progress | None = None,
         policy: Policy | AutoSettings | None = None,
         measuring: Measuring | None = None,
-        max_sequences: int = 1,
+        max_running: int = 1,
+        kept_sequences: int = 0,
+        capacity_tokens: int = 0,
     ) -> Session:
         """Give the models KV caches and the session its drafters.
 
@@ -321,7 +318,9 @@ class Pair:
 
         Contexts are in tokens per sequence: 0 takes what the target was trained with, and for
         the draft the target's. `lookup` is about the text so far and the session's earlier ones,
-        `corpus` are files and folders, which are indexed first (`progress` is told). Raises
+        `corpus` are files and folders, which are indexed first (`progress` is told). Up to `max_running`
+        requests run at once; the KV of `kept_sequences` more is kept for others that begin alike, and
+        all together hold `capacity_tokens` (0: enough for those that run). Raises
         OutOfMemory, and SettingError for a corpus that cannot be used.
         """
         notices = list(self.notices)
@@ -331,12 +330,15 @@ class Pair:
                 f"{self.target.name} was trained with a context of {trained} tokens, not {context_length}"
             )
         drafters = self._free_drafters(lookup, corpus, progress, notices)
-        target = self.target.open(context_length, max_sequences=max_sequences)
+        size = max_running + kept_sequences
+        capacity_tokens = capacity_tokens or (context_length or trained) * max_running
+        target = self.target.open(context_length, max_sequences=size, capacity_tokens=capacity_tokens)
         try:
             model = None
             if self.draft is not None and self.alignment is not None:
                 length = draft_context_length or min(target.context_length, self.draft.trained_context)
-                model = self.draft.open(length, max_sequences=max_sequences)
+                capacity = max(length, min(capacity_tokens + max_running * LONGEST_DRAFT, length * size))
+                model = self.draft.open(length, max_sequences=size, capacity_tokens=capacity)
                 drafters.append(ModelDrafter(model, self.alignment))
             learned = None
             if target.rewind == "none":
@@ -345,7 +347,15 @@ class Pair:
                 learned = Learned(policy or AutoSettings(), target, model, measuring)
                 notices += learned.notices
                 policy = learned.policy
-            return Session(target, drafters, policy, template=self.template, notices=notices, learned=learned)
+            return Session(
+                target,
+                drafters,
+                policy,
+                template=self.template,
+                notices=notices,
+                learned=learned,
+                max_running=max_running,
+            )
         except BaseException:
             target.close()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
@@ -20,14 +20,18 @@ class TextStream:
     that are not UTF-8 become U+FFFD. Where one stop string is complete while one that
     started earlier may still become so, the stream waits for the earlier one.
 
-    `stop` may be one string. Raises SettingError for an empty one.
+    `stop` may be one string. `visible` are control tokens that are shown as they are spelled; all others
+    add nothing. Raises SettingError for an empty stop string.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, stop: Sequence[str] = (), visible: Collection[int] = ()
+    ) -> None:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(stops):
             raise SettingError("stop", "an empty stop string ends every text at once", "Leave it out.")
         self._vocabulary = vocabulary
+        self._visible = frozenset(visible)
         # Of two that start at the same place the shorter one is complete first.
         self._stops = sorted(stops, key=len)
         self._longest = max(map(len, stops), default=0)
@@ -41,7 +45,10 @@ class TextStream:
         return self._stopped
 
     def push(self, token: int) -> str:
-        """The text that may be shown now that `token` has come. End and control tokens add none."""
+        """The text that may be shown now that `token` has come. End tokens add none, nor do control
+        tokens that are not to be visible."""
+        if token in self._visible:
+            return self._release(self._vocabulary.spelling(token), final=False)
         if self._vocabulary.ends_generation(token) or self._vocabulary.is_control(token):
             return ""
         return self._release(self._vocabulary.piece(token), final=False)

@@ -100,6 +100,7 @@ class FakeModel:
         name: str = "fake",
         context_length: int = 256,
         max_sequences: int = 4,
+        capacity_tokens: int | None = None,
         max_batch_tokens: int = 64,
         max_rows: int = 64,
         rewind: RewindKind = "free",
@@ -108,6 +109,7 @@ class FakeModel:
         self.vocabulary = vocabulary
         self.context_length = context_length
         self.max_sequences = max_sequences
+        self.capacity_tokens = capacity_tokens or context_length * max_sequences
         self.max_batch_tokens = max_batch_tokens
         self.max_rows = max_rows
         self.rewind: RewindKind = rewind
@@ -148,6 +150,8 @@ class FakeModel:
             _insist(span.start == self.length(span.sequence), f"{span} does not follow what is stored")
             _insist(span.start + len(span.tokens) <= self.context_length, f"{span} leaves the context")
             _insist(all(0 <= t < self.vocabulary.size for t in span.tokens), f"unknown token in {span}")
+        used = sum(map(len, self._stored.values())) + sum(len(span.tokens) for span in spans)
+        _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
 
     def length(self, sequence: int) -> int:
         return len(self._stored.get(sequence, ()))
@@ -161,6 +165,13 @@ class FakeModel:
         if self.rewind == "none" and 0 < length < self.length(sequence):
             raise RewindUnsupported(self.name, "the model cannot forget single tokens")
         self._stored[sequence] = self._stored.get(sequence, [])[:length]
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        _insist(0 < length <= self.length(source), f"sequence {source} does not hold {length} tokens")
+        _insist(0 <= sequence < self.max_sequences and not self.length(sequence), f"{sequence} is not empty")
+        if self.rewind == "none":
+            raise RewindUnsupported(self.name, "the state of a part of the text is not kept")
+        self._stored[sequence] = self._stored[source][:length]
 
     def close(self) -> None:
         self._stored.clear()

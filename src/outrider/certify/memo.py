@@ -125,7 +125,7 @@ class RememberedModel:
     def __init__(self, model: Model, rows: Rows, name: str | None = None) -> None:
         self.name = name or model.name
         self.vocabulary: Vocabulary = model.vocabulary
-        self.context_length = model.context_length
+        self.context_length = self.capacity_tokens = model.context_length
         self.max_batch_tokens = model.max_batch_tokens
         self.max_rows = model.max_rows
         self.calls = 0
@@ -149,6 +149,9 @@ class RememberedModel:
         if sequence != 0 or not 0 <= length <= len(self._stored):
             raise BackendError("truncate", f"{len(self._stored)} tokens are stored, {length} cannot be kept")
         del self._stored[length:]
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        raise RewindUnsupported(self.name, f"{sequence} cannot take {length} tokens from {source}: it is one")
 
     def close(self) -> None:
         self._stored.clear()

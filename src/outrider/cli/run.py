@@ -54,7 +54,7 @@ def run(settings: RunSettings) -> int:
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
     request = settings.request(tokens, pair.target.vocabulary, grammar)
     with open_session(settings, pair, len(tokens), errors) as session:
-        session.expect(request.prompt, prediction)
+        request = replace(request, prediction=session.read_prediction(prediction))
         if grammar is not None:
             session.compile(grammar)
         print_notices(session, errors)

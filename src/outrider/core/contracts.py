@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Mask, Row, Span, StepRecord
-from outrider.core.params import SamplingParams
+from outrider.core.data import (
+    Distribution,
+    Draft,
+    DraftWork,
+    Hint,
+    Logits,
+    Mask,
+    Request,
+    Row,
+    Span,
+    StepRecord,
+)
+from outrider.core.params import Drafting, SamplingParams
 
 RewindKind = Literal["free", "window", "none"]
 """Whether a model can forget its last tokens. "free": any number of them, at no cost.
@@ -68,6 +79,11 @@ class Model(Protocol):
     def max_sequences(self) -> int: ...
 
     @property
+    def capacity_tokens(self) -> int:
+        """Tokens that all sequences together can hold."""
+        ...
+
+    @property
     def max_batch_tokens(self) -> int:
         """Tokens that one call can take, over all sequences."""
         ...
@@ -97,6 +113,13 @@ class Model(Protocol):
 
         Forgetting everything (0) and nothing always works. Raises RewindUnsupported where
         the model cannot; its state is unchanged then.
+        """
+        ...
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let an empty sequence hold the first `length` tokens of another, without evaluating them.
+
+        Raises RewindUnsupported where the model cannot; nothing is changed then.
         """
         ...
 
@@ -173,6 +196,7 @@ class Wish:
     tokens as certain; else it offers tokens that `draw` takes from its distributions (after
     `sampler`), given each and its index in the draft. `believe` asks for the distributions behind
     certain tokens too (`Draft.beliefs`). `constraint` is what the output may be, if it is limited.
+    `drafting` is what the request asked for; `max_tokens` respects its cap already.
     """
 
     sequence: int
@@ -182,6 +206,12 @@ class Wish:
     believe: bool = False
     prefix: tuple[int, ...] = ()
     constraint: Constraint | None = None
+    drafting: Drafting = field(default_factory=Drafting)
+
+    def admits(self, drafter: Drafter) -> bool:
+        """Whether the request is to be drafted for by this drafter."""
+        left_out = {"lookup": False, "model": True}.get(self.drafting.policy)
+        return left_out is None or drafter.is_free is not left_out
 
 
 class Extend(Protocol):
@@ -222,9 +252,9 @@ class Drafter(Protocol):
         """Whether a proposal takes no model call, so that asking costs next to nothing."""
         ...
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
-        """A request starts on `sequence` with this prompt. What the drafter still knows of
-        the sequence's earlier tokens it may keep."""
+    def begin(self, sequence: int, request: Request) -> None:
+        """A request starts on `sequence`. What the drafter still knows of the sequence's earlier
+        tokens it may keep, and use for requests of the same scope."""
         ...
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -252,8 +282,11 @@ class Policy(Protocol):
         """A request starts on `sequence`; `max_tokens` is the most it will generate, None for no limit."""
         ...
 
-    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish, possibly empty, and what they cost together."""
+    def propose(
+        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+    ) -> tuple[list[Draft], DraftWork]:
+        """One draft per wish, possibly empty, and what they cost together. The target's call will evaluate
+        `others` tokens besides these drafts and the last token of each wish's sequence."""
         ...
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.errors import ConstraintError, SettingError
-from outrider.core.params import FastForward, GrammarKind, JsonStyle, SamplingParams, Verification
+from outrider.core.errors import OutriderError, SettingError
+from outrider.core.params import Drafting, FastForward, GrammarKind, JsonStyle, SamplingParams, Verification
 
 Logits = npt.NDArray[np.float32]
 """Rows of logits, shape (rows, vocabulary size). Backends hand out views of their own
@@ -201,7 +201,9 @@ class Request:
     `max_tokens` None runs until an end token, a stop string or the end of the context.
     `speculate` False decodes plainly: every drafter stays out of it. `logprobs` asks for the log
     probability of every token and of so many of the likeliest beside it; None: for none. `grammar`
-    limits what the output may be.
+    limits what the output may be. `drafting` is who drafts. `prediction` are tokens that the answer will
+    be much like. What one request leaves behind, KV and text, is of use to those of the same `scope` alone.
+    `visible` are control tokens whose spelling is a part of the text.
     """
 
     prompt: tuple[int, ...]
@@ -213,6 +215,10 @@ class Request:
     verification: Verification = field(default_factory=Verification)
     logprobs: int | None = None
     grammar: Grammar | None = None
+    drafting: Drafting = field(default_factory=Drafting)
+    prediction: tuple[int, ...] = ()
+    scope: str = ""
+    visible: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -279,6 +285,8 @@ class StepRecord:
     num_sequences: int = 1
     batch_tokens: int = 0
     """tokens of all sequences in the target call"""
+    batch_drafted: int = 0
+    """drafted ones among them"""
     constraint_s: float = 0.0
     """what working out masks and forced tokens took of the other times"""
     finish_reason: FinishReason | None = None
@@ -301,12 +309,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step adds to one request: its record, and the text that may now be shown. `error` is why
-    the request ended with finish reason "error"."""
+    """What one step adds to one request: its record, and the text that may now be shown. The last one
+    has the whole `completion`; `error` is why it ended with finish reason "error"."""
 
     record: StepRecord
     pieces: tuple[Piece, ...]
-    error: ConstraintError | None = None
+    error: OutriderError | None = None
+    completion: Completion | None = None
 
     @property
     def text(self) -> str:

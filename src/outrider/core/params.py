@@ -120,6 +120,33 @@ DraftSampling = Literal["auto", "greedy", "sampled"]
 """A draft model's tokens: its likeliest, drawn from its distribution, or what is accepted more."""
 
 
+DraftingPolicy = Literal["auto", "lookup", "model", "fixed"]
+"""Who drafts for a request, and how far: what pays; the same without the draft model, or without lookups;
+drafts of a fixed length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How one request is drafted for, where it is not to be as the engine's policy does by itself.
+
+    `draft_max` caps the drafted tokens of a step, None leaves them to the policy.
+
+    Raises SettingError for a value out of range.
+    """
+
+    policy: DraftingPolicy = "auto"
+    draft_max: int | None = None
+
+    def __post_init__(self) -> None:
+        known = get_args(DraftingPolicy)
+        if self.policy not in known:
+            raise SettingError(
+                "drafting", f"{self.policy!r} is not known", f"Choose one of {', '.join(known)}."
+            )
+        if self.draft_max is not None:
+            _require(self.draft_max >= 0, "draft max", self.draft_max, "be 0 (off) or more")
+
+
 @dataclass(frozen=True, slots=True)
 class Verification:
     """How drafts are checked.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Extend, Vocabulary, Wish
-from outrider.core.data import Draft, DraftWork
+from outrider.core.data import Draft, DraftWork, Request
 from outrider.core.errors import SettingError
 from outrider.drafters import corpus_store
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader, lay_out, sort_contexts
@@ -138,8 +138,8 @@ class CorpusDrafter:
         self._min_match = min_match
         self._tails: dict[int, deque[int]] = {}
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
-        self._tails[sequence] = deque(tokens, DEPTH)
+    def begin(self, sequence: int, request: Request) -> None:
+        self._tails[sequence] = deque(request.prompt, DEPTH)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._tails[sequence].extend(tokens)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork
+from outrider.core.data import Draft, DraftWork, Request
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
 from outrider.drafters.lookup import Match, grow
 
@@ -18,12 +18,14 @@ MAX_TOKENS = 200_000
 RECENT_RATIO = 1 / 8
 """of a memory, what is indexed anew with every text that is added"""
 
+MAX_SCOPES = 64
+
 BLOCK_TOKENS = 64
 """in steps of which a text is compared with the beginnings of those that are remembered"""
 
 
 class Memory:
-    """The latest texts of one conversation, user or key: nothing is looked up across memories.
+    """The latest texts of one scope.
 
     It holds `max_tokens` at most, the oldest are dropped. A beginning that a text shares with one
     that is remembered, such as the turns so far or a system prompt, is not stored twice.
@@ -65,10 +67,6 @@ class Memory:
         """Every index, the newest first, and how many tokens were remembered after its end."""
         shelves = [(self._recent, 0), (self._old, self._recent.num_tokens)]
         return [(shelf.index(), num_since) for shelf, num_since in shelves if shelf.num_tokens]
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._old, self._recent = _Shelf(), _Shelf()
 
 
 class _Shelf:
@@ -117,26 +115,30 @@ def _block_keys(text: Sequence[int]) -> list[int]:
 
 
 class EarlierDrafter:
-    """Drafts from the texts in a `Memory`, to which every finished request adds its own.
-
-    The memory is the scope: drafters that are given the same one share what is in it. A request
-    can be given another than the drafter's (`begin`). Texts that are still being generated are not
-    looked up in by others.
+    """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which
+    every request that ends adds its own text. Texts that are still being generated are not looked up in
+    by others. Of more than `max_scopes` the one that was used longest ago is forgotten. `memory` is that
+    of requests without a scope.
     """
 
     name = "earlier"
     is_free = True
 
-    def __init__(self, memory: Memory | None = None, min_match: int = 2) -> None:
-        self._memory = memory or Memory()
+    def __init__(
+        self, memory: Memory | None = None, *, min_match: int = 2, max_scopes: int = MAX_SCOPES
+    ) -> None:
+        self._memories = OrderedDict({"": memory or Memory()})
+        self._max_scopes = max_scopes
         self._min_match = min_match
         self._running: dict[int, tuple[list[int], Memory]] = {}
 
-    def begin(self, sequence: int, tokens: Sequence[int], memory: Memory | None = None) -> None:
-        """A request starts with this prompt, in the scope of `memory` (None: the drafter's own)."""
-        memory = memory or self._memory
+    def begin(self, sequence: int, request: Request) -> None:
+        memory = self._memories.setdefault(request.scope, Memory())
+        self._memories.move_to_end(request.scope)
+        if len(self._memories) > self._max_scopes:
+            self._memories.popitem(last=False)
         memory.indexes()  # now rather than in a step
-        self._running[sequence] = list(tokens), memory
+        self._running[sequence] = list(request.prompt), memory
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._running[sequence][0].extend(tokens)
@@ -158,9 +160,9 @@ class EarlierDrafter:
         memory.add(text)
 
     def reset(self) -> None:
-        """Forget every sequence, and what the drafter's own memory holds."""
+        """Forget every sequence, and every text."""
         self._running.clear()
-        self._memory.clear()
+        self._memories.clear()
 
 
 class _Longest:

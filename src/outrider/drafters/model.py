@@ -9,17 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from time import perf_counter
 
 import numpy as np
 
 from outrider.core.contracts import Extend, Model, Wish
-from outrider.core.data import Distribution, Draft, DraftWork, Hint, Logits, Row, Span, point_masses
+from outrider.core.data import (
+    Distribution,
+    Draft,
+    DraftWork,
+    Hint,
+    Logits,
+    Request,
+    Row,
+    Span,
+    point_masses,
+)
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.sampling import argmax, confidence
 from outrider.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
+_LEAST_COPIED_TOKENS = 8
+"""For fewer than these more, what a sequence holds itself is not given up."""
 
 
 @dataclass(slots=True)
@@ -32,6 +45,10 @@ class _Context:
     prompt_length: int = 0
     agree: int = 0
     """length of the common prefix of the two"""
+    scope: str = ""
+    is_running: bool = False
+    last_used: int = 0
+    """when its last request began, counted in requests"""
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.final.extend(tokens)
@@ -43,6 +60,11 @@ class _Context:
         self.final, self.agree = [], 0
         self.extend(tokens)
         self.prompt_length = len(tokens)
+
+    def shares(self, tokens: Sequence[int]) -> int:
+        """How many of the first `tokens` have their KV stored here."""
+        pairs = zip(self.evaluated, tokens, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(slots=True)
@@ -76,17 +98,56 @@ class ModelDrafter:
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
         self._contexts: dict[int, _Context] = {}
+        self._num_begun = 0
 
     # What became final
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
-        self._contexts.setdefault(sequence, _Context()).restart(self._translate(tokens))
+    def begin(self, sequence: int, request: Request) -> None:
+        context = self._contexts.setdefault(sequence, _Context())
+        tokens = self._translate(request.prompt)
+        if context.scope != request.scope:
+            self._give_up(sequence)
+        context.scope, context.is_running = request.scope, True
+        self._num_begun += 1
+        context.last_used = self._num_begun
+        self._take_over(sequence, context, tokens)
+        context.restart(tokens)
+
+    def _take_over(self, sequence: int, context: _Context, tokens: Sequence[int]) -> None:
+        """Copy what another sequence of the same scope holds of a prompt, where that is more."""
+        known = context.shares(tokens)
+        alike = {s: c.shares(tokens) for s, c in self._contexts.items() if c.scope == context.scope}
+        source = max(alike, key=alike.__getitem__)
+        if alike[source] <= known + _LEAST_COPIED_TOKENS:
+            return
+        self._give_up(sequence)
+        try:
+            self.model.copy(source, sequence, alike[source])
+        except RewindUnsupported:
+            return
+        context.evaluated = list(tokens[: alike[source]])
+
+    def _give_up(self, sequence: int) -> None:
+        self.model.truncate(sequence, 0)
+        self._contexts[sequence].evaluated.clear()
+        self._contexts[sequence].agree = 0
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Give up what ended requests left, the oldest first, until so many more tokens can be stored."""
+        used = sum(self.model.length(sequence) for sequence in self._contexts)
+        idle = (s for s, c in self._contexts.items() if not c.is_running and self.model.length(s))
+        for sequence in sorted(idle, key=lambda s: self._contexts[s].last_used):
+            if used + num_tokens <= self.model.capacity_tokens:
+                return
+            used -= self.model.length(sequence)
+            self._give_up(sequence)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._contexts[sequence].extend(self._translate(tokens))
 
     def end(self, sequence: int) -> None:
         """The KV stays, for a request that begins with the same tokens."""
+        self._contexts[sequence].is_running = False
 
     def reset(self) -> None:
         for sequence in self._contexts:
@@ -152,6 +213,7 @@ class ModelDrafter:
     def _evaluate(self, sequence: int, context: _Context, end: int) -> float:
         """Evaluate a chunk of the final tokens, up to `end` at most; returns the seconds."""
         tokens = context.final[context.agree : min(end, context.agree + self._chunk_tokens)]
+        self._make_room(len(tokens))
         before = perf_counter()
         self.model.decode([Span(sequence, tuple(tokens), context.agree, 0)])
         context.evaluated.extend(tokens)
@@ -166,6 +228,7 @@ class ModelDrafter:
         active = list(growing)
         while active:
             spans = [self._next_span(draft) for draft in active]
+            self._make_room(sum(len(span.tokens) for span in spans))
             before = perf_counter()
             rows = self.model.decode(spans)
             model_s += perf_counter() - before

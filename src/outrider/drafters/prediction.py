@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork
+from outrider.core.data import Draft, DraftWork, Request
 from outrider.drafters.lookup import Match, grow
 
 __all__ = ["PredictionDrafter"]
@@ -27,38 +27,20 @@ From 2 to 8 it makes little difference on files of source code and their next re
 MAX_PLACES = 32
 """places that are compared, on either side of where the answer departed"""
 
-MAX_EXPECTATIONS = 64
-
 
 class PredictionDrafter:
-    """Drafts from the answer that is expected to a prompt, told before the request starts.
-
-    A prediction belongs to its prompt until `forget`, or until many others were told; a request
-    with another prompt is offered nothing.
-    """
+    """Drafts from the answer that a request expects; one that expects none is offered nothing."""
 
     name = "prediction"
     is_free = True
 
     def __init__(self) -> None:
-        self._expected: OrderedDict[tuple[int, ...], _Prediction] = OrderedDict()
         self._followed: dict[int, _Place] = {}
 
-    def expect(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """The answer to this prompt will be much like `answer`."""
-        self._expected[tuple(prompt)] = _Prediction(answer)
-        if len(self._expected) > MAX_EXPECTATIONS:
-            self._expected.popitem(last=False)
-
-    def forget(self, prompt: Sequence[int]) -> None:
-        """Nothing is expected any more as the answer to this prompt."""
-        self._expected.pop(tuple(prompt), None)
-
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
+    def begin(self, sequence: int, request: Request) -> None:
         self._followed.pop(sequence, None)
-        expected = self._expected.get(tuple(tokens))
-        if expected is not None:
-            self._followed[sequence] = _Place(expected)
+        if request.prediction:
+            self._followed[sequence] = _Place(_Prediction(request.prediction))
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         place = self._followed.get(sequence)
@@ -77,7 +59,7 @@ class PredictionDrafter:
         self._followed.pop(sequence, None)
 
     def reset(self) -> None:
-        """Forget every sequence; what is expected stays."""
+        """Forget every sequence."""
         self._followed.clear()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork
+from outrider.core.data import Draft, DraftWork, Request
 from outrider.core.errors import SettingError
 from outrider.drafters.automaton import SuffixAutomaton
 from outrider.drafters.lookup import Match, grow
@@ -39,13 +39,13 @@ class SuffixDrafter:
         self._min_match = min_match
         self._texts: dict[int, _Text] = {}
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
+    def begin(self, sequence: int, request: Request) -> None:
         """Take in a prompt. If it goes on from the sequence's earlier text, as the next turn of
         a conversation does, only what is new is read; any other prompt starts afresh."""
         text = self._texts.get(sequence)
-        if text is None or not text.begins(tokens):
+        if text is None or not text.begins(request.prompt):
             text = self._texts[sequence] = _Text()
-        text.extend(tokens[len(text.tokens) :])
+        text.extend(request.prompt[len(text.tokens) :])
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take in tokens that became final."""

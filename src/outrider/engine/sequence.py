@@ -16,7 +16,7 @@ from outrider.core.data import (
     Update,
     Verdict,
 )
-from outrider.core.errors import ConstraintError
+from outrider.core.errors import OutriderError
 from outrider.engine.constrained import Timed
 from outrider.sampling import RequestSampler
 from outrider.text import TextStream
@@ -43,7 +43,7 @@ class Sequence:
     tail: str = ""
     """text that a cancelled request still held back"""
     finish_reason: FinishReason | None = None
-    error: ConstraintError | None = None
+    error: OutriderError | None = None
     """why it could not go on"""
     alone: bool = False
     """the next token is to be decided in a call of its own, as plain decoding does"""
@@ -75,7 +75,7 @@ class Judged:
     verdict: Verdict | None = None
     sampling_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
-    error: ConstraintError | None = None
+    error: OutriderError | None = None
     """why nothing can follow what was accepted"""
 
 

@@ -12,13 +12,16 @@ with is worth taking whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import Draft, DraftWork, Hint, StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
+from outrider.policy.fixed import FixedPolicy
 from outrider.policy.knowledge import Batch, Knowledge
 from outrider.policy.learning import learn_costs, learn_text, plain_step_s
+from outrider.policy.sharing import share_out
 from outrider.policy.step import Step
 from outrider.policy.text import Text
 
@@ -62,21 +65,40 @@ class AutoPolicy:
         """A request starts: what was particular to the last text of the sequence is forgotten."""
         self._texts[sequence] = self.knowledge.new_text(prompt_tokens, max_tokens)
 
-    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish: what is expected to bring the most tokens per second."""
+    def propose(
+        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+    ) -> tuple[list[Draft], DraftWork]:
+        """One draft per wish: what is expected to bring the most tokens per second, over all of them."""
+        by_length = [wish for wish in wishes if wish.drafting.policy == "fixed"]
+        if not by_length:
+            return self._propose(drafters, wishes, others)
+        free_choice = [wish for wish in wishes if wish.drafting.policy != "fixed"]
+        offers, work = self._propose(drafters, free_choice, others + len(by_length))
+        drafts = dict(zip((wish.sequence for wish in free_choice), offers, strict=True))
+        for wish in by_length:
+            [drafts[wish.sequence]], cost = _fixed(wish).propose(drafters, [wish])
+            work += cost
+        return [drafts[wish.sequence] for wish in wishes], work
+
+    def _propose(
+        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int
+    ) -> tuple[list[Draft], DraftWork]:
         longest = min(self.draft_max, LONGEST_DRAFT)
         if longest == 0:
             return [Draft() for _ in wishes], DraftWork()
         free = [drafter for drafter in drafters if drafter.is_free and self.free]
         models = [drafter for drafter in drafters if not drafter.is_free and self.models]
-        steps = [Step(self.knowledge, self._text(w.sequence), w, free, longest) for w in wishes]
+        steps = [
+            Step(self.knowledge, self._text(w.sequence), w, [d for d in free if w.admits(d)], longest)
+            for w in wishes
+        ]
         if not models and not any(step.has_offers for step in steps):
             return [Draft() for _ in wishes], DraftWork()  # the common case of a fast model: no arithmetic
-        context = sum(step.context for step in steps)
-        taken = len(steps)  # every sequence has a token of its own in the call
+        texts = [self._text(wish.sequence) for wish in wishes]
+        batch = Batch.of(texts, self.knowledge, others)
         for step in steps:
-            self._choose(step, models, Batch(len(steps), context, taken - 1))
-            taken += len(step.lead)
+            self._choose(step, models, batch)
+            batch = replace(batch, others=batch.others + len(step.lead))
         work = DraftWork()
         for model in models:
             if turn := [step for step in steps if step.model == model.name]:
@@ -84,17 +106,15 @@ class AutoPolicy:
                 work += cost
                 for step, offer in zip(turn, offers, strict=True):
                     step.offer = offer
-        return self._finish(steps, context), work
+        batch = Batch.of(texts, self.knowledge, others)
+        return self._finish(steps, batch), work
 
-    def _finish(self, steps: Sequence[Step], context: int) -> list[Draft]:
-        """The drafts, one after another: each is weighed with those before it in the same call."""
-        drafts: list[Draft] = []
-        for step in steps:
-            if len(steps) > 1:
-                others = len(steps) - 1 + sum(map(len, drafts))
-                step.price(step.model, Batch(len(steps), context, others))
-            drafts.append(step.draft())
-        return drafts
+    def _finish(self, steps: Sequence[Step], batch: Batch) -> list[Draft]:
+        """The drafts: the tokens of one call go to the sequences where they are most likely to stand."""
+        chains = [step.settle() for step in steps]
+        most = sum(len(chain.chances) for chain in chains)
+        lengths = share_out(chains, self.knowledge.calls_s(most, batch), batch.token_s)
+        return [step.draft(length) for step, length in zip(steps, lengths, strict=True)]
 
     def _text(self, sequence: int) -> Text:
         if sequence not in self._texts:
@@ -105,7 +125,7 @@ class AutoPolicy:
         """Settle which draft model this sequence asks, and how, or that it asks none."""
         best: tuple[float, str, int, bool] | None = None
         for model in models:
-            if not self._is_known(model.name):
+            if not step.wish.admits(model) or not self._is_known(model.name):
                 continue
             step.price(model.name, batch)
             lead = step.weigh()
@@ -157,6 +177,12 @@ class AutoPolicy:
         for costs in (self.knowledge.costs, *self.knowledge.draft_costs.values()):
             if notice := costs.notice():
                 self.notices.append(notice)
+
+
+def _fixed(wish: Wish) -> FixedPolicy:
+    """The policy of a request that asked for drafts of a fixed length."""
+    length = wish.drafting.draft_max
+    return FixedPolicy() if length is None else FixedPolicy(draft_max=length)
 
 
 class _Steering:

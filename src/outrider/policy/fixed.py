@@ -40,9 +40,12 @@ class FixedPolicy:
             if not 0 <= value <= 1:
                 raise SettingError(name, f"{value} is no probability", "Give 0 to 1.")
 
-    def propose(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
+    def propose(
+        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+    ) -> tuple[list[Draft], DraftWork]:
         """One draft per wish: what a constraint forces, and behind it the first non-empty offer in the
         order of `drafters`."""
+        del others
         if self.draft_max == 0:
             return [Draft() for _ in wishes], DraftWork()
         leads = [forced(wish) for wish in wishes]
@@ -56,9 +59,13 @@ class FixedPolicy:
         drafts = [Draft() for _ in wishes]
         work = DraftWork()
         for drafter in drafters:
-            able = [i for i, draft in enumerate(drafts) if not draft.tokens and wishes[i].max_tokens > 0]
+            able = [
+                i
+                for i, wish in enumerate(wishes)
+                if not drafts[i].tokens and wish.max_tokens > 0 and wish.admits(drafter)
+            ]
             if not able:
-                break
+                continue
             capped = [replace(wishes[i], max_tokens=min(wishes[i].max_tokens, self.draft_max)) for i in able]
             # A doubtful lookup makes way for a draft model, which is asked last.
             gives_way = drafter.is_free and not drafters[-1].is_free

@@ -100,7 +100,7 @@ class Growth:
     """The draft of one sequence while it grows: free tokens, those of a draft model, free ones again."""
 
     def __init__(self) -> None:
-        self.drafted = Chain()
+        self.chances: list[float] = []
         self.survival = 1.0
         self._expected = [1.0]
 
@@ -114,6 +114,7 @@ class Growth:
 
     def add(self, chance: float) -> None:
         """One more token, which stands with this probability if all before it do."""
+        self.chances.append(chance)
         self.survival *= chance
         self._expected.append(self._expected[-1] + self.survival)
 

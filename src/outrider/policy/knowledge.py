@@ -12,7 +12,7 @@ import numpy as np
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.policy.acceptance import Calibration, Estimator
-from outrider.policy.growth import Prices
+from outrider.policy.growth import Array, Prices
 from outrider.policy.outlook import Outlook, Values
 from outrider.policy.probing import Probing
 from outrider.policy.text import Text
@@ -49,7 +49,19 @@ class Batch:
     context: int
     """tokens of all sequences so far"""
     others: int
-    """tokens that the other sequences have in the target's call"""
+    """tokens of the target's call that are no draft of the sequence in question nor its last token"""
+    token_s: float
+    """what an emitted token is worth: the time that it takes lately, on the whole"""
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], knowledge: Knowledge, others: int) -> Batch:
+        """The company of these texts, with `others` more tokens in the call."""
+        size, context = len(texts), sum(text.context for text in texts)
+        plain_s = knowledge.costs.call_s(size, context=context, num_sequences=size) + knowledge.own_step_s
+        prior_s = _PRIOR_SHARE * plain_s * _TOKEN_PRIOR
+        spent_s, earned = sum(text.spent_s for text in texts), sum(text.earned for text in texts)
+        token_s = (spent_s + prior_s) / (earned + _TOKEN_PRIOR * size)
+        return cls(size, context, size - 1 + others, token_s)
 
 
 class Knowledge:
@@ -89,17 +101,20 @@ class Knowledge:
             self.draft_costs[name] = CallCosts()
         return self.draft_costs[name]
 
+    def calls_s(self, most: int, batch: Batch) -> Array:
+        """Seconds of the target's call with 0 to `most` drafted tokens, the engine's own time for them
+        included, shape (most + 1,)."""
+        calls_s: Array = self.costs.calls_s(
+            most + 1, context=batch.context, others=batch.others, num_sequences=batch.num_sequences
+        ) + self.own_token_s * np.arange(most + 1)
+        return calls_s
+
     def prices(
         self, text: Text, model: str | None, longest: int, batch: Batch, lead: int = LONGEST_LEAD
     ) -> Prices:
         """What a step of this text costs and earns, with up to `lead` free tokens in front of a model's."""
-        context, size = batch.context, batch.num_sequences
-        calls_s = self.costs.calls_s(
-            longest + 1, context=context, others=batch.others, num_sequences=size
-        ) + self.own_token_s * np.arange(longest + 1)
-        plain_s = (float(calls_s[0]) + self.own_step_s) / size
-        prior_s = _PRIOR_SHARE * plain_s * _TOKEN_PRIOR
-        token_s = (text.spent_s + prior_s) / (text.earned + _TOKEN_PRIOR)
+        context, size, token_s = batch.context, batch.num_sequences, batch.token_s
+        calls_s = self.calls_s(longest, batch)
         if model is None:
             return Prices(token_s, calls_s)
         draft, unread = self.draft_cost(model), text.unread.get(model, 1)

@@ -67,12 +67,12 @@ def learn_text(knowledge: Knowledge, text: Text, record: StepRecord, plain_s: fl
 
 def _learn_times(knowledge: Knowledge, text: Text, record: StepRecord, plain_s: float | None) -> None:
     emitted, step_s = len(record.tokens), record.total_s - record.work.prefill_s
+    if plain_s is None:  # what reading a prompt took says nothing about tokens
+        return
     memory = _TOKEN_MEMORY**emitted
     text.spent_s = text.spent_s * memory + step_s / record.num_sequences
     text.earned = text.earned * memory + emitted
     text.decoded_s += step_s / record.num_sequences
-    if plain_s is None:
-        return
     behind = step_s / plain_s - emitted
     text.behind += behind
     knowledge.note_saved(-behind)

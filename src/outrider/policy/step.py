@@ -22,6 +22,7 @@ from outrider.policy.knowledge import (
 )
 from outrider.policy.outlook import Values
 from outrider.policy.risk import EXPLORATION, affordable_loss, loss_at_once
+from outrider.policy.sharing import Offered
 from outrider.policy.text import Asked, Text
 
 __all__ = ["Step"]
@@ -235,8 +236,8 @@ class Step:
         """Whether a free drafter offered anything."""
         return bool(self._tail)
 
-    def draft(self) -> Draft:
-        """The best length of all that was found."""
+    def settle(self) -> Offered:
+        """All that was found, no longer than what the step may put at stake."""
         offer = self.offer
         if asked := self._text.asked:
             asked.offer = offer
@@ -245,8 +246,12 @@ class Step:
         elif self.model is not None:
             self._look_behind(offer.tokens)
         fixed = len(self._growth) if offer.probs is not None else 0
-        length, _ = self._growth.best(self._prices, self._tail, fixed)
-        whole = Chain()
+        chances = [*self._growth.chances, *self._tail.chances]
+        return Offered(chances[: max(self._prices.longest, fixed)], fixed)
+
+    def draft(self, length: int) -> Draft:
+        """The first tokens of all that was found; `settle` comes first."""
+        offer, whole = self.offer, Chain()
         whole.append(self.lead)
         named = zip(offer.hints, offer.sources, strict=True)
         whole.extend(offer, [self._chance(hint, source) for hint, source in named])

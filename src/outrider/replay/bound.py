@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, Hint
+from outrider.core.data import Draft, Hint, Request
 from outrider.costs import MOST_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.replay.recording import Offers, Recording
@@ -66,7 +66,7 @@ def _free_reach(
     others drafted before them: so many tokens in all, those included."""
     answer, found = recording.tokens, []
     for drafter in free:
-        drafter.begin(0, recording.prompt)
+        drafter.begin(0, Request(recording.prompt))
     for position in range(len(answer)):
         rest = answer[position:]
         ends = [_chain(free, rest, 0)]

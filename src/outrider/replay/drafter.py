@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork, Hint
+from outrider.core.data import Draft, DraftWork, Hint, Request
 from outrider.costs import CallCosts
 from outrider.replay.recording import Offers, Recording
 
@@ -36,8 +36,8 @@ class RecordedDrafter:
         self._has_read = False
         self._path: tuple[int, ...] = ()
 
-    def begin(self, sequence: int, tokens: Sequence[int]) -> None:
-        del sequence, tokens
+    def begin(self, sequence: int, request: Request) -> None:
+        del sequence, request
         self.reset()
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from outrider.backends.fake import FakeVocabulary
 from outrider.core.contracts import Drafter, Policy, Wish
-from outrider.core.data import Draft, DraftWork, StepRecord
+from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
@@ -60,7 +60,7 @@ def replay(
     drafters = [*([SuffixDrafter()] if free is None else free)]
     drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
     for drafter in drafters:
-        drafter.begin(0, recording.prompt)
+        drafter.begin(0, Request(recording.prompt))
     policy.begin(0, len(recording.prompt), len(recording.tokens) if is_limited(recording) else None)
     answer, done, plain_s = recording.tokens, 0, 0.0
     records: list[StepRecord] = []
@@ -108,6 +108,7 @@ def _record(
         other_s=own_s,
         end_s=0.0,
         batch_tokens=1 + len(draft),
+        batch_drafted=len(draft),
     )
 
 

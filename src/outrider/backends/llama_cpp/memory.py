@@ -43,6 +43,7 @@ def check_room(
     *,
     context_length: int,
     max_sequences: int,
+    capacity_tokens: int,
 ) -> None:
     """Raise OutOfMemory when the KV cache needs more than the machine has.
 
@@ -50,8 +51,8 @@ def check_room(
     """
     what = f"{name} with a context of {context_length} tokens"
     if max_sequences > 1:
-        what += f" for each of {max_sequences} sequences"
-    cells = context_length * max_sequences
+        what += f" for each of {max_sequences} sequences, {capacity_tokens} in all"
+    cells = capacity_tokens
     if cells > _MAX_CELLS:
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", _WAY_OUT)
     needed, available = cells * _bytes_per_token(model, options, metadata), available_bytes()

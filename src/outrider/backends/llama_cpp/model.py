@@ -86,10 +86,17 @@ class Weights:
             size = length + 1
 
     def open(
-        self, context_length: int = 0, *, max_sequences: int = 1, options: LoadOptions | None = None
+        self,
+        context_length: int = 0,
+        *,
+        max_sequences: int = 1,
+        capacity_tokens: int = 0,
+        options: LoadOptions | None = None,
     ) -> LlamaCppModel:
-        """A context of `context_length` tokens per sequence (0: as trained); `options`: its own, if any."""
-        model = LlamaCppModel(self, context_length or self.trained_context, max_sequences, options)
+        """A context of `context_length` tokens per sequence (0: as trained), of `capacity_tokens` over all
+        sequences (0: as many as each of them may have); `options`: its own, if any."""
+        length = context_length or self.trained_context
+        model = LlamaCppModel(self, length, max_sequences, options, capacity_tokens)
         self._contexts.add(model)
         return model
 
@@ -122,13 +129,19 @@ def _load(path: Path, options: LoadOptions) -> Any:
 
 
 class LlamaCppModel:
-    """A context on some weights: KV state for `max_sequences` sequences of `context_length` tokens.
+    """A context on some weights: KV state for `max_sequences` sequences of up to `context_length` tokens,
+    and of `capacity_tokens` together (0: as many as each of them may have).
 
     Raises OutOfMemory when the KV cache does not fit.
     """
 
     def __init__(
-        self, weights: Weights, context_length: int, max_sequences: int, options: LoadOptions | None = None
+        self,
+        weights: Weights,
+        context_length: int,
+        max_sequences: int,
+        options: LoadOptions | None = None,
+        capacity_tokens: int = 0,
     ) -> None:
         self.weights = weights
         self.options = options or weights.options
@@ -136,11 +149,13 @@ class LlamaCppModel:
         self.vocabulary = weights.vocabulary
         self.rewind: RewindKind = weights.rewind
         self.max_sequences = max_sequences
-        context = _open_context(weights, self.options, context_length, max_sequences)
+        capacity = capacity_tokens or context_length * max_sequences
+        context = _open_context(weights, self.options, context_length, max_sequences, capacity)
         self._native = Handle(self.name, context, lib.llama_free, keeps=weights.native)
         self._memory = lib.llama_get_memory(context)
         # llama.cpp rounds contexts up; the length that was asked for is the one that holds.
-        self.context_length: int = min(context_length, lib.llama_n_ctx(context) // max_sequences)
+        self.capacity_tokens: int = min(capacity, lib.llama_n_ctx(context))
+        self.context_length: int = min(context_length, self.capacity_tokens)
         self.max_rows = self.options.max_rows
         self.max_batch_tokens: int = lib.llama_n_batch(context)
         self.micro_batch_tokens: int = lib.llama_n_ubatch(context)
@@ -246,11 +261,25 @@ class LlamaCppModel:
         oldest: int = lib.llama_memory_seq_pos_min(self._memory, sequence)
         return 0 <= oldest <= max(0, length - self.weights.window_tokens + 1)
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        _ = self._native.pointer  # refuses when it was closed
+        if not 0 < length <= self.length(source):
+            raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
+        if self.length(sequence):
+            raise BackendError("copy", f"sequence {sequence} is not empty")
+        if self.rewind != "free":
+            raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
+        # One cache for all sequences: the cells are shared, nothing is moved.
+        lib.llama_memory_seq_cp(self._memory, source, sequence, 0, length)
+        self._lengths[sequence] = length
+
     def close(self) -> None:
         self._native.close()
 
 
-def _open_context(weights: Weights, options: LoadOptions, context_length: int, max_sequences: int) -> Any:
+def _open_context(
+    weights: Weights, options: LoadOptions, context_length: int, max_sequences: int, capacity_tokens: int
+) -> Any:
     if context_length < 2:
         raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
     most = lib.llama_max_parallel_sequences()
@@ -264,8 +293,9 @@ def _open_context(weights: Weights, options: LoadOptions, context_length: int, m
         weights.metadata,
         context_length=context_length,
         max_sequences=max_sequences,
+        capacity_tokens=capacity_tokens,
     )
-    context = _init_context(weights, options, context_length, max_sequences)
+    context = _init_context(weights, options, max_sequences, capacity_tokens)
     if context:
         return context
     what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
@@ -278,9 +308,9 @@ def _open_context(weights: Weights, options: LoadOptions, context_length: int, m
     )
 
 
-def _init_context(weights: Weights, options: LoadOptions, context_length: int, max_sequences: int) -> Any:
+def _init_context(weights: Weights, options: LoadOptions, max_sequences: int, capacity_tokens: int) -> Any:
     params = lib.llama_context_default_params()
-    params.n_ctx = context_length * max_sequences
+    params.n_ctx = capacity_tokens
     params.n_seq_max = max_sequences
     params.kv_unified = True  # else sequences with drafts of different length share no call
     params.n_batch = max(options.batch_tokens, options.max_rows)

@@ -1,0 +1,131 @@
+"""Which of the target's sequences run, what the others still hold, and who makes room."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from outrider.core.contracts import Model
+from outrider.core.data import Request
+from outrider.core.errors import RewindUnsupported
+
+__all__ = ["Slots", "rewind"]
+
+_SMALL_TAIL_TOKENS = 64
+"""What a sequence holds beyond a shared beginning is given up for less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The tokens that a sequence stores, or will store up to what it holds now."""
+
+    tokens: Sequence[int]
+    scope: str
+
+
+class Slots:
+    """The target's sequences as slots for requests.
+
+    A slot that is given back keeps its KV for requests of the same scope, which take it over, or copy
+    the beginning that they share: of a running request, too. When slots or cells are short, what was
+    used longest ago goes first. `capacity_tokens` is never exceeded; tokens that sequences share are
+    counted for each of them.
+    """
+
+    def __init__(self, target: Model) -> None:
+        self._target = target
+        self._running: dict[int, _Held] = {}
+        self._kept: OrderedDict[int, _Held] = OrderedDict()
+        """least recently used first"""
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that are stored for running and ended requests."""
+        return sum(self._target.length(slot) for slot in (*self._running, *self._kept))
+
+    def take(self, request: Request, tokens: Sequence[int]) -> int:
+        """A slot for a request, which holds as much of its prompt as is stored anywhere for its scope, but
+        the last token: its logits are where generation starts. `tokens` is the list that the
+        request's tokens will be appended to. One slot at least must be free."""
+        prompt = request.prompt
+        source, shared = self._closest(request)
+        slot = self._destination(source, shared)
+        if slot == source or not shared:
+            rewind(self._target, slot, shared)
+        else:
+            self._target.truncate(slot, 0)
+            self._copy(source, slot, shared)
+        self._kept.pop(slot, None)
+        if source in self._kept:
+            self._kept.move_to_end(source)
+        self._running[slot] = _Held(tokens, request.scope)
+        assert self._target.length(slot) < len(prompt)
+        return slot
+
+    def _closest(self, request: Request) -> tuple[int, int]:
+        """The sequence that stores most of a prompt, and how much; one that has ended before one that runs.
+        -1 and 0 where none stores anything of it."""
+        best, most = -1, 0
+        for slot, held in (*reversed(self._kept.items()), *self._running.items()):
+            if held.scope == request.scope:
+                stored = min(self._target.length(slot), len(request.prompt) - 1)
+                shared = _common_prefix(held.tokens, request.prompt, stored)
+                if shared > most:
+                    best, most = slot, shared
+        return best, most
+
+    def _destination(self, source: int, shared: int) -> int:
+        """Where the request is to run: on what it goes on from, else on an empty sequence, else on the one
+        that was used longest ago."""
+        all_slots = range(self._target.max_sequences)
+        empty = [slot for slot in all_slots if slot not in self._running and slot not in self._kept]
+        if source in self._kept:
+            others = [*empty, *(slot for slot in self._kept if slot != source)]
+            tail = self._target.length(source) - shared
+            if tail < _SMALL_TAIL_TOKENS or not others or self._target.rewind != "free":
+                return source
+            return others[0]
+        return next(iter((*empty, *self._kept)))
+
+    def _copy(self, source: int, slot: int, shared: int) -> None:
+        try:
+            self._target.copy(source, slot, shared)
+        except RewindUnsupported:
+            return  # read anew
+
+    def give_back(self, slot: int) -> None:
+        """The request on a slot has ended; what it stored is kept until the room is needed."""
+        held = self._running.pop(slot)
+        stored = self._target.length(slot)
+        if stored:
+            self._kept[slot] = _Held(held.tokens[:stored], held.scope)
+
+    def make_room(self, num_tokens: int) -> None:
+        """Forget what ended requests left, the oldest first, until so many more tokens can be stored."""
+        while self._kept and self.used_tokens + num_tokens > self._target.capacity_tokens:
+            self._forget(next(iter(self._kept)))
+
+    def clear(self) -> None:
+        """Forget what ended requests left."""
+        for slot in list(self._kept):
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        del self._kept[slot]
+        self._target.truncate(slot, 0)
+
+
+def rewind(target: Model, slot: int, length: int) -> None:
+    """Forget all but `length` tokens. A target that cannot forgets all, and they are evaluated anew."""
+    if target.length(slot) > length:
+        try:
+            target.truncate(slot, length)
+        except RewindUnsupported:
+            target.truncate(slot, 0)
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int], most: int) -> int:
+    pairs = zip(range(most), a, b, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[1] == pair[2], pairs))

@@ -1,0 +1,394 @@
+"""The one thread that owns the engine: requests in from the event loop, updates out to it.
+
+Native thread pools belong to the thread that calls them, and the engine is not to be called from two
+threads, so everything about it happens here: requests are started, stepped and cancelled by this thread
+alone, and what comes of them is handed to the event loop once a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from time import perf_counter
+from typing import NoReturn
+
+from outrider.core.data import Completion, Request, Update
+from outrider.core.errors import BackendError, OutriderError
+from outrider.engine import Engine
+from outrider.session import Session
+
+__all__ = ["Draining", "Job", "QueueFull", "StepView", "Worker", "WorkerState"]
+
+_log = logging.getLogger(__name__)
+
+StepView = Sequence[Update]
+"""The updates of one step, of all sequences that took part."""
+
+_LEAST_RETRY_S = 1.0
+_FIRST_REQUEST_S = 10.0
+"""what a request is thought to take before one has ended"""
+_REQUEST_RATE = 0.1
+"""weight of the last request in the mean of what they take"""
+_JOIN_S = 30.0
+
+
+class QueueFull(OutriderError):
+    """As many requests wait as may; `retry_after_s` says when it is worth asking again."""
+
+    def __init__(self, num_waiting: int, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__("server", f"{num_waiting} requests are waiting already", "Ask again a little later.")
+
+
+class Draining(OutriderError):
+    """The server is about to stop and takes no new requests."""
+
+    def __init__(self) -> None:
+        super().__init__("server", "it is shutting down", "Ask again when it is back.")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """How busy the worker is; tokens are those whose KV is stored, for reuse too."""
+
+    running: int
+    waiting: int
+    max_running: int
+    kv_tokens_used: int
+    kv_tokens_capacity: int
+    draining: bool
+
+
+class Job:
+    """One request on its way through the engine: iterate over it for its updates.
+
+    The iteration ends with the generation, and raises BackendError when the engine failed. Leaving it
+    early cancels the request. `completion` is there afterwards.
+    """
+
+    def __init__(self, request: Request, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self.queued_s = 0.0
+        """seconds between the submission and the first step"""
+        self._worker = worker
+        self._loop = loop
+        self._updates: asyncio.Queue[Update | Completion | OutriderError] = asyncio.Queue()
+        self._accepted: asyncio.Future[None] = loop.create_future()
+        self._completion: Completion | None = None
+        self._is_cancelled = False
+
+    @property
+    def completion(self) -> Completion:
+        """The finished generation. Raises BackendError before the iteration has ended."""
+        if self._completion is None:
+            raise BackendError("generation", "it has not ended")
+        return self._completion
+
+    async def __aiter__(self) -> AsyncIterator[Update]:
+        try:
+            while self._completion is None:
+                item = await self._updates.get()
+                if isinstance(item, Update):
+                    yield item
+                elif isinstance(item, Completion):
+                    self._completion = item
+                else:
+                    raise item
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End it after the step in progress; harmless when it has ended."""
+        if self._completion is None and not self._is_cancelled:
+            self._is_cancelled = True
+            self._worker.cancel(self)
+
+    # From the event loop's side of the handover
+
+    def take(self, item: Update | Completion | OutriderError) -> None:
+        """What has come of it since."""
+        self._updates.put_nowait(item)
+
+    def settle(self, error: OutriderError | None = None) -> None:
+        """It was accepted (the engine has it, or it waits for room), or refused."""
+        if not self._accepted.done():
+            if error is None:
+                self._accepted.set_result(None)
+            else:
+                self._accepted.set_exception(error)
+
+    async def accepted(self) -> None:
+        """Wait until the worker has looked at it. Raises what the worker refused it with."""
+        await self._accepted
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that waits for it."""
+        return self._loop
+
+
+class _Line:
+    """Jobs that wait, one queue for each scope: scopes take turns, within one the first comes first."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[str, deque[Job]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def append(self, job: Job) -> None:
+        self._queues.setdefault(job.request.scope, deque()).append(job)
+
+    def remove(self, job: Job) -> bool:
+        waiting = self._queues.get(job.request.scope, deque())
+        found = job in waiting
+        if found:
+            waiting.remove(job)
+            if not waiting:
+                del self._queues[job.request.scope]
+        return found
+
+    def first(self) -> Job:
+        return next(iter(self._queues.values()))[0]
+
+    def pop(self) -> Job:
+        """The job that is next; its scope goes to the end of the line."""
+        scope, waiting = next(iter(self._queues.items()))
+        job = waiting.popleft()
+        del self._queues[scope]
+        if waiting:
+            self._queues[scope] = waiting
+        return job
+
+
+class Worker:
+    """Runs the engine of a session for many callers.
+
+    `max_waiting` requests may wait for room beside those that the engine runs at once. `observe` is told
+    the updates of every step, in the worker's thread.
+    """
+
+    def __init__(
+        self, session: Session, *, max_waiting: int = 64, observe: Callable[[StepView], None] | None = None
+    ) -> None:
+        self._engine: Engine = session.engine
+        self._max_waiting = max_waiting
+        self._observe = observe
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._line = _Line()
+        self._running: dict[int, Job] = {}
+        self._arrived_s: dict[Job, float] = {}
+        self._request_s = _FIRST_REQUEST_S
+        """what a request took lately, from its first step to its last"""
+        self._used_tokens = 0
+        self._failures = 0
+        self._num_open = 0
+        """jobs that were submitted and have not ended; counted in the event loop"""
+        self._is_draining = False
+        self._is_stopped = False
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+
+    # In the event loop
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def submit(self, request: Request) -> Job:
+        """Hand a request in.
+
+        Raises QueueFull or Draining at once, and what the engine refuses the request with (GrammarError,
+        PromptError, SettingError) when it has looked at it.
+        """
+        if self._is_draining or self._is_stopped:
+            raise Draining
+        if self._num_open >= self._max_waiting + self._engine.max_running:
+            waiting = self._num_open - self._engine.max_running
+            raise QueueFull(waiting, self._retry_after_s(waiting))
+        job = Job(request, self, asyncio.get_running_loop())
+        self._num_open += 1
+        arrived_s = perf_counter()
+        self._commands.put(lambda: self._enter(job, arrived_s))
+        try:
+            await job.accepted()
+        except asyncio.CancelledError:
+            job.cancel()
+            raise
+        return job
+
+    def _retry_after_s(self, num_waiting: int) -> float:
+        return max(num_waiting / self._engine.max_running * self._request_s, _LEAST_RETRY_S)
+
+    def cancel(self, job: Job) -> None:
+        """End a job's request after the step in progress; callable from any thread."""
+        self._commands.put(lambda: self._cancel(job))
+
+    def state(self) -> WorkerState:
+        """How busy it is: a snapshot."""
+        running = len(self._running)
+        return WorkerState(
+            running=running,
+            waiting=max(self._num_open - running, 0),
+            max_running=self._engine.max_running,
+            kv_tokens_used=self._used_tokens,
+            kv_tokens_capacity=self._engine.target.capacity_tokens,
+            draining=self._is_draining,
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests and wait for the others, at most so long; then they are cancelled."""
+        self._is_draining = True
+        until_s = perf_counter() + timeout_s
+        while self._num_open and perf_counter() < until_s:
+            await asyncio.sleep(0.02)
+        self._commands.put(self._cancel_all)
+        while self._num_open and perf_counter() < until_s + _JOIN_S and self._thread.is_alive():
+            await asyncio.sleep(0.02)
+
+    def stop(self) -> None:
+        """End the thread after the step in progress; what runs is cancelled. Stopping twice is harmless."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._commands.put(self._end)
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+
+    # In the worker's thread
+
+    def _run(self) -> None:
+        with contextlib.suppress(_Ended):
+            while True:
+                self._obey(wait=not self._running and not len(self._line))
+                self._admit()
+                if self._running:
+                    self._step()
+                self._used_tokens = self._engine.used_tokens
+
+    def _obey(self, *, wait: bool) -> None:
+        """Carry out what the event loop has asked for; `wait` until there is something."""
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return
+            command()
+            wait = False
+
+    def _enter(self, job: Job, arrived_s: float) -> None:
+        self._arrived_s[job] = arrived_s
+        self._line.append(job)
+        if len(self._line) > 1 or not self._engine.has_room(job.request):
+            self._post(job, job.settle)  # else it is started, or refused, at once
+
+    def _admit(self) -> None:
+        """Start those that wait, as far as there is room: in turn, so that a long one is not passed by."""
+        while len(self._line) and self._engine.has_room(self._line.first().request):
+            job = self._line.pop()
+            arrived_s = self._arrived_s.pop(job)
+            try:
+                request_id = self._engine.submit(job.request)
+            except Exception as error:  # whatever it is, it is this request's alone
+                self._refuse(job, _as_ours(error, "the request could not be started"))
+                continue
+            job.queued_s = perf_counter() - arrived_s
+            self._running[request_id] = job
+            self._post(job, job.settle)
+
+    def _step(self) -> None:
+        try:
+            updates = self._engine.step()
+            self._failures = 0
+        except Exception:
+            _log.exception("a step failed")
+            updates = self._recover()
+        self._deliver(updates)
+
+    def _recover(self) -> list[Update]:
+        """After a failed step, which leaves every request as it was: try again, then each request by
+        itself, so that one that cannot be stepped takes no other with it."""
+        self._failures += 1
+        updates: list[Update] = []
+        if self._failures > 1:
+            for request_id, job in list(self._running.items()):
+                try:
+                    updates += self._engine.step(only=request_id)
+                except Exception as error:
+                    self._engine.cancel(request_id)
+                    del self._running[request_id]
+                    self._refuse(job, _as_ours(error, "a step of it failed"))
+            self._failures = 0
+        return updates
+
+    def _deliver(self, updates: StepView) -> None:
+        """Hand the updates to those who wait for them."""
+        if self._observe is not None:
+            try:
+                self._observe(updates)
+            except Exception:
+                _log.exception("the metrics missed a step")
+        for update in updates:
+            job = self._running[update.record.request]
+            if update.completion is not None:
+                del self._running[update.record.request]
+                self._request_s += _REQUEST_RATE * (update.record.end_s - self._request_s)
+            self._hand_over(job, update, update.completion)
+
+    def _cancel(self, job: Job) -> None:
+        if self._line.remove(job):
+            del self._arrived_s[job]
+            self._refuse(job, BackendError("request", "it was cancelled while it waited"))
+        for request_id, running in list(self._running.items()):
+            if running is job:
+                del self._running[request_id]
+                self._hand_over(job, self._engine.cancel(request_id))
+
+    def _cancel_all(self) -> None:
+        for job in list(self._running.values()):
+            self._cancel(job)
+        while len(self._line):
+            self._cancel(self._line.first())
+
+    def _end(self) -> NoReturn:
+        self._cancel_all()
+        raise _Ended
+
+    # From there back to the event loop
+
+    def _refuse(self, job: Job, error: OutriderError) -> None:
+        def refuse() -> None:
+            job.settle(error)
+            job.take(error)
+            self._num_open -= 1
+
+        self._post(job, refuse)
+
+    def _hand_over(self, job: Job, *items: Update | Completion | None) -> None:
+        def take() -> None:
+            for item in items:
+                if item is not None:
+                    job.take(item)
+                self._num_open -= isinstance(item, Completion)
+
+        self._post(job, take)
+
+    def _post(self, job: Job, action: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # its event loop is gone, and nobody waits any more
+            job.loop.call_soon_threadsafe(action)
+
+
+def _as_ours(error: Exception, what: str) -> OutriderError:
+    """An error for the request's caller; what nobody foresaw is logged as a whole."""
+    if isinstance(error, OutriderError):
+        return error
+    _log.error(what, exc_info=error)
+    return BackendError("request", f"{what} ({type(error).__name__})", "The server's log says more.")
+
+
+class _Ended(Exception):  # noqa: N818 - no error: how the thread's loop is left
+    """The worker is to end."""

@@ -1,0 +1,330 @@
+"""Many callers, one engine: what each gets, who is next, and what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, language_model, plain
+from outrider.backends.fake import FakeModel
+from outrider.core.data import Completion, Logits, Request, Span, Update
+from outrider.core.errors import BackendError, PromptError
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.policy import FixedPolicy
+from outrider.server.worker import Draining, Job, QueueFull, StepView, Worker
+from outrider.session import Session
+
+REQUEST = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)
+GUARD_S = 30.0
+
+
+@contextlib.asynccontextmanager
+async def working(target: FakeModel | None = None, **options: Any) -> AsyncIterator[Worker]:
+    target = target or language_model()
+    running = options.pop("max_running", None)
+    session = Session(target, [SuffixDrafter()], FixedPolicy(p_min=0), max_running=running)
+    worker = Worker(session, **options)
+    worker.start()
+    try:
+        async with asyncio.timeout(GUARD_S):
+            yield worker
+    finally:
+        worker.stop()
+
+
+async def finish(job: Job) -> tuple[list[Update], Completion]:
+    updates = [update async for update in job]
+    return updates, job.completion
+
+
+async def nobody_left(worker: Worker) -> None:
+    while worker.state().running or worker.state().waiting:
+        await asyncio.sleep(0.001)
+
+
+def endless(max_tokens: int = 200) -> Request:
+    return replace(REQUEST, max_tokens=max_tokens)
+
+
+def slow_model(**options: Any) -> FakeModel:
+    """One whose calls take a moment, so that requests overlap."""
+
+    class Slow(FakeModel):
+        def decode(self, spans: Sequence[Span]) -> list[Logits]:
+            import time
+
+            time.sleep(0.002)
+            return super().decode(spans)
+
+    return Slow(VOCABULARY, LANGUAGE, **options)
+
+
+def test_every_caller_gets_what_a_request_alone_would_get() -> None:
+    prompts = [(*PROMPT, i % 5, i % 3) for i in range(12)]
+
+    async def main() -> list[tuple[list[Update], Completion]]:
+        async with working(max_running=3) as worker:
+            jobs = [await worker.submit(replace(REQUEST, prompt=prompt)) for prompt in prompts]
+            return await asyncio.gather(*map(finish, jobs))
+
+    for prompt, (updates, completion) in zip(prompts, asyncio.run(main()), strict=True):
+        expected = plain(language_model(), replace(REQUEST, prompt=prompt))
+        assert (completion.tokens, completion.text, completion.finish_reason) == expected
+        assert "".join(update.text for update in updates) == completion.text
+        assert updates[-1].completion == completion
+        assert completion.records == tuple(update.record for update in updates)
+
+
+def test_requests_share_their_calls() -> None:
+    seen: list[int] = []
+
+    def observe(updates: StepView) -> None:
+        seen.append(len(updates))
+
+    async def main() -> None:
+        async with working(slow_model(), max_running=4, observe=observe) as worker:
+            jobs = [await worker.submit(replace(REQUEST, prompt=(*PROMPT, i))) for i in range(4)]
+            await asyncio.gather(*map(finish, jobs))
+
+    asyncio.run(main())
+    assert max(seen) == 4
+
+
+def test_leaving_early_frees_the_place() -> None:
+    async def main() -> None:
+        async with working(slow_model(), max_running=1) as worker:
+            job = await worker.submit(endless())
+            async for _ in job:
+                break
+            await nobody_left(worker)
+            _, completion = await finish(await worker.submit(REQUEST))
+            assert completion.finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_job_ends_with_what_it_has() -> None:
+    async def main() -> Completion:
+        async with working(slow_model()) as worker:
+            job = await worker.submit(endless())
+            seen = 0
+            async for _ in job:
+                seen += 1
+                if seen == 4:
+                    job.cancel()
+            return job.completion
+
+    completion = asyncio.run(main())
+    assert completion.finish_reason == "cancelled"
+    assert 0 < len(completion.tokens) < 200
+    assert plain(language_model(), endless())[0][: len(completion.tokens)] == completion.tokens
+
+
+def test_one_that_waits_can_be_cancelled() -> None:
+    async def main() -> None:
+        async with working(slow_model(), max_running=1) as worker:
+            first = await worker.submit(endless())
+            second = await worker.submit(endless())
+            assert worker.state().waiting == 1
+            second.cancel()
+            with pytest.raises(BackendError, match="cancelled"):
+                await finish(second)
+            assert worker.state().waiting == 0
+            first.cancel()
+            await finish(first)
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def main() -> None:
+        async with working(slow_model(), max_running=1, max_waiting=2) as worker:
+            jobs = [await worker.submit(endless()) for _ in range(3)]
+            with pytest.raises(QueueFull, match="2 requests are waiting") as caught:
+                await worker.submit(REQUEST)
+            assert caught.value.retry_after_s >= 1
+            for job in jobs:
+                job.cancel()
+            await nobody_left(worker)
+            await finish(await worker.submit(REQUEST))
+
+    asyncio.run(main())
+
+
+def test_scopes_take_turns() -> None:
+    order: list[str] = []
+
+    async def follow(job: Job, name: str) -> None:
+        async for _ in job:
+            pass
+        order.append(name)
+
+    async def main() -> None:
+        async with working(slow_model(), max_running=1) as worker:
+            first = await worker.submit(replace(REQUEST, max_tokens=20))
+            crowd = [await worker.submit(replace(REQUEST, max_tokens=2, scope="many")) for _ in range(4)]
+            one = await worker.submit(replace(REQUEST, max_tokens=2, scope="one"))
+            names = [(first, "first"), *((job, f"many {i}") for i, job in enumerate(crowd)), (one, "one")]
+            await asyncio.gather(*(follow(job, name) for job, name in names))
+
+    asyncio.run(main())
+    assert order == ["first", "many 0", "one", "many 1", "many 2", "many 3"]
+
+
+def test_what_the_engine_refuses_is_raised_where_it_was_submitted() -> None:
+    async def main() -> None:
+        async with working() as worker:
+            with pytest.raises(PromptError, match="do not fit"):
+                await worker.submit(replace(REQUEST, prompt=PROMPT * 200))
+            await finish(await worker.submit(REQUEST))
+            assert worker.state().running == worker.state().waiting == 0
+
+    asyncio.run(main())
+
+
+def test_one_that_was_waiting_hears_of_a_refusal_in_its_turn() -> None:
+    async def main() -> None:
+        async with working(slow_model(), max_running=1) as worker:
+            first = await worker.submit(endless(20))
+            second = await worker.submit(replace(REQUEST, prompt=PROMPT * 200))
+            with pytest.raises(PromptError):
+                await finish(second)
+            await finish(first)
+
+    asyncio.run(main())
+
+
+def test_a_call_that_fails_once_costs_nobody_anything() -> None:
+    async def main() -> None:
+        target = slow_model()
+        target.fail_at_call = 9
+        async with working(target) as worker:
+            jobs = [await worker.submit(replace(REQUEST, prompt=(*PROMPT, i))) for i in range(3)]
+            for i, (_, completion) in enumerate(await asyncio.gather(*map(finish, jobs))):
+                expected = plain(language_model(), replace(REQUEST, prompt=(*PROMPT, i)))
+                assert completion.tokens == expected[0]
+
+    asyncio.run(main())
+
+
+def test_one_sequence_that_cannot_be_stepped_takes_no_other_with_it() -> None:
+    class Poisoned(FakeModel):
+        def decode(self, spans: Sequence[Span]) -> list[Logits]:
+            if any(3 in span.tokens and span.start == 0 for span in spans):
+                raise BackendError("fake model", "this one cannot be read")
+            return super().decode(spans)
+
+    async def main() -> None:
+        async with working(Poisoned(VOCABULARY, LANGUAGE)) as worker:
+            good = await worker.submit(endless())
+            bad = await worker.submit(replace(REQUEST, prompt=(3, 3, 3, 3)))
+            results = await asyncio.gather(finish(good), finish(bad), return_exceptions=True)
+            assert isinstance(results[1], BackendError)
+            assert not isinstance(results[0], BaseException)
+            assert results[0][1].tokens == plain(language_model(), endless())[0]
+
+    asyncio.run(main())
+
+
+def test_logits_that_are_no_numbers_end_one_request_with_an_error() -> None:
+    def logits(tokens: Sequence[int]) -> Logits:
+        row = LANGUAGE(tokens)
+        return np.full_like(row, np.nan) if tokens[0] == 3 and len(tokens) > 8 else row
+
+    async def main() -> None:
+        async with working(FakeModel(VOCABULARY, logits)) as worker:
+            good = await worker.submit(endless())
+            bad = await worker.submit(replace(REQUEST, prompt=(3, *PROMPT)))
+            (_, fine), (updates, broken) = await asyncio.gather(finish(good), finish(bad))
+            assert fine.tokens == plain(language_model(), endless())[0]
+            assert broken.finish_reason == "error"
+            assert isinstance(updates[-1].error, BackendError)
+
+    asyncio.run(main())
+
+
+def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def observe(updates: StepView) -> None:
+        raise ValueError(f"{len(updates)} updates are too many")
+
+    async def main() -> None:
+        async with working(observe=observe) as worker:
+            await finish(await worker.submit(REQUEST))
+
+    asyncio.run(main())
+    assert "metrics missed a step" in caplog.text
+
+
+def test_draining_lets_the_running_finish_and_takes_no_others() -> None:
+    async def main() -> None:
+        async with working(slow_model()) as worker:
+            task = asyncio.create_task(finish(await worker.submit(endless())))
+            drain = asyncio.create_task(worker.drain(GUARD_S))
+            await asyncio.sleep(0)
+            assert worker.state().draining
+            with pytest.raises(Draining):
+                await worker.submit(REQUEST)
+            await drain
+            _, completion = await task
+            assert completion.finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_what_outlasts_the_draining_is_cancelled() -> None:
+    async def main() -> None:
+        async with working(slow_model(), max_running=1) as worker:
+            running = asyncio.create_task(finish(await worker.submit(endless())))
+            waiting = asyncio.create_task(finish(await worker.submit(endless())))
+            await worker.drain(0.01)
+            _, completion = await running
+            assert completion.finish_reason == "cancelled"
+            with pytest.raises(BackendError):
+                await waiting
+
+    asyncio.run(main())
+
+
+def test_stopping_twice_is_harmless_and_ends_what_runs() -> None:
+    async def main() -> None:
+        async with working(slow_model()) as worker:
+            task = asyncio.create_task(finish(await worker.submit(endless())))
+            await asyncio.sleep(0.01)
+            worker.stop()
+            worker.stop()
+            _, completion = await task
+            assert completion.finish_reason == "cancelled"
+            with pytest.raises(Draining):
+                await worker.submit(REQUEST)
+
+    asyncio.run(main())
+
+
+def test_a_thousand_callers_who_leave_at_once_leave_nothing_behind() -> None:
+    async def leave(worker: Worker, number: int) -> None:
+        with contextlib.suppress(QueueFull):
+            task = asyncio.create_task(worker.submit(replace(REQUEST, prompt=(*PROMPT, number % 5))))
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+            if number % 2:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                job = await task
+                async for _ in job:
+                    if number % 3:
+                        break
+
+    async def main() -> None:
+        async with working(max_waiting=2000) as worker:
+            await asyncio.gather(*(leave(worker, number) for number in range(1000)))
+            await nobody_left(worker)
+            _, completion = await finish(await worker.submit(REQUEST))
+            assert completion.tokens == plain(language_model(), REQUEST)[0]
+
+    asyncio.run(main())
