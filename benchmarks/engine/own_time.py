@@ -67,7 +67,7 @@ class InstantModel:
     """Answers from a table, and keeps count of what is stored."""
 
     name = "instant"
-    context_length = 1 << 20
+    context_length = capacity_tokens = 1 << 20
     max_sequences = 1
     max_batch_tokens = 2048
     max_rows = 128
@@ -93,6 +93,9 @@ class InstantModel:
     def truncate(self, sequence: int, length: int) -> None:
         del sequence
         self._length = min(self._length, length)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        raise NotImplementedError(f"one sequence: {source}, {sequence}, {length}")
 
     def close(self) -> None:
         pass

@@ -61,7 +61,18 @@ class _Command(TyperCommand):
 
 
 class _Commands(TyperGroup):
-    """The program itself, whose help is set like that of its commands."""
+    """The program itself, whose help is set like that of its commands; `serve` is made when asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), "serve"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name != "serve":
+            return super().get_command(ctx, cmd_name)
+        # It loads slowly, and the other commands need nothing of it.
+        from outrider.cli.serve_options import command
+
+        return command(_Command, _as_run)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.params = _tidy(self.params)

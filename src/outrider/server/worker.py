@@ -390,5 +390,5 @@ def _as_ours(error: Exception, what: str) -> OutriderError:
     return BackendError("request", f"{what} ({type(error).__name__})", "The server's log says more.")
 
 
-class _Ended(Exception):  # noqa: N818 - no error: how the thread's loop is left
+class _Ended(Exception):
     """The worker is to end."""

@@ -1,0 +1,102 @@
+"""What is asked: conversations of five groups, dealt out so that no server process sees one twice."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rows import read_rows
+from structured.cases import load_cases
+
+FOLDER = Path(__file__).parent
+OWN = (
+    FOLDER / "prompts.jsonl",
+    FOLDER.parent / "policy" / "heldout_prompts.jsonl",
+    FOLDER.parent / "engine" / "prompts.jsonl",
+)
+GROUPS = {"edit": "edit", "coding": "code", "summarization": "summary", "rag": "summary"}
+"""Groups of the categories that prompts have; JSON comes with schemas from elsewhere, all else is chat."""
+SCHEMA_GROUPS = ("tool", "record", "nested")
+LONGEST_PROMPT = 6000
+"""characters: a longer one would be most of a round's time"""
+MIXED = {"chat": 6, "code": 3, "edit": 2, "json": 3, "summary": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A conversation, and the JSON schema that its answer has to fulfil, if any."""
+
+    id: str
+    group: str
+    messages: tuple[Mapping[str, str], ...]
+    schema: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many clients that ask, one after the other, so many questions of each group in all."""
+
+    name: str
+    clients: int
+    shares: Mapping[str, int]
+
+
+def loads(clients: Sequence[int], requests: int, alone: int) -> list[Load]:
+    """The mixed load for each number of clients, and edits and JSON for a single one."""
+    scale = requests / sum(MIXED.values())
+    shares = {group: max(1, round(number * scale)) for group, number in MIXED.items()}
+    mixed = [Load("mixed", number, shares) for number in clients]
+    return mixed + [Load(name, 1, {group: alone}) for name, group in (("edits", "edit"), ("json", "json"))]
+
+
+def load_questions(more: Sequence[Path] = ()) -> list[Question]:
+    """Our own, those of further files, and schemas with their tasks."""
+    found = [
+        question for path in (*OWN, *more) for row in read_rows(path) if (question := _question(path, row))
+    ]
+    cases = [case for case in load_cases(names=SCHEMA_GROUPS) if case.kind == "json_schema"]
+    return found + [Question(c.id, "json", ({"role": "user", "content": c.prompt},), c.limit) for c in cases]
+
+
+def _question(path: Path, row: dict[str, Any]) -> Question | None:
+    """One row, as a conversation or as the first of its turns; None for one that is not used."""
+    messages = row.get("messages") or [{"role": "user", "content": row["turns"][0]}]
+    too_long = sum(len(message["content"]) for message in messages) > LONGEST_PROMPT
+    if row["category"] == "json" or too_long:
+        return None
+    return Question(f"{path.stem}-{row['id']}", GROUPS.get(row["category"], "chat"), tuple(messages))
+
+
+def deal(
+    questions: Sequence[Question], loads: Sequence[Load], round_: int, seed: int
+) -> list[list[Question]]:
+    """For each load its questions of this round, none twice, in mixed order.
+
+    Loads of the same name take turns with their hands from round to round, so that in the end each
+    number of clients was asked the same. Ends the program where there are too few.
+    """
+    shuffle = random.Random(seed)
+    pools: dict[str, list[Question]] = defaultdict(list)
+    for question in questions:
+        pools[question.group].append(question)
+    for pool in pools.values():
+        shuffle.shuffle(pool)
+    hands: dict[str, list[list[Question]]] = defaultdict(list)
+    for load in loads:
+        hand = [_take(pools, group) for group, number in load.shares.items() for _ in range(number)]
+        shuffle.shuffle(hand)
+        hands[load.name].append(hand)
+    turns = {name: count(round_) for name in hands}
+    return [hands[load.name][next(turns[load.name]) % len(hands[load.name])] for load in loads]
+
+
+def _take(pools: Mapping[str, list[Question]], group: str) -> Question:
+    if not pools.get(group):
+        sys.exit(f"there are too few questions of the group {group}: give --prompts FILE or fewer --requests")
+    return pools[group].pop()

@@ -1,0 +1,127 @@
+"""`outrider serve`: everything checked, then everything loaded, then served until a signal comes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.output import readable
+from outrider.cli.run import check_settings, load_pair
+from outrider.cli.settings import RunSettings
+from outrider.drafters.corpus import indexing
+from outrider.policy import AutoPolicy
+from outrider.server.assembly import Assembly
+from outrider.server.configuration import Configuration
+from outrider.server.keys import KeyRing, key_ring
+from outrider.server.logs import log_to_stderr
+from outrider.server.running import Server, address_of, bind, close, tls_context
+from outrider.server.settings import ServeSettings, is_loopback
+from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
+
+LOG = logging.getLogger("outrider.server")
+
+
+def serve(configuration: Configuration, run_settings: RunSettings) -> int:
+    """Serve until a signal comes; returns the exit status. `run_settings` are those about models and drafts.
+
+    What the settings, the files that they name or the address get wrong is found before a model is loaded.
+    Raises the errors of `outrider.core.errors`.
+    """
+    settings = configuration.settings
+    settings.check()
+    check_settings(run_settings)
+    ring, notices = key_ring(settings)
+    tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+    log_to_stderr(as_json=settings.log_json)
+    errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
+    sockets = bind(settings.host, settings.port)
+    try:
+        pair = load_pair(run_settings, errors)
+        with _open(settings, run_settings, pair, errors) as session:
+            assembly = Assembly.start(session, settings, ring, run_settings.verification())
+            address = address_of(sockets, tls=tls is not None)
+
+            def ready() -> None:
+                told = [*configuration.notices, *notices, *session.notices]
+                _tell(settings, _overview(settings, session, pair, ring, address), told, errors)
+
+            server = Server(assembly.app, settings, tls=tls, drain=assembly.worker.drain, ready=ready)
+            try:
+                server.run(sockets)
+            finally:
+                assembly.close()
+            return server.status
+    finally:
+        close(sockets)
+
+
+def _open(settings: ServeSettings, run_settings: RunSettings, pair: Pair, errors: Console) -> Session:
+    """Contexts and drafters for the requests that run at once, and for those whose KV is kept."""
+    context = settings.ctx_size
+    if context is None:
+        context = min(DEFAULT_CONTEXT_TOKENS, pair.target.trained_context)
+    with LoadInterrupt(), errors.status("opening") as status:
+        return pair.open(
+            context,
+            settings.ctx_size_draft,
+            lookup=settings.lookup,
+            corpus=settings.corpus,
+            progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
+            policy=run_settings.choice(),
+            measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
+            max_running=settings.max_running,
+            kept_sequences=settings.kept_sequences,
+            capacity_tokens=settings.kv_tokens or 0,
+        )
+
+
+def _overview(
+    settings: ServeSettings, session: Session, pair: Pair, ring: KeyRing, address: str
+) -> dict[str, str]:
+    """What is served, where and to whom, one subject a line."""
+    target, engine = session.target, session.engine
+    named = f" as {settings.alias}" if settings.alias else ""
+    draft = f"draft {pair.draft.name}" if pair.draft else "no draft model"
+    names = ", ".join(drafter.name for drafter in engine.drafters) or "nobody"
+    how = "as far as it pays" if isinstance(engine.policy, AutoPolicy) else "by fixed lengths"
+    return {
+        "models": f"target {target.name}{named}, {draft}",
+        "context": f"{target.context_length} tokens a request, {settings.max_running} requests at once, "
+        f"{target.capacity_tokens} KV cells for all",
+        "drafts": f"by {names}, {how}" if engine.drafters else "none: plain decoding",
+        "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
+        "access": _access(settings, ring),
+        "metrics": _metrics(settings, ring),
+        "limits": f"{settings.timeout:g} s, {settings.max_body} bytes a request; {settings.max_waiting} wait",
+        "log": "requests, with their bodies" if settings.log_prompts else "requests, without their text",
+    }
+
+
+def _access(settings: ServeSettings, ring: KeyRing) -> str:
+    if ring:
+        return f"{len(ring.keys)} API key" + ("s" if len(ring.keys) > 1 else "")
+    if is_loopback(settings.host):
+        return "no API key: whoever is on this machine"
+    return "NO API key (--no-auth): whoever reaches this address"
+
+
+def _metrics(settings: ServeSettings, ring: KeyRing) -> str:
+    if not settings.metrics:
+        return "off"
+    return "/metrics" + (", for keys with admin = true" if ring and not settings.metrics_open else "")
+
+
+def _tell(settings: ServeSettings, overview: dict[str, str], notices: Sequence[str], errors: Console) -> None:
+    """Say what runs, and what was switched off and why: to people, or to whatever reads the log."""
+    if settings.log_json:
+        LOG.info("started", extra={"fields": overview | {"notices": list(notices)}})
+        return
+    for notice in notices:
+        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    for name, value in overview.items():
+        errors.print(Text(readable(f"{name:<10}{value}")), soft_wrap=True)
+    errors.print(Text("ready (Ctrl-C drains and ends; twice: at once)"), soft_wrap=True)

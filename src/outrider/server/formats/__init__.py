@@ -1,0 +1,28 @@
+"""Chat formats: how models are told of tools, how they call them, and how they reason."""
+
+from outrider.server.formats.chat_format import ChatFormat, format_of
+from outrider.server.formats.data import (
+    ContentDelta,
+    Event,
+    Named,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    ToolChoice,
+    ToolSpec,
+)
+from outrider.server.formats.reader import Reader
+
+__all__ = [
+    "ChatFormat",
+    "ContentDelta",
+    "Event",
+    "Named",
+    "Reader",
+    "ReasoningDelta",
+    "ToolArgumentsDelta",
+    "ToolCallStart",
+    "ToolChoice",
+    "ToolSpec",
+    "format_of",
+]

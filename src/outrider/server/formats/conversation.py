@@ -1,0 +1,186 @@
+"""Conversations with tools, in the form that a template expects."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from outrider.core.errors import PromptError
+from outrider.server.formats.data import ToolSpec
+
+Message = dict[str, Any]
+
+
+def tool_entry(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as templates list it."""
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages with text as content, developers as the system, the arguments of calls as objects, and
+    with the name of the tool in its results. Raises PromptError for what is none of that."""
+    names: dict[str, str] = {}
+    plain = []
+    for i, given in enumerate(messages):
+        message = {**given, "content": _text(f"messages[{i}].content", given.get("content"))}
+        if message.get("role") == "developer":
+            message["role"] = "system"
+        if message.get("tool_calls"):
+            place = f"messages[{i}].tool_calls"
+            calls = [_call(f"{place}[{j}]", call) for j, call in enumerate(message["tool_calls"])]
+            message["tool_calls"] = calls
+            names |= {call["id"]: call["function"]["name"] for call in calls}
+        else:
+            message.pop("tool_calls", None)
+        if message.get("role") == "tool" and (name := names.get(message.get("tool_call_id", ""))):
+            message.setdefault("name", name)
+        plain.append(message)
+    return plain
+
+
+def _text(place: str, content: object) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise PromptError(place, "it holds something that is no text", "Send text alone.")
+    return "\n".join(str(text) for text in texts)
+
+
+def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise PromptError(place, "it names no function", 'Give {"function": {"name": …, "arguments": …}}.')
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise PromptError(f"{place}.function.arguments", "it is no JSON object", "Send it as it came.")
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
+    """The arguments of calls as JSON text, for templates that put them in as they are."""
+    return [_each_call(message, _argument_text) for message in messages]
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Calls and results with ids as Mistral's templates demand them: nine letters and digits."""
+    shortened = [_each_call(message, lambda call: {**call, "id": _short(call["id"])}) for message in messages]
+    return [
+        {**message, "tool_call_id": _short(str(message.get("tool_call_id", "")))}
+        if message.get("role") == "tool"
+        else message
+        for message in shortened
+    ]
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A message for each call, its result behind it, for templates that take no more."""
+    split: list[Message] = []
+    waiting: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if message.get("role") == "tool":
+            found = next((i for i, call in enumerate(waiting) if _answers(message, call)), None)
+            if found is not None:
+                split.append(waiting.pop(found))
+            split.append(message)
+            continue
+        split += waiting
+        waiting = [
+            {**message, "content": "" if i else message["content"], "tool_calls": [call]}
+            for i, call in enumerate(calls)
+        ]
+        split += () if calls else (message,)
+    return split + waiting
+
+
+def _answers(result: Message, message: Message) -> bool:
+    return bool(message["tool_calls"][0]["id"] == result.get("tool_call_id"))
+
+
+def described(
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    spelled: Callable[[str, str], str],
+    *,
+    parallel: bool,
+) -> list[Message]:
+    """A conversation for templates without tools: they stand in the system message, calls of earlier
+    turns are text as `spelled` writes it, and results come from the user."""
+    told: list[Message] = []
+    was_result = False
+    for message, is_result in _as_text(messages, spelled):
+        # Templates want users and assistants to take turns.
+        if (is_result or was_result) and told and told[-1]["role"] == message["role"] == "user":
+            told[-1] = {**message, "content": f"{told[-1]['content']}\n\n{message['content']}"}
+        else:
+            told.append(message)
+        was_result = is_result
+    if tools:
+        guide = _guide(tools, spelled, parallel)
+        if told and told[0]["role"] == "system":
+            told[0] = {**told[0], "content": f"{told[0]['content']}\n\n{guide}"}
+        else:
+            told.insert(0, {"role": "system", "content": guide})
+    return told
+
+
+def _as_text(
+    messages: Sequence[Message], spelled: Callable[[str, str], str]
+) -> Iterator[tuple[Message, bool]]:
+    """Messages without calls and roles that only tools have, and which of them are results."""
+    for message in messages:
+        if message.get("role") == "tool":
+            name = message.get("name", "the function")
+            yield {"role": "user", "content": f"Result of {name}: {message['content']}"}, True
+            continue
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        lines = [spelled(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        yield {**rest, "content": "\n".join(filter(None, [message["content"], *lines]))}, False
+
+
+def _guide(tools: Sequence[ToolSpec], spelled: Callable[[str, str], str], parallel: bool) -> str:
+    listed = (json.dumps(tool_entry(tool)["function"], ensure_ascii=False) for tool in tools)
+    several = " For several calls, write one such line each." if parallel else ""
+    return "\n".join(
+        [
+            "You can call these functions:",
+            *listed,
+            "",
+            "To call one, answer with a line that is nothing but a JSON object:",
+            spelled("<function>", "{<its arguments>}"),
+            f"Its result is then told to you.{several} If no function is of use, answer in plain text.",
+        ]
+    )
+
+
+def _each_call(message: Message, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Message:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [change(call) for call in calls]} if calls else message
+
+
+def _argument_text(call: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
+
+
+def _short(given: str) -> str:
+    if len(given) == 9 and given.isascii() and given.isalnum():
+        return given
+    return base64.b32encode(hashlib.sha256(given.encode()).digest())[:9].decode()

@@ -1,0 +1,201 @@
+"""Calls in JSON, read one character at a time: no more is held back than is uncertain.
+
+Every scan is a coroutine that is sent characters. It ends with the last one that it needs, and raises
+`Refused` for one that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from typing import Protocol, TypeVar
+
+_Result = TypeVar("_Result")
+Scan = Generator[None, str, _Result]
+
+BLANKS = " \t\r\n"
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_KEYS = ("name", "arguments", "parameters", "type", "id")
+_OUTSIDE_STRINGS = frozenset("{}[],:+-." + BLANKS)
+
+
+class Refused(Exception):
+    """The text is not what the scan reads."""
+
+
+class Sink(Protocol):
+    """Where the parts of calls go."""
+
+    def name(self, name: str) -> None:
+        """The name of the call that is being read."""
+        ...
+
+    def arguments(self, text: str) -> None:
+        """More of its arguments. The call is certain when its name is known, too."""
+        ...
+
+    def close(self) -> None:
+        """The call is complete; without arguments it has none. Raises Refused if it has no name."""
+        ...
+
+    def drop(self) -> None:
+        """What was read since the last call belongs to the markers around it."""
+        ...
+
+    @property
+    def is_behind_call(self) -> bool:
+        """Whether the marker that ends a call has not come yet."""
+        ...
+
+
+def expect(holds: bool) -> None:
+    """Go on, or refuse the text."""
+    if not holds:
+        raise Refused
+
+
+def literal(text: str) -> Scan[None]:
+    """Exactly this text."""
+    for wanted in text:
+        expect((yield) == wanted)
+
+
+def blank() -> Scan[str]:
+    """White space, and the first character behind it."""
+    while (character := (yield)) in BLANKS:
+        pass
+    return character
+
+
+def one_of(words: Collection[str], closing: str) -> Scan[str]:
+    """One of these words and the character that closes it."""
+    word = ""
+    while (character := (yield)) != closing:
+        word += character
+        expect(any(known.startswith(word) for known in words))
+    expect(word in words)
+    return word
+
+
+def string(take: Callable[[str], None]) -> Scan[None]:
+    """A string behind its opening quote; `take` is given its characters, escapes resolved."""
+    high = ""
+    while (character := (yield)) != '"':
+        if character == "\\":
+            character = yield
+            character = (yield from _unicode()) if character == "u" else _ESCAPES.get(character, character)
+        if high and "\udc00" <= character <= "\udfff":
+            take((high + character).encode("utf-16", "surrogatepass").decode("utf-16"))
+            high = ""
+            continue
+        if high:
+            take("\ufffd")
+        high = character if "\ud800" <= character <= "\udbff" else ""
+        if not high:
+            take("\ufffd" if "\udc00" <= character <= "\udfff" else character)
+    if high:
+        take("\ufffd")
+
+
+def _unicode() -> Scan[str]:
+    digits = ""
+    while len(digits) < 4:
+        digits += yield
+        expect(digits[-1] in "0123456789abcdefABCDEF")
+    return chr(int(digits, 16))
+
+
+def value(first: str, take: Callable[[str], None]) -> Scan[None]:
+    """An object, a list or a string as it is written, from its first character on. Brackets and strings
+    are counted; what cannot stand outside strings is refused."""
+    depth, quoted, character = 0, False, first
+    while True:
+        if quoted:
+            if character == "\\":
+                take(character)
+                character = yield
+            elif character == '"':
+                quoted = False
+        elif character == '"':
+            quoted = True
+        else:
+            expect(character in _OUTSIDE_STRINGS or (character.isascii() and character.isalnum()))
+            depth += (character in "{[") - (character in "}]")
+        take(character)
+        if not depth and not quoted:
+            return
+        character = yield
+
+
+def call(sink: Sink, names: Collection[str] | None) -> Scan[None]:
+    """An object with a name and arguments, behind its opening brace. With `names` it has one of these,
+    and no other keys than calls have, so that other objects are refused as soon as they differ."""
+    known = _KEYS if names is not None else None
+    is_given = False
+    character = yield from blank()
+    while character == '"':
+        key = yield from _text(known)
+        expect((yield from blank()) == ":")
+        character = yield from blank()
+        if key == "name":
+            expect(character == '"')
+            sink.name((yield from _text(names)))
+            character = yield from blank()
+        elif key in ("arguments", "parameters") and not is_given:
+            is_given = True
+            character = yield from _arguments(sink, character)
+        else:
+            character = yield from _skip(character)
+        if character != ",":
+            break
+        character = yield from blank()
+        expect(character == '"')
+    expect(character == "}")
+    sink.close()
+
+
+def _text(known: Collection[str] | None) -> Scan[str]:
+    if known is not None:
+        return (yield from one_of(known, '"'))
+    characters: list[str] = []
+    yield from string(characters.append)
+    return "".join(characters)
+
+
+def _arguments(sink: Sink, first: str) -> Scan[str]:
+    """An object as it is written; in a string, as the string spells it; null and "" are none. Ends with
+    the first character behind them that is not blank."""
+    if first == "n":
+        yield from literal("ull")
+    elif first == '"':
+        yield from string(_Spelled(sink).take)
+    else:
+        expect(first == "{")
+        yield from value(first, sink.arguments)
+    return (yield from blank())
+
+
+class _Spelled:
+    """Arguments spelled in a string: an object, with nothing but blanks before it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._begun = False
+
+    def take(self, character: str) -> None:
+        if not self._begun:
+            expect(character == "{" or character in BLANKS)
+            self._begun = character == "{"
+        if self._begun:
+            self._sink.arguments(character)
+
+
+def _skip(first: str) -> Scan[str]:
+    """A value that says nothing, and the first character behind it that is not blank."""
+    if first in '{["':
+        yield from value(first, lambda _: None)
+        return (yield from blank())
+    character = first
+    while character not in ",}" + BLANKS:
+        expect(character.isascii() and (character.isalnum() or character in "+-."))
+        character = yield
+    return (yield from blank()) if character in BLANKS else character

@@ -1,0 +1,190 @@
+"""API keys: who they belong to, what each may use, and how one is recognised.
+
+Only SHA-256 digests are kept. A presented key is compared with every one of them in constant time, so
+that how long an answer takes says nothing about the keys.
+
+A file of keys is TOML with a `[[key]]` table for each, or JSON lines (`.jsonl`) with an object for each:
+`name`, then `key` or the `sha256` of it (hexadecimal), and if wanted `requests_per_minute`,
+`tokens_per_minute`, `concurrency` and `admin` (may read /metrics).
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outrider.core.errors import SettingError
+from outrider.server.settings import ServeSettings
+
+__all__ = ["ApiKey", "KeyLimits", "KeyRing", "key_ring", "read_keys"]
+
+_SHORTEST = 16
+_LONGEST = 512
+_MAKE_ONE = "`openssl rand -hex 24` makes one."
+
+_Most = Annotated[int, Field(ge=1)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a key may use; None: as much as the server has. Tokens are those of prompts and answers."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key: the name that logs and metrics show, and the SHA-256 digest of the key itself."""
+
+    name: str
+    digest: bytes = field(repr=False)
+    limits: KeyLimits = KeyLimits()
+    admin: bool = False
+
+
+class KeyRing:
+    """The keys that are accepted. Raises SettingError where two have one name, or are one key."""
+
+    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
+        self.keys = tuple(keys)
+        names, digests = set[str](), dict[bytes, str]()
+        for key in self.keys:
+            if key.name in names:
+                raise SettingError(f"API key {key.name}", "two keys have this name", "Rename one of them.")
+            if key.digest in digests:
+                why = f"it is the same key as {digests[key.digest]}"
+                raise SettingError(f"API key {key.name}", why, "Give each user a key of their own.")
+            names.add(key.name)
+            digests[key.digest] = key.name
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+    def find(self, presented: str) -> ApiKey | None:
+        """The key that was presented; None for one that is not accepted. All are compared, always."""
+        digest = _digest(presented)
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def key_ring(settings: ServeSettings) -> tuple[KeyRing, tuple[str, ...]]:
+    """The keys that the settings name, and lines that the operator should see. Raises SettingError.
+
+    Keys that stand in the settings themselves are their owner's: called `default` (or `default-1`,
+    `default-2`, …), without limits, and allowed everything.
+    """
+    given = [secret.get_secret_value() for secret in settings.api_key]
+    names = ["default"] if len(given) == 1 else [f"default-{number}" for number in range(1, len(given) + 1)]
+    keys = [
+        ApiKey(name, _digest(_checked(key, f"api_key ({name})")), admin=True)
+        for name, key in zip(names, given, strict=True)
+    ]
+    notices: list[str] = []
+    if settings.api_keys is not None:
+        keys += read_keys(settings.api_keys, notices)
+    return KeyRing(keys), tuple(notices)
+
+
+class _Record(BaseModel):
+    """A key as a file states it."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, strict=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    key: str | None = None
+    sha256: str | None = Field(None, pattern=r"^[0-9a-fA-F]{64}$")
+    requests_per_minute: _Most = None
+    tokens_per_minute: _Most = None
+    concurrency: _Most = None
+    admin: bool = False
+
+
+def read_keys(path: Path, notices: list[str] | None = None) -> list[ApiKey]:
+    """The keys of a file. Raises SettingError, which names the record and never repeats a key."""
+    records = _records(path)
+    if not records:
+        raise SettingError(str(path), "there is no key in it", "Write a [[key]] table with name and key.")
+    keys = [_read_record(record, f"{path}, {where}") for where, record in records]
+    readable = path.is_file() and path.stat().st_mode & 0o044
+    if readable and notices is not None and any("key" in record for _, record in records):
+        notices.append(f"{path}: others on this machine can read the keys (chmod 600 {path}, or give sha256)")
+    return keys
+
+
+def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each record of the file, and where it stands."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or "it cannot be read").lower()
+        raise SettingError(str(path), reason, "Name a file of keys (--api-keys).") from None
+    except UnicodeDecodeError:
+        raise SettingError(str(path), "it is no UTF-8 text", "Name a file of keys (--api-keys).") from None
+    if path.suffix == ".jsonl":
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        return [(f"line {number}", _object(line, f"{path}, line {number}")) for number, line in lines]
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(str(path), f"it is no TOML: {error}", "Correct it there.") from None
+    tables = content.pop("key", [])
+    if content:
+        raise SettingError(f"{path}: {next(iter(content))}", "it is not known", "A key is a [[key]] table.")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise SettingError(f"{path}: key", "it is no array of tables", "Write [[key]] above each key.")
+    return [(f"key {number}", table) for number, table in enumerate(tables, 1)]
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SettingError(where, "it is no JSON object", 'Write {"name": …, "key": …}.')
+    return found
+
+
+def _read_record(record: dict[str, Any], where: str) -> ApiKey:
+    try:
+        read = _Record.model_validate(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field_name = ".".join(map(str, first["loc"][:1]))
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise SettingError(f"{where}: {field_name}", reason, "Correct it there.") from None
+    if (read.key is None) == (read.sha256 is None):
+        why = "it has both key and sha256" if read.key else "it has neither key nor sha256"
+        raise SettingError(f"{where} ({read.name})", why, "Give one of them.")
+    if read.sha256 is not None:
+        digest = bytes.fromhex(read.sha256)
+    else:
+        digest = _digest(_checked(read.key or "", f"{where} ({read.name})"))
+    limits = KeyLimits(read.requests_per_minute, read.tokens_per_minute, read.concurrency)
+    return ApiKey(read.name, digest, limits, read.admin)
+
+
+def _checked(key: str, where: str) -> str:
+    """The key, if it can travel in a header and cannot be guessed soon."""
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise SettingError(where, "a key is printable ASCII without spaces", _MAKE_ONE)
+    if not _SHORTEST <= len(key) <= _LONGEST:
+        raise SettingError(where, f"a key has {_SHORTEST} to {_LONGEST} characters", _MAKE_ONE)
+    return key
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", errors="surrogateescape")).digest()

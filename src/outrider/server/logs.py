@@ -1,0 +1,167 @@
+"""The log: one line for each request, as text or as JSON, on standard error.
+
+A line holds method, route (as a template, never the path that was asked for), status, seconds, the key's
+name, tokens and the request's id. It holds nothing that a client wrote, unless bodies are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Collection
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.server.problems import problem
+
+__all__ = ["RequestLog", "log_to_stderr"]
+
+LOG = logging.getLogger("outrider.server")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MOST_LOGGED_BYTES = 64 * 2**10
+"""How much of a body is logged, where bodies are."""
+
+_LEVELS = {"outrider": logging.INFO, "uvicorn": logging.ERROR, "asyncio": logging.ERROR}
+"""Loggers that are shown, and from which level on: whatever clients do wrong is no error of the server."""
+
+
+class RequestLog:
+    """Gives each request an id and logs it when it is over. What fails unforeseen is logged and answered.
+
+    `bodies` are logged too if asked for. Requests to `quiet` paths that succeed are logged at debug level.
+    """
+
+    def __init__(self, app: ASGIApp, *, bodies: bool = False, quiet: Collection[str] = ()) -> None:
+        self._app = app
+        self._bodies = bodies
+        self._quiet = frozenset(quiet)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; no exception comes back."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        entry = _Entry(scope, receive, send, keeps_body=self._bodies)
+        try:
+            await self._app(scope, entry.receive, entry.send)
+        except Exception as error:
+            LOG.error("failed", exc_info=error, extra={"fields": {"id": entry.request_id}})
+            if entry.status is None:  # else the server closes the connection of an answer without an end
+                message = "the server failed; its log says how."
+                await problem(500, message, code="internal_error")(scope, receive, entry.send)
+        finally:
+            is_quiet = scope["path"] in self._quiet and entry.status == 200
+            LOG.log(logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": entry.fields()})
+
+
+class _Entry:
+    """What is seen of one request on its way."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, keeps_body: bool) -> None:
+        given = Headers(scope=scope).get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        scope.setdefault("state", {})["request_id"] = self.request_id
+        self.status: int | None = None
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._began_s = monotonic()
+        self._is_complete = False
+        self._client_left = False
+        self._keeps_body = keeps_body
+        self._body = bytearray()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._client_left = not self._is_complete
+        elif self._keeps_body:
+            self._body += message.get("body", b"")[: _MOST_LOGGED_BYTES - len(self._body)]
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        elif not message.get("more_body", False):
+            self._is_complete = True
+        await self._send(message)
+
+    def fields(self) -> dict[str, Any]:
+        """What the log says of it."""
+        caller = self._scope["state"].get("caller")
+        fields: dict[str, Any] = {
+            "method": self._scope["method"],
+            "route": _route(self._scope),
+            "status": self.status,
+            "duration_s": round(monotonic() - self._began_s, 4),
+            "key": caller.name if caller else "",
+            "prompt_tokens": caller.prompt_tokens if caller else 0,
+            "completion_tokens": caller.completion_tokens if caller else 0,
+            "id": self.request_id,
+        }
+        if self._client_left:
+            fields["client_left"] = True
+        if self._keeps_body:
+            fields["body"] = self._body.decode("utf-8", errors="replace")
+        return fields
+
+
+def _route(scope: Scope) -> str:
+    """The template of the route that answered; "-" where there is none."""
+    route = scope.get("route")
+    return str(getattr(route, "path", None) or "-")
+
+
+def log_to_stderr(*, as_json: bool) -> None:
+    """Send the server's log to standard error. Doing it again replaces the way it is written."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if as_json else _TextLines())
+    for name, level in _LEVELS.items():
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+class _JsonLines(logging.Formatter):
+    """A JSON object for each event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return json.dumps(event)
+
+
+class _TextLines(logging.Formatter):
+    """A line for people for each event; control characters in it are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        fields = dict(getattr(record, "fields", {}))
+        words = [f"{time}Z", record.levelname.lower(), record.getMessage()]
+        words += [f"{name}={_word(value)}" for name, value in fields.items() if value not in ("", 0, None)]
+        lines = [" ".join(words)]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return "\n".join(lines)
+
+
+def _word(value: Any) -> str:
+    text = str(value)
+    is_plain = text.isprintable() and " " not in text and '"' not in text
+    return text if is_plain else json.dumps(text)

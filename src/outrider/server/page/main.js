@@ -1,0 +1,189 @@
+"use strict";
+
+/* Puts the page together: what happens when something is sent, answered, refused, or pressed. */
+
+const SUGGESTIONS = [
+  "Explain how tides work to a curious ten-year-old.",
+  "Correct the spelling: The boat crosses the river in the mornning and comes back in the evenning.",
+  "Write a Python function that parses a CSV line, then the same with type hints.",
+];
+
+const prompt = byId("prompt");
+const settings = new Settings();
+const legend = new Legend(byId("legend"));
+const gauge = new Gauge();
+const chart = new CostChart(byId("chart"));
+const speech = new Speech(byId("spoken"));
+const follower = new Follower(byId("talk"), byId("latest"));
+const conversation = new Conversation(byId("turns"), settings, { began, frame, ended, complain });
+let drafters = [];
+
+function began(reply) {
+  byId("welcome").hidden = true;
+  complain(null);
+  setBusy(true);
+  gauge.clear();
+  chart.mark(NaN, NaN);
+  speech.say("Answering.");
+  speech.follow(reply.content);
+  follower.toEnd();
+}
+
+function frame(reply) {
+  gauge.show(reply);
+  legend.show(drafters, reply.content.lengths);
+  follower.follow();
+}
+
+function ended(reply) {
+  setBusy(false);
+  gauge.show(reply, { now: true });
+  legend.show(drafters, reply.content.lengths);
+  chart.mark(reply.checkedPerCall, reply.perCall);
+  byId("account").replaceChildren(accountOf(reply));
+  const how = reply.isStopped ? "Stopped." : "The answer is complete.";
+  speech.end(reply.error ? "" : `${how} ${summaryOf(reply)}`); // an error speaks for itself
+  follower.follow();
+  if (reply.needsKey) askForKey(reply.error);
+  else refreshCosts(reply);
+}
+
+/** What calls cost is measured on: show it as it is now. Without an answer the last known costs stay. */
+async function refreshCosts(reply) {
+  const status = await fetchStatus().catch(() => null);
+  if (!status || conversation.turns.at(-1)?.reply !== reply) return;
+  showCosts(status);
+  chart.mark(reply.checkedPerCall, reply.perCall);
+}
+
+function showCosts({ plain_token_s, calls_s }) {
+  gauge.setPlain(plain_token_s);
+  chart.show(calls_s ?? []);
+}
+
+function setBusy(isBusy) {
+  const hadFocus = [byId("send"), byId("stop")].includes(document.activeElement);
+  byId("send").hidden = isBusy;
+  byId("stop").hidden = !isBusy;
+  if (hadFocus) prompt.focus();
+}
+
+/** Say what is wrong with a setting, where the message is written, and go to the setting; null: all is well. */
+function complain(complaint) {
+  byId("complaint").hidden = !complaint;
+  byId("complaint").textContent = complaint?.message ?? "";
+  if (!complaint) return;
+  if (!(complaint instanceof SettingComplaint)) throw complaint;
+  showPanel(true);
+  byId("settings").open = true;
+  complaint.input.focus();
+}
+
+function send(event) {
+  event.preventDefault();
+  const text = prompt.value.trim();
+  if (!text || conversation.running) return;
+  try {
+    conversation.ask(text);
+  } catch (complaint) {
+    complain(complaint);
+    return;
+  }
+  prompt.value = "";
+  growPrompt();
+  showPanel(false);
+}
+
+/** The message box is as high as what is in it. */
+function growPrompt() {
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight + 2}px`;
+}
+
+function askForKey(sentence) {
+  byId("key-form").hidden = false;
+  byId("key-label").textContent = sentence;
+  byId("key").focus();
+}
+
+function showKeyState() {
+  byId("key-state").hidden = !apiKey.get();
+}
+
+async function useKey(event) {
+  event.preventDefault();
+  apiKey.set(byId("key").value.trim());
+  byId("key").value = "";
+  byId("key-form").hidden = true;
+  showKeyState();
+  prompt.focus();
+  await loadStatus();
+  if (byId("key-form").hidden) conversation.retryAfterKey();
+}
+
+/** Ask the server for its models and costs, and show them. */
+async function loadStatus() {
+  let status;
+  try {
+    status = await fetchStatus();
+  } catch (error) {
+    byId("models").textContent = error.message;
+    if (error.needsKey) askForKey(error.message);
+    return;
+  }
+  const { model, draft, drafters: known = [] } = status;
+  conversation.model = model;
+  drafters = known;
+  byId("models").replaceChildren(
+    element("strong", {}, model),
+    draft ? ` with draft ${draft}` : " without a draft model",
+  );
+  document.title = `${model} · Outrider`;
+  showCosts(status);
+  legend.show(drafters);
+  settings.offer(status);
+}
+
+function startAnew() {
+  conversation.clear();
+  speech.end("New conversation.");
+  setBusy(false);
+  byId("welcome").hidden = false;
+  gauge.clear();
+  legend.show(drafters);
+  chart.mark(NaN, NaN);
+  complain(null);
+  prompt.focus();
+}
+
+for (const text of SUGGESTIONS) {
+  const take = () => {
+    prompt.value = text;
+    growPrompt();
+    prompt.focus();
+  };
+  byId("starts").append(element("li", {}, button(text, take)));
+}
+byId("composer").addEventListener("submit", send);
+byId("key-form").addEventListener("submit", useKey);
+byId("new").addEventListener("click", startAnew);
+byId("stop").addEventListener("click", () => conversation.stop());
+byId("forget-key").addEventListener("click", () => {
+  apiKey.set("");
+  showKeyState();
+});
+prompt.addEventListener("input", growPrompt);
+prompt.addEventListener("keydown", (event) => {
+  if (isSendKey(event)) send(event);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  if (conversation.running) conversation.stop();
+  else closePanel();
+});
+setUpTheme();
+setUpColours();
+setUpPanel();
+showKeyState();
+loadStatus();
+prompt.focus();

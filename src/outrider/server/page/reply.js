@@ -1,0 +1,81 @@
+"use strict";
+
+/* One answer as it comes: what its chunks said, and the rates that follow from that. */
+
+const NOT_TOLD = "not told"; // the source of text whose pieces the server did not name
+
+class Reply {
+  constructor({ literal = false } = {}) {
+    this.literal = literal;
+    this.content = new SourcedText();
+    this.reasoning = "";
+    this.tools = []; // {name, text}
+    this.targetCalls = 0;
+    this.tokens = NaN; // generated so far, as far as the server says
+    this.usage = null;
+    this.report = null; // the `outrider` object of the last chunk
+    this.finish = null;
+    this.error = null;
+    this.isRunning = true;
+    this.first = null; // {at_s, tokens} of the first chunk that told of tokens
+    this.last_s = 0;
+  }
+
+  take(chunk) {
+    const delta = chunk.choices?.[0]?.delta ?? {};
+    const told = chunk.outrider ?? {};
+    this.finish = chunk.choices?.[0]?.finish_reason ?? this.finish;
+    this.usage = chunk.usage ?? this.usage;
+    if (typeof told.drafted_tokens === "number") this.report = told;
+    this.targetCalls = told.target_calls ?? this.targetCalls;
+    this.tokens = told.generated_tokens ?? this.tokens;
+    this.takeContent(delta.content ?? "", told.pieces ?? []);
+    this.reasoning += delta.reasoning_content ?? "";
+    for (const call of delta.tool_calls ?? []) this.takeTool(call);
+    this.clock();
+  }
+
+  takeContent(content, pieces) {
+    if (pieces.map(([text]) => text).join("") !== content) pieces = [[content, NOT_TOLD]];
+    for (const [text, source] of pieces) this.content.push(text, source);
+  }
+
+  takeTool({ index = 0, function: called = {} }) {
+    this.tools[index] ??= { name: "", text: "" };
+    this.tools[index].name += called.name ?? "";
+    this.tools[index].text += called.arguments ?? "";
+  }
+
+  clock() {
+    if (!(this.tokens > 0)) return;
+    const now_s = performance.now() / 1000;
+    this.first ??= { at_s: now_s, tokens: this.tokens };
+    this.last_s = now_s;
+  }
+
+  get isEmpty() {
+    return !this.content.text && !this.reasoning && !this.tools.length;
+  }
+
+  /** Tokens of the answer, NaN while the server has not said. */
+  get generated() {
+    return this.usage?.completion_tokens ?? this.tokens;
+  }
+
+  /** Tokens per second of decoding: the server's own when it is done, until then since the first ones came. */
+  get perSecond() {
+    if (this.report?.times?.decode_s > 0) return this.generated / this.report.times.decode_s;
+    const seconds = this.first ? this.last_s - this.first.at_s : 0;
+    return seconds > 0 ? (this.tokens - this.first.tokens) / seconds : NaN;
+  }
+
+  get perCall() {
+    if (this.report) return this.report.tokens_per_target_call ?? NaN;
+    return this.targetCalls ? this.tokens / this.targetCalls : NaN;
+  }
+
+  /** Tokens that a target call evaluated in the mean: the last known one and the draft. */
+  get checkedPerCall() {
+    return this.report?.target_calls ? 1 + this.report.drafted_tokens / this.report.target_calls : NaN;
+  }
+}

@@ -1,0 +1,126 @@
+"use strict";
+
+/* The server's API as the page uses it, and its errors as sentences. Paths are relative: the page may be
+   served under a prefix. */
+
+const KEY_NAME = "outrider.key";
+
+/** An error whose message is a sentence for people. `status` is HTTP's, 0 where no answer came. */
+class ServerError extends Error {
+  constructor(sentence, status = 0) {
+    super(sentence);
+    this.status = status;
+  }
+
+  get needsKey() {
+    return this.status === 401;
+  }
+}
+
+const apiKey = {
+  get: () => sessionStorage.getItem(KEY_NAME) ?? "",
+  set: (key) => (key ? sessionStorage.setItem(KEY_NAME, key) : sessionStorage.removeItem(KEY_NAME)),
+};
+
+/** The models and what their calls cost: GET /outrider/status. Raises ServerError. */
+async function fetchStatus() {
+  const response = await request("outrider/status", {});
+  return response.json().catch(() => {
+    throw new ServerError("The server described itself in a way that cannot be read.");
+  });
+}
+
+/** The chunks of a streamed chat completion. Raises ServerError; AbortError when `signal` says so. */
+async function* streamChat(body, signal) {
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  let isDone = false;
+  for await (const data of readEvents(response.body)) {
+    isDone = data === "[DONE]";
+    if (isDone) break;
+    const chunk = parsed(data);
+    if (chunk.error) throw new ServerError(sentenceOf(chunk.error, "The server gave up on this answer."));
+    yield chunk;
+  }
+  if (!isDone) throw new ServerError("The connection ended before the answer was complete.");
+}
+
+async function request(path, options) {
+  const key = apiKey.get();
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The server cannot be reached. Is it still running?");
+  }
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+async function refusal(response) {
+  const { status } = response;
+  const said = await response.json().catch(() => null);
+  const why = { 401: "This server asks for an API key.", 429: "The server is busy." }[status];
+  let sentence = sentenceOf(said?.error, why ?? `The server answered ${status} and did not say why.`);
+  const wait_s = Number(response.headers.get("Retry-After"));
+  if (wait_s > 0) sentence += ` Try again in ${counted(wait_s, "second")}.`;
+  return new ServerError(sentence, status);
+}
+
+function sentenceOf(error, otherwise) {
+  const message = typeof error === "string" ? error : error?.message;
+  if (typeof message !== "string" || !message.trim()) return otherwise;
+  return /[.!?]$/.test(message.trim()) ? message.trim() : `${message.trim()}.`;
+}
+
+function parsed(data) {
+  try {
+    const chunk = JSON.parse(data);
+    if (typeof chunk === "object" && chunk !== null) return chunk;
+  } catch {
+    // said below
+  }
+  throw new ServerError("The server sent something that cannot be read.");
+}
+
+/** The data of server-sent events in a stream of bytes, however these are cut. */
+async function* readEvents(stream) {
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  let data = [];
+  try {
+    for (;;) {
+      const { value, done } = await read(reader);
+      rest += decoder.decode(value, { stream: !done });
+      // A carriage return at the end may be the first half of a line's end.
+      const lines = rest.split(done ? /\r\n|\n|\r/ : /\r\n|\n|\r(?!$)/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
+        else if (line === "" && data.length) {
+          yield data.join("\n");
+          data = [];
+        }
+      }
+      if (done) break;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function read(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The connection broke before the answer was complete.");
+  }
+}

@@ -1,0 +1,230 @@
+"""The HTTP server itself: sockets and TLS before anything is loaded, slow clients, signals, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Timer, current_thread, main_thread
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from outrider.core.errors import SettingError
+from outrider.server.connections import ConnectionLimits, GuardedProtocol
+from outrider.server.settings import ServeSettings
+
+__all__ = ["Server", "address_of", "bind", "close", "tls_context"]
+
+LOG = logging.getLogger("outrider.server")
+
+_IDLE_S = 75
+"""How long a connection may lie idle between requests: longer than clients and proxies keep theirs."""
+_GRACE_S = 5
+"""What answers get to be sent after the running requests were cancelled."""
+_FORCED_END_S = 2.0
+"""How long the program may take to end after a second signal, before it is ended."""
+_LARGEST_HEAD_BYTES = 64 * 2**10
+_BACKLOG = 512
+
+Drain = Callable[[float], Awaitable[None]]
+"""Refuse new requests, let the running ones end for so many seconds, then cancel them."""
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets at every address of `host`; with port 0 all at one free port. Raises SettingError."""
+    what = f"host {host}"
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        why = f"it is no address of this machine ({(error.strerror or str(error)).lower()})"
+        raise SettingError(what, why, "Give 127.0.0.1, 0.0.0.0 or another address (--host).") from None
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in sorted(set(found)):
+            here = (address[0], port, *address[2:])
+            try:
+                sockets.append(_bound(family, here))
+            except OSError as error:
+                if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) and len(found) > 1:
+                    continue  # the other family may do
+                raise _unbound(host, port, error) from None
+            port = sockets[-1].getsockname()[1]
+    except BaseException:
+        close(sockets)
+        raise
+    if not sockets:
+        raise SettingError(what, "it is no address of this machine", "Give another one (--host).")
+    return sockets
+
+
+def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _unbound(host: str, port: int, error: OSError) -> SettingError:
+    if error.errno == errno.EADDRINUSE:
+        why = "another program listens there"
+        return SettingError(f"{host}, port {port}", why, "Stop it, or give another --port.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        why = "this user may not listen there"
+        return SettingError(f"{host}, port {port}", why, "Give a --port of 1024 or more.")
+    why = (error.strerror or str(error)).lower()
+    return SettingError(f"{host}, port {port}", why, "Give another --host or --port.")
+
+
+def close(sockets: Sequence[socket.socket]) -> None:
+    """Close them all. Doing it twice is harmless."""
+    for opened in sockets:
+        opened.close()
+
+
+def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """What HTTPS needs, TLS 1.2 at least. Raises SettingError for files that are of no use."""
+    for path in (cert, key):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            why = (error.strerror or "it cannot be read").lower()
+            raise SettingError(str(path), why, "Name readable PEM files (--tls-cert, --tls-key).") from None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # A password is given so that a protected key fails at once instead of asking at the terminal.
+        context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        why = f"certificate and key cannot be used ({str(reason).lower().replace('_', ' ')})"
+        raise SettingError(
+            f"{cert}, {key}", why, "Give a PEM chain and its key, without passphrase."
+        ) from None
+    return context
+
+
+def address_of(sockets: Sequence[socket.socket], *, tls: bool) -> str:
+    """The server's address as people type it."""
+    host, port = sockets[0].getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
+
+
+def _config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    limits = ConnectionLimits(settings.max_connections, settings.body_timeout, settings.write_timeout)
+    return uvicorn.Config(
+        app,
+        interface="asgi3",
+        loop="asyncio",
+        http=cast(Any, partial(GuardedProtocol, limits=limits)),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_IDLE_S,
+        timeout_graceful_shutdown=int(settings.drain_timeout) + _GRACE_S,
+        h11_max_incomplete_event_size=_LARGEST_HEAD_BYTES,
+        ssl_context_factory=(lambda *_: tls) if tls else None,
+    )
+
+
+class Server(uvicorn.Server):
+    """Serves an application until a signal comes.
+
+    The first SIGTERM or SIGINT drains: nothing new is accepted, and running requests get
+    `settings.drain_timeout` seconds. A second one ends at once. `drain` is called when draining begins,
+    `ready` when connections are accepted.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServeSettings,
+        *,
+        tls: ssl.SSLContext | None = None,
+        drain: Drain | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(_config(app, settings, tls))
+        self.status = 0
+        """the exit status: 0 after draining, else 128 and the signal's number"""
+        self._drain_timeout_s = settings.drain_timeout
+        self._drain = drain
+        self._ready = ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another program has begun to listen since the sockets were bound
+            host, port = (sockets or [])[0].getsockname()[:2]
+            await self.lifespan.shutdown()
+            raise _unbound(host, port, error) from None
+        if self._ready is not None:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        LOG.info("draining")
+        draining = asyncio.ensure_future(self._drain(self._drain_timeout_s)) if self._drain else None
+        await super().shutdown(sockets)
+        if draining is not None:
+            if self.force_exit:
+                draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+        LOG.info("stopped")
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if current_thread() is not main_thread():  # signals cannot be listened to
+            yield
+            return
+        # Unlike uvicorn's, the signals are not raised again at the end: a drained server has done its work.
+        previous = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del frame
+        if self.should_exit:
+            self.force_exit = True
+            self.status = 128 + sig
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._abort)
+            # A model call, or a thread that is still at work, would hold the program up.
+            last = Timer(_FORCED_END_S, os._exit, (self.status,))
+            last.daemon = True
+            last.start()
+        self.should_exit = True
+
+    def _abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()

@@ -1,0 +1,188 @@
+"""Everything that routes need, in one object."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from threading import Lock
+from typing import Protocol, TypeVar
+
+from starlette.requests import HTTPConnection
+
+from outrider.chat import ChatTemplate
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Completion, Grammar
+from outrider.core.errors import OutriderError
+from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.policy import AutoPolicy
+from outrider.server.formats import ChatFormat, format_of
+from outrider.server.limits import Caller
+from outrider.server.prepare.settings import OPENAI_DEFAULTS, Limits
+from outrider.server.problems import Problem, problem_of, wrong
+from outrider.server.worker import Worker
+from outrider.session import Session
+
+__all__ = ["Meter", "Service", "caller_of"]
+
+_Result = TypeVar("_Result")
+
+_PREPARING_THREADS = 2
+"""Templates, tokenizers and schemas take milliseconds; the engine needs the rest of the machine."""
+
+
+class Meter(Protocol):
+    """What counts finished generations and errors, and shows them (`/metrics`)."""
+
+    def observe_request(
+        self, completion: Completion, *, queued_s: float = ..., key: str = ..., speedup: float | None = ...
+    ) -> None:
+        """A generation has ended."""
+        ...
+
+    def observe_error(self, status: int, code: str) -> None:
+        """A request got an error."""
+        ...
+
+    def render(self, accept: str = ...) -> tuple[bytes, str]:
+        """All metrics, and their content type."""
+        ...
+
+
+class Service:
+    """One model and what serves it.
+
+    `name` is what clients call the model (None: its own name), `aliases` are further names. `defaults` and
+    `verification` hold where a request says nothing. The worker runs this session's engine. `close` ends
+    the threads that prepare requests; session and worker stay their owner's.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        worker: Worker,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        defaults: SamplingParams = OPENAI_DEFAULTS,
+        verification: Verification | None = None,
+        limits: Limits | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.session = session
+        self.worker = worker
+        self.name = name or session.target.name
+        self.aliases = tuple(aliases)
+        self.defaults = defaults
+        self.verification = verification or Verification()
+        self.limits = limits or Limits()
+        self.meter = meter
+        self.format: ChatFormat = format_of(session.template, session.target.vocabulary)
+        self.notices = tuple(session.notices)
+        """of the models and the machine: later ones are about single requests"""
+        self.started_unix_s = int(time.time())
+        self._compiling = Lock()
+        self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template."""
+        return self.session.template
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's tokenizer."""
+        return self.session.target.vocabulary
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self.session.target.context_length
+
+    @property
+    def draft_name(self) -> str | None:
+        """The draft model, if there is one."""
+        drafters = self.session.engine.drafters
+        return next((d.model.name for d in drafters if isinstance(d, ModelDrafter)), None)
+
+    @property
+    def policy(self) -> AutoPolicy | None:
+        """The policy, where it decides by what calls cost."""
+        policy = self.session.engine.policy
+        return policy if isinstance(policy, AutoPolicy) else None
+
+    @property
+    def policy_name(self) -> str:
+        """Who drafts where a request says nothing: "auto", or "fixed" lengths."""
+        return "fixed" if self.policy is None else "auto"
+
+    def predicted(self, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The tokens of a text that an answer is expected to be like, and why they are of no use, if so. It
+        is read as text, whatever it spells."""
+        followed = any(isinstance(d, PredictionDrafter) for d in self.session.engine.drafters)
+        notices = () if followed else ("prediction: it is not used, for this model cannot follow one",)
+        return tuple(self.vocabulary.tokenize(text, add_special=False)), notices
+
+    @property
+    def fingerprint(self) -> str:
+        """What an answer depends on besides its request and seed: OpenAI's `system_fingerprint`."""
+        return f"outrider-{version('outrider')}"
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens that a text has by itself."""
+        return len(self.vocabulary.tokenize(text, add_special=False)) if text else 0
+
+    def check_model(self, model: str | None) -> None:
+        """Raises Problem (404) for a model that is not served here."""
+        served = (self.name, *self.aliases)
+        if model is not None and model not in served:
+            message = f"there is no model {model[:200]} here. Say {' or '.join(served)}, or nothing."
+            raise Problem(404, message, code="model_not_found", param="model")
+
+    def check_tokens(self, tokens: Sequence[int], param: str) -> None:
+        """Raises Problem for a token that the vocabulary lacks."""
+        if max(tokens) >= (size := self.vocabulary.size):
+            why = f"token {max(tokens)} is unknown. The vocabulary has 0 to {size - 1}."
+            raise wrong(param, why, code="invalid_prompt")
+
+    def check_prompt(self, tokens: Sequence[int], param: str) -> tuple[int, ...]:
+        """The prompt, if it fits. Raises Problem."""
+        if not tokens:
+            raise wrong(param, "it has no tokens. Give some text.", code="invalid_prompt")
+        self.check_tokens(tokens, param)
+        most = self.context_tokens - 1
+        if self.limits.max_prompt_tokens is not None:
+            most = min(most, self.limits.max_prompt_tokens)
+        if len(tokens) > most:
+            # OpenAI's clients know a prompt that is too long by these words and this code.
+            why = f"this model's maximum context length is {self.context_tokens} tokens."
+            why = f"{why} A prompt may have {most}, and this one has {len(tokens)}. Shorten it."
+            raise wrong(param, why, code="context_length_exceeded")
+        return tuple(tokens)
+
+    def compile(self, grammar: Grammar, param: str) -> tuple[str, ...]:
+        """Have a grammar compiled, so that the engine need not wait for it; what of it is not enforced.
+        Raises Problem."""
+        try:
+            with self._compiling:  # a session makes its compiler when it is first asked
+                return self.session.compile(grammar).notices
+        except OutriderError as error:
+            raise problem_of(error, param) from None
+
+    async def prepared(self, make: Callable[[], _Result]) -> _Result:
+        """The result of something that takes a while, worked out beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+
+    def close(self) -> None:
+        """End the threads. Closing twice is harmless."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    """Who asks: what the guard found out, or nobody in particular."""
+    caller = getattr(connection.state, "caller", None)
+    return caller if isinstance(caller, Caller) else Caller()

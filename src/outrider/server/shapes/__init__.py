@@ -1,0 +1,1 @@
+"""What may be asked, and what is answered: one module for each family of endpoints."""

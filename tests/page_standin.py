@@ -1,0 +1,308 @@
+"""A stand-in for the server behind the web page: it streams scripts, and remembers what it was asked.
+
+The first word of the last message chooses the script. Plain decoding turns out to be faster once it was
+asked something. Under /keyed the API asks for a key, /bare has
+no draft model and knows no costs, /away has no working API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from outrider.server.page import page
+
+KEY = "opensesame"
+MODEL = "Stand-in-7B"
+Pieces = list[tuple[str, str]]
+Chunk = dict[str, Any]
+
+STATUS = {
+    "model": MODEL,
+    "draft": "Stand-in-0.5B",
+    "context_tokens": 4096,
+    "drafters": ["draft", "lookup", "earlier"],
+    "plain_token_s": 0.05,
+    "calls_s": [0.048 + 0.0035 * n + (0.02 if n > 8 else 0) + (0.03 if n > 16 else 0) for n in range(32)],
+    "policy": "auto",
+}
+
+RICH: Pieces = [
+    ("# Tides\n\nThe sea ", "target"),
+    ("rises and falls", "draft"),
+    (" **twice", "target"),
+    (" a day**, ", "draft"),
+    ("because the *Moon* pulls at it.", "target"),
+    ("\n\n1. The side towards the Moon", "lookup"),
+    (" is pulled ", "target"),
+    ("most.\n2. The far side", "earlier"),
+    (" is left behind:\n   - both bulge\n   - ", "draft"),
+    ("the Earth turns below them", "corpus"),
+    ("\n\n```python\ndef height(hours):\n    ", "draft"),
+    ("return cos(", "prediction"),
+    ("2 * pi * hours / 12.4", "target"),
+    (")\n```\n\n", "grammar"),
+    ("| tide | hours |\n|---|---|\n| high | `0` |\n", "draft"),
+    ("| low | 6.2 |\n", "lookup"),
+    ("\nThat is all", "target"),
+    (".", "oracle"),
+]
+HOSTILE = (
+    '<img src=x onerror="window.pwned=1"> <script>window.pwned=1</script> **<b onmouseover=alert(1)>** '
+    "[x](javascript:window.pwned=1) `<svg onload=window.pwned=1>` &lt;i&gt;\n\n"
+    "```<style>*{display:none}</style>\n<iframe src=//example.com></iframe>\n```\n\u202egnp\u0000 \U0001f9ed"
+)
+
+
+def chunk(delta: Chunk, outrider: Chunk | None = None, *, finish: str | None = None) -> Chunk:
+    told = {} if outrider is None else {"outrider": outrider}
+    choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+    return {
+        "id": "x",
+        "object": "chat.completion.chunk",
+        "model": MODEL,
+        "choices": [choice],
+        "usage": None,
+    } | told
+
+
+def report(**changes: Any) -> Chunk:
+    """The chunk at the end of a stream."""
+    drafters = {
+        "draft": {"drafted_tokens": 90, "accepted_tokens": 60, "calls_saved": 50},
+        "lookup": {"drafted_tokens": 30, "accepted_tokens": 20, "calls_saved": 20},
+    }
+    told = {
+        "target_calls": 40,
+        "draft_calls": 95,
+        "generated_tokens": 120,
+        "reused_prompt_tokens": 5,
+        "drafted_tokens": 120,
+        "accepted_tokens": 80,
+        "forced_tokens": 0,
+        "tokens_per_target_call": 3.0,
+        "drafters": drafters,
+        "times": {"prefill_s": 0.25, "decode_s": 2.4, "queued_s": 0.0},
+        "estimated_speedup": {"speedup": 2.5, "low": 2.4, "high": 2.6},
+        "estimated_speedup_unknown": None,
+        "notices": [],
+    } | changes
+    usage = {"prompt_tokens": 17, "completion_tokens": 120, "total_tokens": 137}
+    return {"object": "chat.completion.chunk", "choices": [], "usage": usage, "outrider": told}
+
+
+def of_pieces(pieces: Pieces, *, per_chunk: int = 3, calls: int = 0) -> list[Chunk]:
+    """A chunk for every few pieces, with what has been spent so far."""
+    chunks = []
+    for i in range(0, len(pieces), per_chunk):
+        some = pieces[i : i + per_chunk]
+        calls += 1
+        told = {"pieces": some, "target_calls": calls, "generated_tokens": 3 * calls}
+        chunks.append(chunk({"content": "".join(text for text, _ in some)}, told))
+    return chunks
+
+
+async def plain(said: str) -> AsyncIterator[Chunk | str]:
+    for one in of_pieces([(word + " ", "target") for word in f"You said: {said}".split()]):
+        yield one
+    yield chunk({}, finish="stop")
+    yield report()
+
+
+async def rich(_: str) -> AsyncIterator[Chunk | str]:
+    for one in of_pieces(RICH):
+        yield one
+        await asyncio.sleep(0.01)
+    yield chunk({}, finish="stop")
+    yield report()
+
+
+async def slow(_: str) -> AsyncIterator[Chunk | str]:
+    """Until the client leaves."""
+    calls = 0
+    while True:
+        for one in of_pieces([("More ", "draft"), ("and more", "lookup"), (". ", "target")], calls=calls):
+            yield one
+        calls += 1
+        await asyncio.sleep(0.05)
+
+
+async def hostile(_: str) -> AsyncIterator[Chunk | str]:
+    for one in of_pieces([(character, "draft") for character in HOSTILE]):
+        yield one
+    yield chunk({}, finish="stop")
+
+
+async def lasting(said: str) -> AsyncIterator[Chunk | str]:
+    """4,000 pieces, or as many as the message says."""
+    words = said.split()
+    count = int(words[1]) if len(words) > 1 else 4000
+    sources = ("target", "draft", "lookup")
+    pieces = [(f"word{i}" + ("\n\n" if i % 100 == 99 else " "), sources[i % 3]) for i in range(count)]
+    for one in of_pieces(pieces, per_chunk=2):
+        yield one
+    yield chunk({}, finish="length")
+    yield report()
+
+
+async def thinking(_: str) -> AsyncIterator[Chunk | str]:
+    yield chunk({"reasoning_content": "Let me see. "}, {"pieces": [], "target_calls": 1})
+    yield chunk({"reasoning_content": "Two and two."}, {"pieces": [], "target_calls": 2})
+    yield chunk({"content": "Four."}, {"pieces": [["Four.", "target"]], "target_calls": 3})
+    function = {"name": "add", "arguments": ""}
+    yield chunk({"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": function}]})
+    yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 2'}}]})
+    yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": ', "b": 2}'}}]})
+    yield chunk({}, finish="tool_calls")
+    yield report()
+
+
+async def structured(_: str) -> AsyncIterator[Chunk | str]:
+    for one in of_pieces([('{"', "grammar"), ("*na_me_*", "target"), ('": ', "grammar"), ("1}", "draft")]):
+        yield one
+    yield chunk({}, finish="stop")
+    yield report(forced_tokens=7, estimated_speedup=None, estimated_speedup_unknown="others ran beside it")
+
+
+async def untold(_: str) -> AsyncIterator[Chunk | str]:
+    """A server that names no sources and gives no account."""
+    yield chunk({"content": "Nothing "})
+    yield chunk({"content": "is known."}, finish="stop")
+
+
+async def failing(_: str) -> AsyncIterator[Chunk | str]:
+    yield chunk({"content": "So far"}, {"pieces": [["So far", "target"]], "target_calls": 1})
+    yield {"error": {"message": "the engine failed: out of memory. Ask for less", "type": "server_error"}}
+
+
+async def ending(_: str) -> AsyncIterator[Chunk | str]:
+    """The connection ends in the middle."""
+    yield chunk({"content": "So far"}, {"pieces": [["So far", "target"]], "target_calls": 1})
+    yield "END"
+
+
+async def garbled(_: str) -> AsyncIterator[Chunk | str]:
+    yield "data: {not json\n\n"
+
+
+async def torn(_: str) -> AsyncIterator[Chunk | str]:
+    """Events in all the ways that a stream may be cut and written."""
+    told = chunk({"content": "Käse 🧀."}, {"pieces": [["Käse 🧀.", "target"]], "target_calls": 1})
+    lines = json.dumps(told, ensure_ascii=False, indent=0).splitlines()
+    yield ": a comment\r\n\r\nevent: message\r\nid: 7\r\n"
+    yield f"data: {lines[0]}\r"
+    yield "\n"
+    yield "".join(f"data:{line}\r\n" for line in lines[1:]) + "\r\n"
+    yield chunk({}, finish="stop")
+
+
+SCRIPTS: dict[str, Callable[[str], AsyncIterator[Chunk | str]]] = {
+    "rich": rich,
+    "slow": slow,
+    "hostile": hostile,
+    "long": lasting,
+    "think": thinking,
+    "json": structured,
+    "untold": untold,
+    "fail": failing,
+    "end": ending,
+    "garble": garbled,
+    "torn": torn,
+}
+REFUSALS: dict[str, tuple[int, Any, dict[str, str]]] = {
+    "busy": (429, {"error": {"message": "8 requests wait already"}}, {"Retry-After": "3"}),
+    "bad": (400, {"error": {"message": "unknown field: foo. Leave it out.", "param": "foo"}}, {}),
+    "mute": (502, "<html>Bad gateway</html>", {}),
+}
+
+
+class Sent(StreamingResponse):
+    """Server-sent events, each in two parts that are cut in the middle of its first character above ASCII."""
+
+    def __init__(self, events: AsyncIterator[Chunk | str], seen: list[Chunk]) -> None:
+        super().__init__(self._bytes(events, seen), media_type="text/event-stream")
+
+    @staticmethod
+    async def _bytes(events: AsyncIterator[Chunk | str], seen: list[Chunk]) -> AsyncIterator[bytes]:
+        try:
+            async for event in events:
+                if event == "END":
+                    return
+                text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+                data = text.encode()
+                cut = next((i for i, byte in enumerate(data) if byte > 127), len(data) - 1) + 1
+                for part in (data[:cut], data[cut:]):
+                    yield part
+                    if "\r" in text:
+                        await asyncio.sleep(0.02)  # so that the parts are read apart
+            yield b"data: [DONE]\n\n"
+        except asyncio.CancelledError:
+            seen[-1]["left"] = True
+            raise
+
+
+def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
+    """The page and the two endpoints that it uses."""
+    app = FastAPI(openapi_url=None)
+
+    def refused(request: Request) -> Response | None:
+        if key is None or request.headers.get("authorization") == f"Bearer {key}":
+            return None
+        what = "is not known" if "authorization" in request.headers else "is missing"
+        error = {"message": f"the API key {what}. Send it as a bearer token.", "code": "invalid_api_key"}
+        return JSONResponse({"error": error}, 401)
+
+    @app.get("/")
+    def root() -> Response:
+        document = page()
+        return Response(document.body, headers=dict(document.headers))
+
+    @app.get("/outrider/status")
+    def told(request: Request) -> Response:
+        found = status if not seen else status | {"plain_token_s": status["plain_token_s"] and 0.04}
+        return refused(request) or JSONResponse(found)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body = await request.json()
+        seen.append({"body": body, "authorization": request.headers.get("authorization"), "left": False})
+        said = body["messages"][-1]["content"]
+        word = said.split()[0]
+        if refusal := refused(request):
+            return refusal
+        if word in REFUSALS:
+            code, content, headers = REFUSALS[word]
+            if isinstance(content, str):
+                return Response(content, code, headers, "text/html")
+            return JSONResponse(content, code, headers)
+        return Sent(SCRIPTS.get(word, plain)(said), seen)
+
+    return app
+
+
+def standin() -> FastAPI:
+    """All of them, and what they were asked at /seen (DELETE forgets it)."""
+    seen: list[Chunk] = []
+    app = api(STATUS, seen)
+
+    @app.get("/seen")
+    def asked() -> list[Chunk]:
+        return seen
+
+    @app.delete("/seen")
+    def forget() -> None:
+        seen.clear()
+
+    away = FastAPI(openapi_url=None)
+    away.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
+    app.mount("/keyed", api(STATUS, seen, KEY))
+    app.mount(
+        "/bare", api(STATUS | {"draft": None, "drafters": [], "plain_token_s": None, "calls_s": None}, seen)
+    )
+    app.mount("/away", away)
+    return app

@@ -1,0 +1,316 @@
+"""API keys and what each may use."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from outrider.core.errors import SettingError
+from outrider.server.keys import ApiKey, KeyLimits, KeyRing, key_ring, read_keys
+from outrider.server.limits import Bucket, Caller, Meter, RateLimited
+from outrider.server.settings import ServeSettings
+
+ANNA, BEN, EVE = "anna-anna-anna-anna", "ben-ben-ben-ben-ben-ben", "eve-eve-eve-eve-eve-eve"
+
+
+def digest(key: str) -> bytes:
+    return sha256(key.encode()).digest()
+
+
+def file(folder: Path, text: str, name: str = "keys.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+# Recognising keys
+
+
+def test_a_key_is_found_by_itself_alone() -> None:
+    ring = KeyRing([ApiKey("anna", digest(ANNA)), ApiKey("ben", digest(BEN))])
+    assert [key and key.name for key in map(ring.find, (ANNA, BEN, EVE, "", ANNA[:-1], f"{ANNA} "))] == [
+        "anna", "ben", None, None, None, None,
+    ]  # fmt: skip
+    assert ring and not KeyRing()
+    assert KeyRing().find(ANNA) is None
+
+
+@pytest.mark.parametrize("presented", [ANNA, BEN, EVE])
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, presented: str) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    genuine = hmac.compare_digest
+
+    def counting(ours: bytes, theirs: bytes) -> bool:
+        compared.append((ours, theirs))
+        return genuine(ours, theirs)
+
+    ring = KeyRing([ApiKey("anna", digest(ANNA)), ApiKey("ben", digest(BEN)), ApiKey("c", digest("c" * 20))])
+    monkeypatch.setattr(hmac, "compare_digest", counting)
+    ring.find(presented)
+    assert compared == [(key.digest, digest(presented)) for key in ring.keys]
+
+
+@given(st.text())
+def test_whatever_is_presented_is_no_error(presented: str) -> None:
+    assert KeyRing([ApiKey("anna", digest(ANNA))]).find(presented) is None
+
+
+def test_keys_and_their_digests_stay_out_of_what_is_printed() -> None:
+    shown = repr(KeyRing([ApiKey("anna", digest(ANNA))]).keys)
+    assert "anna" in shown and "digest" not in shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ([("anna", ANNA), ("anna", BEN)], "API key anna: two keys have this name"),
+        ([("anna", ANNA), ("ben", ANNA)], "API key ben: it is the same key as anna"),
+    ],
+)
+def test_two_users_are_two_keys(keys: list[tuple[str, str]], complaint: str) -> None:
+    with pytest.raises(SettingError, match=complaint):
+        KeyRing([ApiKey(name, digest(key)) for name, key in keys])
+
+
+# Where keys come from
+
+
+def test_keys_of_the_settings_are_their_owners() -> None:
+    ring, _ = key_ring(ServeSettings(api_key=[SecretStr(ANNA)]))
+    assert [(key.name, key.admin, key.limits) for key in ring.keys] == [("default", True, KeyLimits())]
+    ring, _ = key_ring(ServeSettings(api_key=[SecretStr(ANNA), SecretStr(BEN)]))
+    assert [key.name for key in ring.keys] == ["default-1", "default-2"]
+
+
+def test_a_toml_file_of_keys(tmp_path: Path) -> None:
+    path = file(
+        tmp_path,
+        f'''
+        [[key]]
+        name = "anna"
+        key = "{ANNA}"
+        requests_per_minute = 10
+        tokens_per_minute = 1000
+        concurrency = 2
+        admin = true
+        [[key]]
+        name = "ben"
+        sha256 = "{digest(BEN).hex().upper()}"
+        ''',
+    )
+    ring, notices = key_ring(ServeSettings(api_keys=path))
+    assert ring.keys == (
+        ApiKey("anna", digest(ANNA), KeyLimits(10, 1000, 2), admin=True),
+        ApiKey("ben", digest(BEN)),
+    )
+    assert notices == ()
+
+
+def test_a_file_of_json_lines(tmp_path: Path) -> None:
+    lines = [json.dumps({"name": "anna", "key": ANNA}), "", json.dumps({"name": "ben", "sha256": "0" * 64})]
+    keys = read_keys(file(tmp_path, "\n".join(lines), "keys.jsonl"))
+    assert [key.name for key in keys] == ["anna", "ben"]
+
+
+def test_a_file_that_others_can_read_is_mentioned(tmp_path: Path) -> None:
+    path = file(tmp_path, f'[[key]]\nname = "anna"\nkey = "{ANNA}"\n')
+    path.chmod(0o644)
+    _, notices = key_ring(ServeSettings(api_keys=path))
+    assert "others on this machine can read the keys" in notices[0] and ANNA not in notices[0]
+    path.write_text(f'[[key]]\nname = "anna"\nsha256 = "{"0" * 64}"\n')
+    assert key_ring(ServeSettings(api_keys=path))[1] == ()
+
+
+def record(fields: str) -> str:
+    return f'[[key]]\nname = "anna"\n{fields}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "there is no key in it"),
+        ("[[key]", "it is no TOML"),
+        ("[key]\nname = 'a'", "key: it is no array of tables"),
+        ("keys = 3", "keys: it is not known"),
+        (record(""), "key 1 (anna): it has neither key nor sha256"),
+        (record(f'key = "{ANNA}"\nsha256 = "{"0" * 64}"'), "key 1 (anna): it has both"),
+        (record('key = "short"'), "key 1 (anna): a key has 16 to 512 characters"),
+        (record(f'key = "{ANNA} {ANNA}"'), "key 1 (anna): a key is printable ASCII"),
+        (record(f'key = "{ANNA}ä"'), "key 1 (anna): a key is printable ASCII"),
+        (record('sha256 = "12"'), "key 1: sha256: string should match"),
+        (record(f'key = "{ANNA}"\nconcurrency = 0'), "key 1: concurrency: input should be greater"),
+        (record(f'key = "{ANNA}"\nconcurrency = "2"'), "key 1: concurrency: input should be a valid integer"),
+        (record(f'key = "{ANNA}"\ntokens = 2'), "key 1: tokens: extra inputs"),
+        (record(f'key = "{ANNA}"').replace("anna", "an na", 1), "key 1: name: string should match"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong_is_named_without_the_key(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    path = file(tmp_path, text)
+    with pytest.raises(SettingError) as error:
+        read_keys(path)
+    assert str(error.value).removeprefix(str(path)).lstrip(":, ").startswith(complaint)
+    assert ANNA not in str(error.value)
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", "{}" * 2, "[" * 100_000])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
+    path = file(tmp_path, f"\n{line}\n", "keys.jsonl")
+    with pytest.raises(SettingError, match=r"keys\.jsonl, line 2: it is no JSON object"):
+        read_keys(path)
+
+
+def test_a_file_of_keys_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"none\.toml: no such file"):
+        read_keys(tmp_path / "none.toml")
+
+
+# Limits
+
+
+@given(
+    per_minute=st.integers(1, 1000),
+    tries=st.lists(st.tuples(st.floats(0, 50), st.integers(1, 1000)), max_size=60),
+)
+def test_no_minute_has_more_than_a_full_bucket_and_what_flows_in(
+    per_minute: int, tries: list[tuple[float, int]]
+) -> None:
+    clock = Hands()
+    bucket = Bucket(per_minute, clock)
+    taken: list[tuple[float, int]] = []
+    for pause_s, amount in tries:
+        clock.now_s += pause_s
+        wait_s = bucket.wait_s(amount)
+        assert math.isinf(wait_s) == (amount > per_minute)
+        if wait_s == 0:
+            bucket.take(amount)
+            taken.append((clock.now_s, amount))
+    for i, (start_s, _) in enumerate(taken):
+        for j in range(i, len(taken)):
+            used = sum(amount for _, amount in taken[i : j + 1])
+            assert used <= per_minute * (1 + (taken[j][0] - start_s) / 60) + 1e-6
+
+
+@given(per_minute=st.integers(1, 1000), used=st.integers(0, 5000), amount=st.integers(1, 1000))
+def test_who_waits_as_long_as_told_is_served(per_minute: int, used: int, amount: int) -> None:
+    clock = Hands()
+    bucket = Bucket(per_minute, clock)
+    bucket.take(used)
+    wait_s = bucket.wait_s(amount)
+    if math.isfinite(wait_s):
+        clock.now_s += wait_s + 1e-6
+        assert bucket.wait_s(amount) == 0
+
+
+def refused(act: Callable[[], object]) -> RateLimited:
+    with pytest.raises(RateLimited) as error:
+        act()
+    assert (error.value.status, error.value.code) == (429, "rate_limit_exceeded")
+    return error.value
+
+
+def test_requests_a_minute() -> None:
+    clock = Hands()
+    meter = Meter(KeyLimits(requests_per_minute=2), clock)
+    for _ in range(2):
+        with meter.request():
+            pass
+    error = refused(meter.request().__enter__)
+    assert error.type == "requests" and error.headers == {"Retry-After": "30"}
+    clock.now_s += 29
+    assert refused(meter.request().__enter__).headers == {"Retry-After": "1"}
+    clock.now_s += 1.01
+    with meter.request():
+        pass
+
+
+def test_requests_at_once() -> None:
+    meter = Meter(KeyLimits(concurrency=1))
+    with meter.request():
+        assert refused(meter.request().__enter__).headers == {"Retry-After": "1"}
+    with pytest.raises(ValueError, match="odd"), meter.request():
+        raise ValueError("odd")
+    with meter.request():
+        pass
+
+
+def test_a_refused_request_uses_nothing_up() -> None:
+    meter = Meter(KeyLimits(requests_per_minute=2, concurrency=1), Hands())
+    with meter.request():
+        for _ in range(5):
+            refused(meter.request().__enter__)
+    with meter.request():
+        pass
+
+
+def test_tokens_are_reserved_ahead_and_corrected_after() -> None:
+    clock = Hands()
+    key = ApiKey("anna", digest(ANNA), KeyLimits(tokens_per_minute=100))
+    meter = Meter(key.limits, clock)
+    caller = Caller(key, meter)
+    with caller.reserved(30, 50) as bill:
+        error = refused(caller.reserved(10, 11).__enter__)
+        assert error.type == "tokens" and error.headers == {"Retry-After": "1"}
+        bill.prompt_tokens = 30
+        bill.completion_tokens += 5
+    assert meter.tokens is not None and meter.tokens.level == 65
+    assert (caller.prompt_tokens, caller.completion_tokens) == (30, 5)
+    refused(caller.reserved(60, 6).__enter__)
+    with caller.reserved(60, 5):
+        pass  # it never ran: nothing is charged
+    assert meter.tokens.level == 65
+
+
+def test_an_answer_that_breaks_off_is_paid_for() -> None:
+    meter = Meter(KeyLimits(tokens_per_minute=100), Hands())
+    with pytest.raises(ValueError, match="odd"), Caller(None, meter).reserved(10, 80) as bill:
+        bill.prompt_tokens, bill.completion_tokens = 10, 20
+        raise ValueError("odd")
+    assert meter.tokens is not None and meter.tokens.level == 70
+
+
+def test_an_answer_of_unknown_length_may_overdraw_and_later_ones_wait() -> None:
+    clock = Hands()
+    meter = Meter(KeyLimits(tokens_per_minute=100), clock)
+    caller = Caller(None, meter)
+    with caller.reserved(50, 4000) as bill:
+        bill.prompt_tokens, bill.completion_tokens = 50, 150
+    assert refused(caller.reserved(1, 1).__enter__).retry_after_s == pytest.approx(61.2)
+    clock.now_s += 61.3
+    with caller.reserved(1, 1):
+        pass
+
+
+def test_a_prompt_that_never_fits_is_refused_for_good() -> None:
+    caller = Caller(None, Meter(KeyLimits(tokens_per_minute=100), Hands()))
+    error = refused(caller.reserved(101, 1).__enter__)
+    assert error.headers == {"X-Should-Retry": "false"} and "101 tokens" in error.message
+
+
+def test_without_limits_nothing_is_refused() -> None:
+    caller = Caller()
+    assert caller.name == ""
+    with caller.reserved(10**9, 10**9) as bill:
+        bill.completion_tokens = 7
+    assert caller.completion_tokens == 7

@@ -1,0 +1,377 @@
+"""The HTTP server: slow and rude clients, sockets, TLS, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from guarded import Small, guarded
+from outrider.core.errors import SettingError
+from outrider.server import connections
+from outrider.server.running import Server, address_of, bind, close, tls_context
+from outrider.server.settings import ServeSettings
+
+PATIENCE_S = 20.0
+HEAD = "{} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, f"waited in vain: {what}"
+        time.sleep(0.005)
+
+
+class Running:
+    """A server in a thread of its own, and connections to it."""
+
+    def __init__(self, server: Server, sockets: list[socket.socket]) -> None:
+        self.server = server
+        self.port: int = sockets[0].getsockname()[1]
+        self.thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
+        self.opened: list[socket.socket] = []
+
+    def connect(self, *lines: str, body: bytes = b"") -> socket.socket:
+        """A new connection, on which these header lines were sent and their end; none: nothing was sent."""
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+        self.opened.append(made)
+        if lines:
+            made.sendall(
+                (HEAD.format(lines[0]) + "".join(f"{line}\r\n" for line in lines[1:]) + "\r\n").encode()
+            )
+        made.sendall(body)
+        return made
+
+    def is_well(self) -> bool:
+        """Whether requests are answered."""
+        return received(self.connect("GET /health", "Connection: close")).startswith(b"HTTP/1.1 200")
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.server.server_state.connections)
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    data = b""
+    try:
+        while chunk := connection.recv(65536):
+            data += chunk
+    except ConnectionError:
+        pass
+    return data
+
+
+def problem(answer: bytes) -> tuple[int, str]:
+    """Status and code of a refusal."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), str(json.loads(body)["error"]["code"])
+
+
+@contextmanager
+def running(small: Small | None = None, **settings: Any) -> Iterator[Running]:
+    given = {"drain_timeout": 5.0, **settings}
+    server = Server(guarded(None, small, **given), ServeSettings(**given))
+    run = Running(server, bind("127.0.0.1", 0))
+    run.thread.start()
+    try:
+        until(lambda: server.started, "the start")
+        yield run
+    finally:
+        for opened in run.opened:
+            opened.close()
+        if not server.should_exit:
+            server.handle_exit(signal.SIGTERM, None)
+        run.thread.join(PATIENCE_S)
+        assert not run.thread.is_alive()
+
+
+# Slow clients
+
+
+def test_headers_that_never_come_close_the_connection() -> None:
+    with running(body_timeout=0.1) as run:
+        assert received(run.connect()) == b""
+        assert received(run.connect(body=b"GET /health HT")) == b""
+        assert run.is_well()
+
+
+def test_headers_of_a_second_request_that_never_come() -> None:
+    with running(body_timeout=0.2) as run:
+        connection = run.connect("GET /health", body=b"GET /health HT")
+        assert received(connection).count(b"HTTP/1.1 200") == 1
+
+
+def test_idle_connections_stay_open_between_requests() -> None:
+    with running(body_timeout=0.1) as run:
+        connection = run.connect("GET /health")
+        while not connection.recv(65536).endswith(b"ok"):
+            pass
+        time.sleep(0.3)  # longer than the headers of a request may take
+        connection.sendall(f"{HEAD.format('GET /health')}Connection: close\r\n\r\n".encode())
+        assert received(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_never_comes_is_answered_and_closed() -> None:
+    with running(body_timeout=0.1) as run:
+        answer = received(run.connect("POST /v1/echo/x", "Content-Length: 10", body=b"12345"))
+        assert problem(answer) == (408, "body_timeout")
+
+
+def test_an_answer_that_is_never_read_is_given_up() -> None:
+    small = Small()
+    with running(small, write_timeout=0.2) as run:
+        run.connect("GET /large")
+        until(lambda: small.ended == ["/large"], "the answer's end")
+        until(lambda: run.num_connections == 0, "the connection's end")
+        assert run.is_well()
+
+
+def test_an_answer_that_is_read_slowly_but_steadily_goes_on() -> None:
+    small = Small()
+    with running(small, write_timeout=0.5) as run:
+        connection = run.connect("GET /large")
+        for _ in range(30):
+            assert connection.recv(2**20)
+            time.sleep(0.03)
+        assert small.ended == []
+
+
+# Rude clients
+
+
+def test_more_connections_than_allowed_are_refused() -> None:
+    with running(max_connections=2) as run:
+        run.connect("GET /health")
+        run.connect("GET /health")
+        until(lambda: run.num_connections == 2, "two connections")
+        assert problem(received(run.connect())) == (503, "too_many_connections")
+        run.opened[0].close()
+        until(lambda: run.num_connections == 1, "one connection")
+        assert run.is_well()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 70_000,
+        b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_in_openais_shape(sent: bytes) -> None:
+    with running() as run:
+        assert problem(received(run.connect(body=sent))) == (400, "invalid_http")
+        assert run.is_well()
+
+
+def test_a_body_that_breaks_midway_ends_the_request() -> None:
+    small = Small()
+    with running(small) as run:
+        chunked = run.connect(
+            "POST /v1/echo/x", "Transfer-Encoding: chunked", body=b"2\r\nab\r\nnonsense\r\n"
+        )
+        assert problem(received(chunked)) == (400, "invalid_http")
+        assert run.is_well() and small.seen == []
+        until(lambda: not run.server.server_state.tasks, "the request's end")
+
+
+def test_a_large_body_that_is_refused_early_is_still_answered() -> None:
+    with running(max_body=1024) as run:
+        connection = run.connect("POST /v1/echo/x", f"Content-Length: {2**21}", body=bytes(2**21))
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 413")
+        connection.sendall(f"{HEAD.format('GET /health')}Connection: close\r\n\r\n".encode())
+        assert received(connection).endswith(b"ok")
+
+
+def test_a_body_that_is_refused_and_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_LINGER_S", 0.1)
+    with running(max_body=1024) as run:
+        connection = run.connect("POST /v1/echo/x", f"Content-Length: {2**40}", body=bytes(1000))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+        with pytest.raises(ConnectionError):
+            for _ in range(round(PATIENCE_S / 0.02)):
+                connection.sendall(b"more")
+                time.sleep(0.02)
+
+
+def test_clients_that_vanish_leave_nothing_behind() -> None:
+    small = Small()
+    with running(small) as run:
+        for i in range(60):
+            body = (b"{}", b"{", b"")[i % 3]
+            run.connect("POST /v1/stream", "Content-Length: 2", body=body)
+            if i % 2:  # reset rather than closed
+                run.opened[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            run.opened[-1].close()
+        until(lambda: run.num_connections == 0, "the connections' end")
+        assert run.is_well()
+        until(lambda: not run.server.server_state.tasks, "the requests' end")
+
+
+# Ending
+
+
+def test_draining_lets_running_requests_end_and_accepts_nothing_new() -> None:
+    drained: list[float] = []
+    release = asyncio.Event()
+    small = Small()
+
+    async def drain(timeout_s: float) -> None:
+        drained.append(timeout_s)
+        await asyncio.sleep(0.2)
+        release.set()
+
+    @small.app.post("/v1/held")
+    async def held() -> str:
+        await release.wait()
+        return "whole"
+
+    ready: list[bool] = []
+    settings = ServeSettings(drain_timeout=7)
+    server = Server(guarded(None, small), settings, drain=drain, ready=lambda: ready.append(True))
+    run = Running(server, bind("127.0.0.1", 0))
+    run.thread.start()
+    until(lambda: ready == [True], "the start")
+    connection = run.connect("POST /v1/held", "Content-Length: 0")
+    idle = run.connect("GET /health")
+    until(lambda: len(server.server_state.tasks) == 1 and run.num_connections == 2, "the request's start")
+    server.handle_exit(signal.SIGTERM, None)
+    until(lambda: drained == [7.0], "the draining")
+    with pytest.raises(ConnectionError):
+        run.connect()
+    assert received(connection).endswith(b'"whole"')
+    assert received(idle).startswith(b"HTTP/1.1 200")
+    run.thread.join(PATIENCE_S)
+    assert not run.thread.is_alive() and server.status == 0
+    for opened in run.opened:
+        opened.close()
+
+
+# Sockets
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingError, match=f"127.0.0.1, port {port}: another program listens there"):
+            bind("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(SettingError, match=r"203\.0\.113\.1, port 0: cannot assign"):
+        bind("203.0.113.1", 0)
+
+
+def test_a_name_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(SettingError, match=r"host nowhere: it is no address of this machine \(name or"):
+        bind("nowhere", 0)
+
+
+def test_all_addresses_of_a_name_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(_host: str, port: int, **_: object) -> list[Any]:
+        hosts = ("127.0.0.2", "127.0.0.1", "203.0.113.1")  # the last is no address of this machine
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    sockets = bind("localhost", 0)
+    addresses = [opened.getsockname() for opened in sockets]
+    close(sockets)
+    assert [host for host, _ in addresses] == ["127.0.0.1", "127.0.0.2"]
+    assert len({port for _, port in addresses}) == 1
+
+
+def test_addresses_as_people_type_them() -> None:
+    for host, shown in (("127.0.0.1", "https://127.0.0.1"), ("::1", "https://[::1]")):
+        try:
+            sockets = bind(host, 0)
+        except SettingError:
+            assert host == "::1"  # a machine without IPv6
+            continue
+        port = sockets[0].getsockname()[1]
+        assert address_of(sockets, tls=True) == f"{shown}:{port}"
+        close(sockets)
+
+
+def test_a_program_that_listens_meanwhile_is_an_error_and_no_traceback() -> None:
+    sockets = bind("127.0.0.1", 0)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(sockets[0].getsockname())
+        other.listen()
+        with pytest.raises(SettingError, match="another program listens there"):
+            Server(guarded(), ServeSettings()).run(sockets)
+    close(sockets)
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate, its key, the key under a passphrase, and another key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates, and is not there")
+    folder = tmp_path_factory.mktemp("tls")
+    for line in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=127.0.0.1"
+        " -addext subjectAltName=IP:127.0.0.1",
+        "genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out other.pem",
+        "rsa -aes256 -in key.pem -out secret.pem -passout pass:words",
+    ):
+        subprocess.run(["openssl", *line.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_https(pems: Path) -> None:
+    context = tls_context(pems / "cert.pem", pems / "key.pem")
+    server = Server(guarded(), ServeSettings(), tls=context)
+    sockets = bind("127.0.0.1", 0)
+    run = Running(server, sockets)
+    run.thread.start()
+    until(lambda: server.started, "the start")
+    address = address_of(sockets, tls=True)
+    with urlopen(f"{address}/health", context=ssl.create_default_context(cafile=pems / "cert.pem")) as answer:
+        assert answer.read() == b"ok"
+    assert b"HTTP/1.1 200" not in received(run.connect("GET /health", "Connection: close"))
+    server.handle_exit(signal.SIGTERM, None)
+    run.thread.join(PATIENCE_S)
+    run.opened[0].close()
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "complaint"),
+    [
+        ("none.pem", "key.pem", "none.pem: no such file or directory"),
+        ("cert.pem", "none.pem", "none.pem: no such file or directory"),
+        ("cert.pem", "other.pem", "cert.pem, {}/other.pem: certificate and key cannot be used"),
+        ("cert.pem", "secret.pem", "cert.pem, {}/secret.pem: certificate and key cannot be used"),
+        ("key.pem", "key.pem", "key.pem, {}/key.pem: certificate and key cannot be used"),
+    ],
+)
+def test_files_that_are_of_no_use_are_named(pems: Path, cert: str, key: str, complaint: str) -> None:
+    with pytest.raises(SettingError) as error:
+        tls_context(pems / cert, pems / key)
+    assert str(error.value).startswith(f"{pems}/{complaint.format(pems)}")

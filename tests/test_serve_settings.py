@@ -1,0 +1,269 @@
+"""The server's settings: one name in every source, and which source wins."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from outrider.cli.serve_options import OPTIONS
+from outrider.core.errors import SettingError
+from outrider.server.configuration import as_toml, read_configuration
+from outrider.server.keys import read_keys
+from outrider.server.settings import TABLES, ServeSettings, is_loopback, table_of
+
+KEY = "a-key-of-twenty-four-chars"
+
+
+def file(folder: Path, text: str) -> Path:
+    path = folder / "outrider.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def flags_of(option: Any) -> list[str]:
+    """All names of an option, those that switch it off included."""
+    made = option.__metadata__[0]
+    return [
+        name
+        for flag in (made.default, *made.param_decls)
+        if isinstance(flag, str)
+        for name in flag.split("/")
+    ]
+
+
+def test_every_setting_has_one_table_and_one_option_of_its_name() -> None:
+    names = [name for table in TABLES.values() for name in table.model_fields]
+    assert sorted(names) == sorted(set(names)) == sorted(ServeSettings.model_fields)
+    assert set(OPTIONS) == set(names)
+    for name, kind in OPTIONS.items():
+        assert f"--{name.replace('_', '-')}" in flags_of(kind), name
+
+
+def test_the_command_line_wins_over_the_environment_over_the_file_over_defaults(tmp_path: Path) -> None:
+    path = file(tmp_path, "port = 1\nmax_running = 2\nmax_waiting = 3\n")
+    environment = {"OUTRIDER_PORT": "4", "OUTRIDER_MAX_RUNNING": "5"}
+    found = read_configuration({"port": 6}, environment, path)
+    settings = found.settings
+    assert (settings.port, settings.max_running, settings.max_waiting) == (6, 5, 3)
+    assert settings.drain_timeout == ServeSettings().drain_timeout
+    assert found.origins["port"] == "--port"
+    assert found.origins["max_running"] == "OUTRIDER_MAX_RUNNING"
+    assert found.origins["max_waiting"] == f"{path}: max_waiting"
+
+
+def test_the_environment_may_name_the_file_and_the_command_line_another(tmp_path: Path) -> None:
+    path = file(tmp_path, "[server]\nport = 1\n")
+    other = tmp_path / "other.toml"
+    other.write_text("port = 2")
+    environment = {"OUTRIDER_CONFIG": str(path)}
+    assert read_configuration({}, environment).settings.port == 1
+    assert read_configuration({}, environment, other).settings.port == 2
+
+
+def test_variables_hold_lists_and_switches_and_empty_ones_nothing() -> None:
+    environment = {
+        "OUTRIDER_CORS_ORIGIN": "https://a.example, https://b.example",
+        "OUTRIDER_CORPUS": '["one, two", "three"]',
+        "OUTRIDER_PAGE": "no",
+        "OUTRIDER_NO_AUTH": "1",
+        "OUTRIDER_MAX_RUNNING": "",
+        "OUTRIDER_GPU_LAYERS": "12",
+        "OUTRIDER_CACHE": "/tmp",
+    }
+    found = read_configuration({}, environment)
+    settings = found.settings
+    assert settings.cors_origin == ["https://a.example", "https://b.example"]
+    assert settings.corpus == [Path("one, two"), Path("three")]
+    assert (settings.page, settings.no_auth, settings.max_running, settings.gpu_layers) == (
+        False,
+        True,
+        4,
+        "12",
+    )
+    assert found.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max_runing = 2", "outrider.toml: max_runing: there is no such setting. Did you mean max_running?"),
+        ("[limits]\nport = 2", "outrider.toml: port: it is no setting of [limits]. Move it to [server]."),
+        ("[nonsense]\nport = 2", "outrider.toml: nonsense: there is no such setting."),
+        ("max_running = true", "outrider.toml: max_running: it is no switch."),
+        (
+            "[limits]\nmax_running = 0",
+            "outrider.toml: max_running: 0 cannot be used: input should be greater",
+        ),
+        ("[limits]\ntimeout = nan", "outrider.toml: timeout: nan cannot be used"),
+        (
+            'cors_origin = "https://a"',
+            "outrider.toml: cors_origin: https://a cannot be used: input should be",
+        ),
+        ("port = ", "outrider.toml: it is no TOML"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_with_the_place(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(SettingError) as error:
+        read_configuration({}, {}, file(tmp_path, text))
+    assert str(error.value).startswith(f"{tmp_path}/{complaint}")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"none\.toml: no such file"):
+        read_configuration({}, {}, tmp_path / "none.toml")
+    (tmp_path / "odd.toml").write_bytes(b"\xff")
+    with pytest.raises(SettingError, match=r"odd\.toml: it is no UTF-8"):
+        read_configuration({}, {}, tmp_path / "odd.toml")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "complaint"),
+    [
+        (
+            "OUTRIDER_MAXRUNNING",
+            "2",
+            "OUTRIDER_MAXRUNNING: there is no such setting. Did you mean OUTRIDER_MAX_RUNNING?",
+        ),
+        ("OUTRIDER_Port", "2", "OUTRIDER_Port: there is no such setting. Did you mean OUTRIDER_PORT?"),
+        ("OUTRIDER_PORT", "tcp://10.0.0.1:80", "OUTRIDER_PORT: tcp://10.0.0.1:80 cannot be used"),
+        ("OUTRIDER_NO_AUTH", "maybe", "OUTRIDER_NO_AUTH: maybe cannot be used"),
+        ("OUTRIDER_CORPUS", "[1", "OUTRIDER_CORPUS: it is no array."),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(variable: str, value: str, complaint: str) -> None:
+    with pytest.raises(SettingError) as error:
+        read_configuration({}, {variable: value})
+    assert str(error.value).startswith(complaint)
+
+
+def test_variables_that_only_begin_like_ours_are_mentioned() -> None:
+    found = read_configuration({}, {"OUTRIDER_SERVICE_HOST": "10.0.0.1", "OUTRIDERS": "x"})
+    assert found.notices == ("OUTRIDER_SERVICE_HOST is no setting of the server: it is not used",)
+
+
+def test_no_error_repeats_a_secret() -> None:
+    for flags in ({"api_key": KEY}, {"api_key": [KEY, 3]}, {"hf_token": [KEY]}):
+        with pytest.raises(SettingError) as error:
+            read_configuration(flags, {})
+        assert KEY not in str(error.value)
+    assert KEY not in repr(ServeSettings(api_key=[SecretStr(KEY)]))
+
+
+def test_what_is_printed_hides_secrets_and_says_where_each_value_comes_from(tmp_path: Path) -> None:
+    path = file(tmp_path, 'alias = "böse\\"\\n\\u007f\\\\🙂"\n')
+    found = read_configuration({"api_key": [KEY]}, {"OUTRIDER_HF_TOKEN": KEY, "OUTRIDER_PORT": "1"}, path)
+    printed = as_toml(found)
+    assert KEY not in printed
+    assert "# api_key: set, not shown  # --api-key" in printed
+    assert "port = 1  # OUTRIDER_PORT" in printed
+    assert "max_running = 4  # default" in printed
+    assert tomllib.loads(printed)["server"]["alias"] == 'böse"\n\x7f\\🙂'
+
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+SETTINGS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": TEXT,
+        "alias": TEXT,
+        "corpus": st.lists(TEXT.filter(lambda text: "\0" not in text).map(Path), max_size=3),
+        "cors_origin": st.lists(TEXT, max_size=3),
+        "port": st.integers(0, 65535),
+        "timeout": st.floats(0.001, 604800),
+        "temp": st.floats(0, 1e300),
+        "page": st.booleans(),
+        "max_prompt_tokens": st.none() | st.integers(1, 10**12),
+    },
+)
+
+
+@given(values=SETTINGS)
+def test_what_is_printed_can_be_read_back(
+    values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = read_configuration(values, {})
+    path = tmp_path_factory.getbasetemp() / "printed.toml"
+    path.write_bytes(as_toml(found).encode())
+    assert read_configuration({}, {}, path).settings == found.settings
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"host": "0.0.0.0"}, "host 0.0.0.0: others could use this server, and it has no key. Give api_key"),
+        ({"host": "::"}, "host ::: others could use this server"),
+        ({"host": "example.org"}, "host example.org: others could use this server"),
+        ({"no_auth": True, "api_key": [KEY]}, "no_auth: there are keys, which it would ignore"),
+        ({"no_auth": True, "api_keys": Path("keys.toml")}, "no_auth: there are keys"),
+        ({"tls_cert": Path("a")}, "tls_cert: HTTPS needs tls_key too"),
+        ({"tls_key": Path("a")}, "tls_key: HTTPS needs tls_cert too"),
+        ({"cors_origin": ["example.org"]}, "cors_origin example.org: it is no origin"),
+        ({"cors_origin": ["https://a.example/"]}, "cors_origin https://a.example/: it is no origin"),
+        ({"max_tokens": 5, "default_max_tokens": 6}, "default_max_tokens 6: max_tokens allows 5"),
+        ({"ctx_size": 64, "kv_tokens": 63}, "kv_tokens 63: one request may need 64"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_refused(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SettingError) as error:
+        read_configuration(values, {}).settings.check()
+    assert str(error.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"host": "localhost"},
+        {"host": "::1"},
+        {"host": "0.0.0.0", "no_auth": True},
+        {"host": "0.0.0.0", "api_key": [KEY]},
+        {"host": "0.0.0.0", "api_keys": Path("keys.toml")},
+        {"cors_origin": ["*", "null", "https://a.example:8443"]},
+    ],
+)
+def test_settings_that_can_go_together_are_accepted(values: dict[str, Any]) -> None:
+    read_configuration(values, {}).settings.check()
+
+
+def test_what_is_loopback() -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"):
+        assert is_loopback(host), host
+    for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example.org", "", "127.0.0.1.example.org"):
+        assert not is_loopback(host), host
+
+
+def test_a_name_that_is_no_setting_has_no_table() -> None:
+    assert table_of("port") == "server"
+    assert table_of("nonsense") is None
+
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+
+
+def test_the_examples_hold() -> None:
+    read_configuration({}, {}, EXAMPLES / "outrider.toml").settings.check()
+    assert [key.name for key in read_keys(EXAMPLES / "keys.toml")] == ["anna", "build-server"]
+    unit = (EXAMPLES / "outrider.service").read_text()
+    variables = dict(word.split("=") for word in re.findall(r"OUTRIDER_\w+=\S+", unit))
+    dockerfile = (EXAMPLES.parent.parent / "docker" / "Dockerfile").read_text()
+    variables |= dict(word.split("=") for word in re.findall(r"OUTRIDER_\w+=[^\s\\]+", dockerfile))
+    assert {"OUTRIDER_API_KEYS", "OUTRIDER_HOST", "OUTRIDER_LOG_JSON"} <= set(variables)
+    read_configuration({}, variables)
+
+
+def test_every_option_that_the_documentation_names_exists() -> None:
+    text = (EXAMPLES.parent / "serving.md").read_text()
+    named = set(re.findall(r"`(?:outrider serve [^`]*)?(--[a-z-]+)", text)) - {
+        "--config",
+        "--print-config",
+        "--help",
+    }
+    assert len(named) > 10
+    assert named <= {flag for kind in OPTIONS.values() for flag in flags_of(kind)}

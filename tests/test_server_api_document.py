@@ -1,0 +1,68 @@
+"""The OpenAPI document held against the server: whatever fits it, and whatever does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from outrider.server.prepare.settings import Limits
+from serving import Serving, serving
+
+MOST = 500
+"""cases of each kind"""
+
+CHECKS: Any = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Serving]:
+    with serving(limits=Limits(default_max_tokens=8, max_tokens=64)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def document(running: Serving) -> Any:
+    return schemathesis.openapi.from_asgi("/openapi.json", running.app)
+
+
+READS = ("/v1/models", "/v1/models/{model}", "/health", "/outrider/status")
+WRITES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [
+        *(("GET", path, GenerationMode.POSITIVE) for path in READS),
+        *(("POST", path, mode) for path in WRITES for mode in GenerationMode),
+    ],
+)
+def test_the_document_is_true(
+    running: Serving, document: Any, method: str, path: str, mode: GenerationMode
+) -> None:
+    @settings(max_examples=MOST, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(document[path][method].as_strategy(generation_mode=mode))
+    def hold(case: Any) -> None:
+        response = case.call()
+        case.validate_response(response, checks=CHECKS)
+
+    hold()
+    assert running.idle()

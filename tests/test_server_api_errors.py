@@ -1,0 +1,323 @@
+"""What is refused: every refusal has OpenAI's shape, names the field and says the way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from httpx2 import Response
+
+from outrider.server.prepare.settings import Limits
+from outrider.server.shapes.answers import ErrorAnswer
+from serving import Serving, events, serving, user
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+OTHER_TOOL = {"type": "function", "function": {"name": "x"}}
+UNENFORCED = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "not": {}}}}
+NESTED = b'{"not":' * 300 + b"1" + b"}" * 300
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": user("hi")},
+    TEXT: {"prompt": "hi"},
+    RESPONSES: {"input": "hi"},
+}
+NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+def said_in(part: dict[str, Any]) -> dict[str, Any]:
+    """A user's message of one part."""
+    return {"role": "user", "content": [part]}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving() as running:
+        yield running
+
+
+def refusal(response: Response, status: int = 400) -> dict[str, Any]:
+    """The error object of a refusal."""
+    assert response.status_code == status, response.text
+    ErrorAnswer.model_validate(response.json())
+    error: dict[str, Any] = response.json()["error"]
+    assert error["message"].endswith((".", "?"))
+    return error
+
+
+def refused(served: Serving, path: str, **body: Any) -> dict[str, Any]:
+    return refusal(served.post(path, **(LEAST[path] | body)))
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"foo": 1}, "foo"),
+        ({"foo": None}, "foo"),
+        ({"temprature": 0.5}, "temprature"),
+        ({"speculation": {"polcy": "auto"}}, "speculation.polcy"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage"),
+    ],
+)
+def test_an_unknown_field_is_named(served: Serving, path: str, body: dict[str, Any], param: str) -> None:
+    error = refused(served, path, **body)
+    assert (error["param"], error["code"]) == (param, "unknown_field")
+    assert error["message"].startswith(f"unknown field: {param}.")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"audio": {"voice": "x"}}, "audio"),
+        (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+        (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+        (CHAT, {"function_call": "auto"}, "function_call"),
+        (CHAT, {"web_search_options": {}}, "web_search_options"),
+        (CHAT, {"store": True}, "store"),
+        (CHAT, {"service_tier": "flex"}, "service_tier"),
+        (CHAT, {"verbosity": "low"}, "verbosity"),
+        (CHAT, {"cache_prompt": False}, "cache_prompt"),
+        (CHAT, {"mirostat": 2}, "mirostat"),
+        (CHAT, {"n_predict": 5}, "n_predict"),
+        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        (CHAT, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (CHAT, {"tools": [TOOL], "response_format": NAMED}, "response_format"),
+        (CHAT, {"messages": [said_in({"type": "image_url"})]}, "messages[0].content[0].type"),
+        (CHAT, {"messages": [said_in({"type": "input_audio"})]}, "messages[0].content[0].type"),
+        (CHAT, {"messages": [said_in({"type": "file"})]}, "messages[0].content[0].type"),
+        (TEXT, {"suffix": "end"}, "suffix"),
+        (TEXT, {"best_of": 3}, "best_of"),
+        (TEXT, {"echo": True, "logprobs": 1}, "echo"),
+        (TEXT, {"use_beam_search": True}, "use_beam_search"),
+        (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (RESPONSES, {"conversation": "conv_1"}, "conversation"),
+        (RESPONSES, {"store": True}, "store"),
+        (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"prompt": {"id": "x"}}, "prompt"),
+        (RESPONSES, {"truncation": "auto"}, "truncation"),
+        (RESPONSES, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        (RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (RESPONSES, {"messages": []}, "messages"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        (RESPONSES, {"input": [said_in({"type": "input_image"})]}, "input[0].content[0].type"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_named(served: Serving, path: str, body: dict[str, Any], param: str) -> None:
+    error = refused(served, path, **body)
+    assert (error["param"], error["code"]) == (param, "unsupported")
+    assert error["message"].startswith(param)
+    assert len(error["message"].split(". ")) >= 2, "no way out"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"temperature": "0.5"}, "temperature"),
+        (CHAT, {"temperature": -1}, "temperature"),
+        (CHAT, {"temperature": True}, "temperature"),
+        (CHAT, {"top_p": 1.5}, "top_p"),
+        (CHAT, {"n": 0}, "n"),
+        (CHAT, {"n": 1.5}, "n"),
+        (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        (CHAT, {"stop": ""}, "stop"),
+        (CHAT, {"stop": ["a", ""]}, "stop[1]"),
+        (CHAT, {"stop": ["x"] * 33}, "stop"),
+        (CHAT, {"logit_bias": {"a": 1}}, "logit_bias.a"),
+        (CHAT, {"logit_bias": {"5": 101}}, "logit_bias.5"),
+        (CHAT, {"logit_bias": {"300": 1}}, "logit_bias"),
+        (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repetition_penalty"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hi"}, "messages"),
+        (CHAT, {"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tools": [TOOL, TOOL]}, "tools"),
+        (CHAT, {"tools": [TOOL], "tool_choice": OTHER_TOOL}, "tool_choice"),
+        (CHAT, {"response_format": NAMED, "grammar": 'root ::= "a"'}, "grammar"),
+        (CHAT, {"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
+        (CHAT, {"structured_outputs": {}}, "structured_outputs"),
+        (CHAT, {"response_format": NAMED, "ignore_eos": True}, "ignore_eos"),
+        (CHAT, {"speculation": {"policy": "model"}}, "speculation.policy"),
+        (CHAT, {"speculation": {"policy": "magic"}}, "speculation.policy"),
+        (CHAT, {"speculation": {"lenience": 0}}, "speculation.lenience"),
+        (CHAT, {"speculation": {"rule": "block", "lenience": 0.5}}, "speculation"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt[1]"),
+        (TEXT, {"logprobs": True}, "logprobs"),
+        (RESPONSES, {"tool_choice": "required"}, "tool_choice"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_used_is_named(
+    served: Serving, path: str, body: dict[str, Any], param: str
+) -> None:
+    error = refused(served, path, **body)
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"response_format": UNENFORCED}, "response_format", '"strict": false'),
+        ({"json_schema": {"type": 5}}, "json_schema", "type"),
+        ({"grammar": "root ::= ("}, "grammar", "line 1"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regular expression"),
+        ({"guided_choice": [""]}, "guided_choice", "choose"),
+        ({"guided_json": "{"}, "guided_json", "JSON"),
+    ],
+)  # fmt: skip
+def test_a_broken_grammar_is_refused_before_anything_runs(
+    served: Serving, body: dict[str, Any], param: str, said: str
+) -> None:
+    calls = len(served.model.calls)
+    error = refused(served, CHAT, **body)
+    assert (error["param"], error["code"]) == (param, "invalid_grammar")
+    assert said in error["message"]
+    assert len(served.model.calls) == calls
+
+
+def test_a_field_that_is_missing_is_named(served: Serving) -> None:
+    assert refusal(served.post(CHAT))["param"] == "messages"
+    assert refusal(served.post(CHAT, messages=[{"content": "x"}]))["param"] == "messages[0].role"
+    assert refusal(served.post(TEXT))["code"] == "missing_field"
+    assert refusal(served.client().post(CHAT))["code"] == "missing_field"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"\\ud800": 1, "messages": []}',
+        b'{"messages": ' + b"[" * 100_000,
+        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "hi"}], "seed": 1' + b"0" * 5_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "hi"}], "seed": 1' + b"0" * 100 + b"}",
+        b'{"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": '
+        b'{"name": "f", "description": "\\ud800"}}]}',
+        b'{"messages": [{"role": "user", "content": "hi"}], "json_schema": {"const": "\\ud800"}}',
+        b'{"messages": [{"role": "user", "content": "hi"}], "json_schema": ' + NESTED + b"}",
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_request_is_refused(served: Serving, body: bytes) -> None:
+    response = served.client().post(CHAT, content=body, headers={"content-type": "application/json"})
+    refusal(response)
+
+
+def test_tools_with_broken_unicode_are_refused(served: Serving) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "title": "\ud800"}},
+    }
+    body = json.dumps({"messages": user("hi"), "tools": [tool]})
+    response = served.client().post(CHAT, content=body, headers={"content-type": "application/json"})
+    refusal(response)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, "/tokenize", "/detokenize"])
+def test_another_model_is_not_here(served: Serving, path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": user("hi")},
+        TEXT: {"prompt": "hi"},
+        RESPONSES: {"input": "hi"},
+        "/tokenize": {"content": "hi"},
+        "/detokenize": {"tokens": [1]},
+    }
+    error = refusal(served.post(path, **bodies[path], model="gpt-9"), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "tiny" in error["message"]
+
+
+def test_paths_and_methods_that_are_not_there(served: Serving) -> None:
+    client = served.client()
+    assert refusal(client.get("/v2/chat"), 404)["code"] == "not_found"
+    assert refusal(client.get("/v1/models/other"), 404)["code"] == "model_not_found"
+    response = client.get(CHAT)
+    assert refusal(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+
+
+def test_a_prompt_that_is_too_long_is_told_apart() -> None:
+    with serving(context_tokens=32) as served:
+        error = refusal(served.post(CHAT, messages=user("x" * 40)))
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 32 tokens" in error["message"]
+        assert refusal(served.post(TEXT, prompt="x" * 32))["param"] == "prompt"
+        assert refusal(served.post(RESPONSES, input="x" * 40))["param"] == "input"
+
+
+def test_a_schema_that_is_too_large_is_refused() -> None:
+    with serving(limits=Limits(max_schema_bytes=200)) as served:
+        large = {"type": "object", "description": "x" * 300}
+        for body in (
+            {"json_schema": large},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": large}}},
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": large}}]},
+        ):
+            assert refused(served, CHAT, **body)["code"] == "grammar_too_large"
+
+
+def test_a_template_that_refuses_is_quoted() -> None:
+    with serving(template="{{ raise_exception('roles must alternate') }}") as served:
+        error = refusal(served.post(CHAT, messages=user("hi")))
+        assert error["param"] == "messages"
+        assert "roles must alternate" in error["message"]
+
+
+def test_nothing_is_taken_while_the_server_ends() -> None:
+    with serving() as served, served.client() as client:
+        assert client.portal is not None
+        client.portal.call(served.worker.drain, 5)
+        response = client.post(CHAT, json={"messages": user("hi")})
+        assert refusal(response, 503)["code"] == "draining"
+        assert int(response.headers["retry-after"]) > 0
+        assert refusal(client.get("/health"), 503)["code"] == "draining"
+
+
+def test_a_failing_engine_is_an_error_of_the_server() -> None:
+    with serving() as broken:
+        broken.model.fail_from_call = 3
+        error = refusal(broken.post(CHAT, messages=user("Say [[abcdef]]")), 500)
+        assert (error["type"], error["code"]) == ("server_error", "backend_error")
+        broken.model.fail_from_call = None
+        answer = broken.post(CHAT, messages=user("Say [[abc]]")).json()
+        assert answer["choices"][0]["message"]["content"] == "abc"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+def test_an_error_in_a_stream_is_an_event_and_its_end(path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": user("Say [[abcdef]]")},
+        TEXT: {"prompt": "[[abcdef]]|"},
+        RESPONSES: {"input": "[[abcdef]]"},
+    }
+    with serving() as broken:
+        broken.model.fail_from_call = 4
+        response = broken.post(path, **bodies[path], stream=True)
+        last = events(response)[-1]
+        assert "[DONE]" not in response.text
+        if path == RESPONSES:
+            assert (last["type"], last["code"]) == ("error", "backend_error")
+            assert last["sequence_number"] == len(events(response)) - 1
+        else:
+            assert last["error"]["code"] == "backend_error"
+        assert broken.idle()
+
+
+def test_an_answer_that_cannot_go_on_is_an_error(served: Serving) -> None:
+    # No token of the vocabulary spells what the grammar asks for.
+    error = refused(served, CHAT, logit_bias={str(ord("b")): -100}, grammar='root ::= "ab"')
+    assert error["code"] == "constraint_failed"

@@ -1,0 +1,168 @@
+"""POST /v1/responses: objects, items and typed events, as OpenAI's own client reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types.responses import Response as OpenAIResponse
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from outrider.server.shapes.answers import Response
+from serving import Serving, events, serving
+from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING, WEATHER
+
+PATH = "/v1/responses"
+TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+CLOCK = {"type": "function", "name": "clock", "parameters": None}
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(template=HERMES) as running:
+        yield running
+
+
+def respond(served: Serving, asked: Any, **fields: Any) -> dict[str, Any]:
+    response = served.post(PATH, input=asked, **fields)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    Response.model_validate(body)
+    OpenAIResponse.model_validate(body)
+    return body
+
+
+def stream(served: Serving, asked: Any, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each of which OpenAI's types can read."""
+    response = served.post(PATH, input=asked, stream=True, **fields)
+    found = events(response)
+    names = [line.removeprefix("event: ") for line in response.text.splitlines() if line.startswith("event:")]
+    assert names == [event["type"] for event in found]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert "[DONE]" not in response.text
+    for event in found:
+        EVENT.validate_python(event)
+    return found
+
+
+def test_a_text_is_answered(served: Serving) -> None:
+    body = respond(served, "Say [[Hello!]]", instructions="Be brief.", metadata={"a": "b"})
+    assert (body["object"], body["status"], body["store"]) == ("response", "completed", False)
+    [item] = body["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "Hello!", "annotations": [], "logprobs": []}]
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say [[Hello!]]"}]
+    assert body["usage"]["input_tokens"] == served.post("/tokenize", messages=turns).json()["count"]
+    assert body["usage"]["output_tokens"] == 7
+    assert body["metadata"] == {"a": "b"} and body["instructions"] == "Be brief."
+    assert body["outrider"]["generated_tokens"] == 7
+
+
+def test_items_become_a_conversation(served: Serving) -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": text} for text in ("What ", "time?")]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": "{}", "id": "fc_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "[[Noon.]]"},
+    ]  # fmt: skip
+    body = respond(served, items, tools=[TOOL, CLOCK])
+    assert body["output"][0]["content"][0]["text"] == "Noon."
+    first = respond(served, "Say [[Once.]]")
+    again = [
+        {"role": "user", "content": "Say [[Once.]]"},
+        *first["output"],
+        {"role": "user", "content": "[[Twice.]]"},
+    ]
+    assert respond(served, again)["output"][0]["content"][0]["text"] == "Twice."
+
+
+def test_a_limit_leaves_a_response_incomplete(served: Serving) -> None:
+    body = respond(served, "Say [[abcdef]]", max_output_tokens=3)
+    assert body["status"] == body["output"][0]["status"] == "incomplete"
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][0]["content"][0]["text"] == "abc"
+    assert stream(served, "Say [[abcdef]]", max_output_tokens=3)[-1]["type"] == "response.incomplete"
+
+
+def test_a_schema_holds(served: Serving) -> None:
+    form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
+    body = respond(served, f"[[{WEATHER}]]", text={"format": form})
+    assert body["output"][0]["content"][0]["text"] == WEATHER
+    assert body["text"]["format"] == {**form, "description": None}
+    other = respond(served, '[["no"]]', text={"format": form}, temperature=0, max_output_tokens=20)
+    assert other["output"][0]["content"][0]["text"].startswith('{"city": "')
+
+
+def test_a_tool_is_called(served: Serving) -> None:
+    body = respond(served, f"[[{CALL}]]", tools=[TOOL], tool_choice={"type": "function", "name": "weather"})
+    [item] = body["output"]
+    assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", "completed")
+    assert json.loads(item["arguments"]) == {"city": "Rome", "degrees": 31}
+    assert item["call_id"].startswith("call_")
+
+
+def test_log_probabilities_are_included(served: Serving) -> None:
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    scored = respond(served, "Say [[abc]]", **asked)["output"][0]["content"][0]["logprobs"]
+    assert [one["token"] for one in scored] == ["a", "b", "c"]
+    assert all(len(one["top_logprobs"]) == 2 for one in scored)
+    deltas = [e for e in stream(served, "Say [[abc]]", **asked) if e["type"] == "response.output_text.delta"]
+    assert [one["token"] for delta in deltas for one in delta["logprobs"]] == ["a", "b", "c"]
+
+
+def test_the_events_of_a_text(served: Serving) -> None:
+    found = stream(served, "Say [[hello hello hello]]", speculation={"show_sources": True})
+    kinds = [event["type"] for event in found]
+    deltas = kinds.count("response.output_text.delta")
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    told = [event for event in found if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in told) == "hello hello hello"
+    assert "".join(text for event in told for text, _ in event["outrider"]["pieces"]) == "hello hello hello"
+    last = found[-1]["response"]
+    OpenAIResponse.model_validate(last)
+    assert last["output"] == [found[-2]["item"]]
+    assert last["output"][0]["content"][0]["text"] == "hello hello hello"
+    assert found[0]["response"]["id"] == last["id"]
+    assert found[0]["response"]["output"] == [] and found[2]["item"]["content"] == []
+    assert last["outrider"]["drafters"]["lookup"]["accepted_tokens"] > 0
+
+
+def test_the_events_of_text_and_a_call(served: Serving) -> None:
+    found = stream(served, f"[[Wait. {CALL}]]", tools=[TOOL])
+    added = [event["item"]["type"] for event in found if event["type"] == "response.output_item.added"]
+    done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert added == ["message", "function_call"] == [item["type"] for item in done]
+    assert [event["output_index"] for event in found if event["type"] == "response.output_item.added"] == [
+        0,
+        1,
+    ]
+    arguments = "".join(e["delta"] for e in found if e["type"] == "response.function_call_arguments.delta")
+    assert arguments == done[1]["arguments"]
+    assert json.loads(arguments) == {"city": "Rome", "degrees": 31}
+    assert found[-1]["response"]["output"] == done
+    assert all(item["status"] == "completed" for item in done)
+
+
+def test_reasoning_is_an_item_of_its_own() -> None:
+    with serving(template=THINKING) as served:
+        body = respond(served, "[[Hm.</think>Four.]]")
+        assert [item["type"] for item in body["output"]] == ["reasoning", "message"]
+        assert body["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+        assert body["usage"]["output_tokens_details"]["reasoning_tokens"] == 3
+        found = stream(served, "[[Hm.</think>Four.]]")
+        text = "".join(e["delta"] for e in found if e["type"] == "response.reasoning_text.delta")
+        assert text == "Hm."

@@ -1,0 +1,297 @@
+"""What answers may be when tools have to be called, or may be."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from formats_samples import (
+    CONTROLS,
+    NOTE,
+    TOOLS,
+    VOCABULARY,
+    WEATHER,
+    Read,
+    chat_format,
+    template,
+    vocabulary_with,
+)
+from grammars import walk
+from outrider.constraints import Compiler, GrammarConstraint
+from outrider.core.data import Grammar
+from outrider.core.errors import GrammarError, SettingError
+from outrider.core.params import FastForward
+from outrider.server.formats import Named, ToolChoice, ToolSpec, format_of
+
+COMPILER = Compiler(VOCABULARY)
+END = VOCABULARY.size - 1
+WEATHER_CALLS = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>',
+    "llama3": '{"name": "get_weather", "parameters": {"city": "Ulm"}}',
+    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Ulm"}}]',
+    "named": '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}',
+    "json": '{"name": "get_weather", "arguments": {"city": "Ulm"}}',
+}
+NOTE_CALLS = {
+    name: text.replace("get_weather", "get").replace('"city": "Ulm"', '"text": "a}b"')
+    for name, text in WEATHER_CALLS.items()
+}
+TWO_CALLS = {
+    "hermes": WEATHER_CALLS["hermes"] + "\n" + NOTE_CALLS["hermes"],
+    "llama3": WEATHER_CALLS["llama3"] + "; " + NOTE_CALLS["llama3"],
+    "mistral": WEATHER_CALLS["mistral"][:-1] + ", " + NOTE_CALLS["mistral"].removeprefix("[TOOL_CALLS]["),
+    "named": WEATHER_CALLS["named"] + NOTE_CALLS["named"],
+    "json": WEATHER_CALLS["json"] + "\n" + NOTE_CALLS["json"],
+}
+FORMATS = list(WEATHER_CALLS)
+
+
+def start(
+    name: str,
+    choice: ToolChoice,
+    *,
+    parallel: bool = True,
+    prompt: str = "",
+    fast_forward: FastForward = "exact",
+    tools: list[ToolSpec] = TOOLS,
+) -> GrammarConstraint:
+    grammar = chat_format(name).grammar(
+        tools, choice, parallel=parallel, prompt=prompt, fast_forward=fast_forward
+    )
+    assert grammar is not None
+    return COMPILER.compile(grammar).start()
+
+
+def tokens_of(text: str) -> list[int]:
+    return VOCABULARY.tokenize(text, add_special=False, parse_special=True)
+
+
+def spelled(tokens: list[int]) -> str:
+    """As a reader sees it."""
+    return b"".join(map(VOCABULARY.spelling, tokens)).decode(errors="replace")
+
+
+def takes(constraint: GrammarConstraint, text: str) -> bool:
+    """Whether a text may be written, and be the whole of it."""
+    tokens = tokens_of(text)
+    return constraint.permits((), [*tokens, END]) == len(tokens) + 1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_required_is_one_call_or_several_and_nothing_else(name: str) -> None:
+    for call in (WEATHER_CALLS[name], NOTE_CALLS[name], TWO_CALLS[name]):
+        assert takes(start(name, "required"), call)
+        for wrong in ("", "x" + call, call + "x", call[:-1], "Sure."):
+            assert not takes(start(name, "required"), wrong)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_is_one_where_calls_are_not_parallel(name: str) -> None:
+    for choice in ("required", "auto"):
+        assert takes(start(name, choice, parallel=False), NOTE_CALLS[name])
+        constraint = start(name, choice, parallel=False)
+        constraint.accept(tokens_of(NOTE_CALLS[name]))
+        assert constraint.is_complete
+        assert not takes(start(name, choice, parallel=False), TWO_CALLS[name])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_named_tool_is_called_once_and_no_other(name: str) -> None:
+    assert takes(start(name, Named("get")), NOTE_CALLS[name])
+    assert not takes(start(name, Named("get")), WEATHER_CALLS[name])
+    twice = TWO_CALLS[name].replace("get_weather", "get").replace('"city": "Ulm"', '"text": "x"')
+    assert takes(start(name, "required", tools=[NOTE]), twice)
+    assert not takes(start(name, Named("get")), twice)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_named_call_is_forced_up_to_its_arguments(name: str) -> None:
+    constraint = start(name, Named("get"), prompt="[/THINK]")
+    if name == "mistral":  # a blank may follow the marker
+        constraint.accept([*constraint.forced(())])
+        constraint.accept(tokens_of("["))
+    head = NOTE_CALLS[name].partition('"a}b"')[0].removeprefix("[TOOL_CALLS][")
+    forced = spelled(list(constraint.forced(())))
+    assert forced and head.startswith(forced) and len(head) - len(forced) <= 1
+    assert start(name, Named("get"), fast_forward="off").forced(()) == ()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_wrong_names_and_arguments_are_refused(name: str) -> None:
+    call = WEATHER_CALLS[name]
+    for wrong in (
+        call.replace("get_weather", "get_water"),
+        call.replace("Ulm", "Rom"),
+        call.replace('"city": "Ulm"', ""),
+        call.replace('"Ulm"', '"Ulm", "days": true'),
+        call.replace('"Ulm"', '"Ulm", "more": 1'),
+    ):
+        assert wrong != call and not takes(start(name, "required"), wrong)
+    assert takes(start(name, "required"), call.replace('"Ulm"', '"Köln", "days": 3'))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_auto_is_free_text_until_a_call_begins(name: str) -> None:
+    for free in ("", "Hi", '{"name": "Ada"}', "<tool_", "a [b] {c}\n", '{"city": "Ulm"}', "<|python"):
+        assert takes(start(name, "auto"), free)
+    lead = "Let me see.\n"
+    for call in (WEATHER_CALLS[name], TWO_CALLS[name]):
+        assert takes(start(name, "auto"), call) and takes(start(name, "auto"), lead + call)
+        assert not takes(start(name, "auto"), call + "and more")
+        assert not takes(start(name, "auto"), lead + call.replace("Ulm", "Rom"))
+
+
+def test_llamas_tag_begins_a_call_anywhere() -> None:
+    call = WEATHER_CALLS["llama3"]
+    assert takes(start("llama3", "auto"), f"<|python_tag|>{call}")
+    assert takes(start("llama3", "auto"), f"So: <|python_tag|>{call}; {call}")
+    assert not takes(start("llama3", "auto"), "<|python_tag|>import os")
+
+
+def test_a_call_without_markers_is_held_to_its_schema_where_markers_are_usual() -> None:
+    call = WEATHER_CALLS["json"]
+    assert takes(start("hermes", "auto"), f"So:\n{call}\n{NOTE_CALLS['json']}")
+    assert not takes(start("hermes", "auto"), call.replace("Ulm", "Rom"))
+    assert not takes(start("hermes", "required"), call)
+
+
+@pytest.mark.parametrize("marker", ["<think>", "[THINK]"])
+def test_reasoning_may_come_first_where_the_template_knows_it(marker: str) -> None:
+    name = "named" if marker == "[THINK]" else "thinking"
+    call, closer = WEATHER_CALLS["named" if name == "named" else "hermes"], f"{marker[0]}/{marker[1:]}"
+    thought = 'so: {"name": "get"} <tool_call>{\n'
+    for choice in ("required", "auto"):
+        assert takes(start(name, choice), call)
+        assert takes(start(name, choice), f"{marker}{thought}{closer}\n\n{call}")
+        assert not takes(start(name, choice), f"{marker}so{closer}\n\n{call}!")
+        # Behind an opened reasoning the marker has been written already.
+        assert takes(start(name, choice, prompt=f"…{marker}\n"), f"so{closer}{call}")
+        assert not takes(start(name, choice, prompt=f"…{marker}\n"), f"so{closer}{call}!")
+    assert takes(start(name, "auto"), f"{marker}so{closer}Hi")
+    assert not takes(start(name, "required"), f"{marker}so{closer}Hi")
+    assert not takes(start(name, "required", prompt=f"{marker}"), call)
+    # Where the prompt says that there is none, the call is forced from its first character.
+    over = start(name, Named("get"), prompt=f"{marker}\n\n{closer}\n\n")
+    assert len(over.forced(())) > 5
+    assert not takes(start("hermes", "required"), f"{marker}so{closer}{call}")
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "thinking"])
+@pytest.mark.parametrize("fast_forward", ["exact", "canonical"])
+def test_what_is_written_under_the_grammar_is_read_as_calls(name: str, fast_forward: FastForward) -> None:
+    rng = random.Random(name)
+    schemas = {tool.name: {**tool.parameters, "additionalProperties": False} for tool in TOOLS}
+    call = NOTE_CALLS.get(name, NOTE_CALLS["hermes"])
+    certain = call.partition("get")[0] + ('get"' if name in ("json", "llama3") else "")
+    prompt = "[/THINK]" if name == "named" else "</think>"
+    for choice in ("auto", "required"):
+        for _ in range(6):
+            constraint = start(name, choice, fast_forward=fast_forward, prompt=prompt)
+            head = tokens_of(f"Hm.\n{certain}" if choice == "auto" else "")
+            constraint.accept(head)
+            text = spelled([*head, *walk(constraint, rng, most=4000, ends=[END])])
+            assert constraint.is_complete
+            found = Read(chat_format(name).reader(TOOLS, reasoning=True), text)
+            assert found.calls and found.content == ("Hm." if choice == "auto" else ""), text
+            for called, arguments in found.calls:
+                jsonschema.validate(json.loads(arguments), schemas[called])
+
+
+def test_markers_may_be_control_tokens_or_text() -> None:
+    vocabulary = vocabulary_with("<tool_call>", "</tool_call>", "<end>")
+    hermes = format_of(template("hermes"), vocabulary)
+    assert hermes.visible == (vocabulary.size - 3, vocabulary.size - 2)
+    compiler = Compiler(vocabulary)
+    for choice in ("required", "auto"):
+        grammar = hermes.grammar(TOOLS, choice, parallel=True)
+        assert grammar is not None
+        tokens = vocabulary.tokenize(TWO_CALLS["hermes"], add_special=False, parse_special=True)
+        assert compiler.compile(grammar).start().permits((), tokens) == len(tokens)
+    spelled_out = format_of(template("named"), vocabulary_with("<end>"))
+    assert spelled_out.visible == ()
+    grammar = spelled_out.grammar(TOOLS, "auto", parallel=True)
+    assert grammar is not None
+    constraint = Compiler(vocabulary_with("<end>")).compile(grammar).start()
+    assert constraint.permits((), list(TWO_CALLS["named"].encode())) == len(TWO_CALLS["named"])
+
+
+def test_drafts_over_control_tokens_are_answered_and_taken_back() -> None:
+    constraint, final = start("named", "auto"), start("named", "auto")
+    tokens = tokens_of("Hm." + TWO_CALLS["named"])
+    assert constraint.permits((), tokens) == len(tokens)
+    for i, token in enumerate(tokens):
+        ours, theirs = constraint.allowed(tokens[:i]), final.allowed(())
+        assert ours is not None and theirs is not None and (ours == theirs).all()
+        final.accept([token])
+    assert constraint.allowed(()) is not None and not constraint.is_complete
+
+
+def test_schemas_are_enforced_as_far_as_they_can_be() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    lenient, strict = ToolSpec("f", parameters=odd), ToolSpec("f", parameters=odd, strict=True)
+    format_ = chat_format("hermes")
+    assert [n for n in format_.notices([lenient, WEATHER])] == [
+        "tool f: schema: #/properties/a/uniqueItems cannot be enforced, and is left out"
+    ]
+    assert takes(start("json", "required", tools=[lenient]), '{"name": "f", "arguments": {"a": [1, 1]}}')
+    with pytest.raises(GrammarError, match=r"tool f: schema #/properties/a/uniqueItems .*strict"):
+        format_.grammar([strict], "auto", parallel=True)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#/nowhere"}, {"type": "string"}, {"properties": {"a": {"type": "colour"}}}]
+)
+def test_arguments_of_a_broken_schema_are_any_object(schema: dict[str, object]) -> None:
+    tool = ToolSpec("f", parameters=schema)
+    (notice,) = chat_format("json").notices([tool])
+    assert notice.startswith("tool f: schema #/") and notice.endswith("its arguments may be any object")
+    assert takes(start("json", "required", tools=[tool]), '{"name": "f", "arguments": {"any": [1, {}]}}')
+    assert not takes(start("json", "required", tools=[tool]), '{"name": "f", "arguments": "x"}')
+    with pytest.raises(GrammarError, match="tool f"):
+        chat_format("json").notices([ToolSpec("f", parameters=schema, strict=True)])
+
+
+def test_objects_have_no_properties_that_no_one_named_but_where_schemas_are_combined() -> None:
+    inner = {"type": "object", "properties": {"properties": {"type": "integer"}}}
+    tool = ToolSpec("f", parameters={"properties": {"a": inner}})
+    call = '{"name": "f", "arguments": {"a": {%s}}}'
+    assert takes(start("json", "required", tools=[tool]), call % '"properties": 1')
+    assert not takes(start("json", "required", tools=[tool]), call % '"b": 1')
+    open_ = ToolSpec("f", parameters={"properties": {"a": {**inner, "additionalProperties": True}}})
+    assert takes(start("json", "required", tools=[open_]), call % '"b": 1')
+    other = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    both = {"allOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/other"}]}
+    schema = {"properties": {"a": both}, "$defs": {"one": inner, "other": other}}
+    combined = ToolSpec("f", parameters=schema)
+    assert takes(start("json", "required", tools=[combined]), call % '"properties": 1, "b": 1')
+    anything = ToolSpec("f")
+    assert takes(start("json", "required", tools=[anything]), call % "")
+
+
+def test_choices_that_fit_no_tool_are_refused_and_no_tools_need_no_grammar() -> None:
+    format_ = chat_format("hermes")
+    assert format_.grammar(TOOLS, "none", parallel=True) is None
+    assert format_.grammar([], "auto", parallel=True) is None
+    with pytest.raises(SettingError, match="no tool is called put"):
+        format_.grammar(TOOLS, Named("put"), parallel=True)
+    with pytest.raises(SettingError, match="Give tools"):
+        format_.grammar([], "required", parallel=True)
+
+
+def test_many_tools_are_compiled_and_told_apart() -> None:
+    tools = [ToolSpec(f"tool_{i}", parameters=NOTE.parameters) for i in range(128)]
+    for choice in ("auto", "required"):
+        grammar = chat_format("hermes").grammar(tools, choice, parallel=True)
+        assert isinstance(grammar, Grammar)
+        constraint = COMPILER.compile(grammar).start()
+        assert takes(constraint, NOTE_CALLS["hermes"].replace('"get"', '"tool_17"'))
+        assert not takes(constraint, NOTE_CALLS["hermes"].replace('"get"', '"tool_171"'))
+
+
+def test_the_vocabulary_has_the_markers() -> None:
+    assert [
+        VOCABULARY.spelling(VOCABULARY.size - len(CONTROLS) + i).decode() for i in range(len(CONTROLS))
+    ] == [*CONTROLS]

@@ -1,0 +1,324 @@
+"""Answers told apart into text, reasoning and calls, as they come in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats_samples import TOOLS, Read, chat_format, merged, read
+from outrider.server.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+
+OBJECT = '{"name": "get_weather", "arguments": {"city": "Ulm"}}'
+CALL = ("get_weather", '{"city": "Ulm"}')
+
+
+def hermes(inside: str) -> str:
+    return f"<tool_call>\n{inside}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", hermes(OBJECT)),
+        ("hermes", f"<tool_call>{OBJECT}</tool_call>"),
+        ("hermes", f"\n {hermes(OBJECT)}\n"),
+        ("hermes", OBJECT),
+        ("hermes", f"{OBJECT}\n</tool_call>"),
+        ("llama3", OBJECT.replace("arguments", "parameters")),
+        ("llama3", f"<|python_tag|>{OBJECT}"),
+        ("llama3", OBJECT.replace('"name"', '"type": "function", "name"')),
+        ("mistral", f"[TOOL_CALLS][{OBJECT}]"),
+        ("mistral", f'[TOOL_CALLS] [{OBJECT[:-1]}, "id": "abcdefghi"}}]'),
+        ("mistral", f"[TOOL_CALLS]{OBJECT}"),
+        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}'),
+        ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Ulm"}'),
+        ("mistral", '[TOOL_CALLS]get_weather{"city": "Ulm"}'),
+        ("json", OBJECT),
+        ("json", f"  {OBJECT}\n\n"),
+        ("json", OBJECT.replace(": ", " :\n")),
+    ],
+)
+def test_a_call_is_read_and_leaves_no_content(name: str, text: str) -> None:
+    found = read(name, text)
+    (call,) = found.calls
+    assert call[0] == "get_weather" and json.loads(call[1]) == {"city": "Ulm"} and not found.content
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", f"{hermes(OBJECT)}\n{hermes(OBJECT)}"),
+        ("hermes", hermes(OBJECT) * 2),
+        ("hermes", f"<tool_call>{OBJECT}\n<tool_call>{OBJECT}"),
+        ("llama3", f"{OBJECT}; {OBJECT}"),
+        ("llama3", f"<|python_tag|>{OBJECT};{OBJECT}"),
+        ("llama3", f"{OBJECT}\n{OBJECT}"),
+        ("mistral", f"[TOOL_CALLS][{OBJECT}, {OBJECT}]"),
+        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}' * 2),
+        ("json", f"{OBJECT}\n{OBJECT}\n"),
+    ],
+)
+def test_several_calls_are_counted(name: str, text: str) -> None:
+    found = read(name, text)
+    assert found.calls == [CALL, CALL] and not found.content
+
+
+def test_text_before_between_and_behind_calls_is_content() -> None:
+    found = read("hermes", f"Let me see.\n{hermes(OBJECT)}\nAnd more: {hermes(OBJECT)} Done.\n")
+    assert found.calls == [CALL, CALL]
+    assert found.content == "Let me see.\n\nAnd more:  Done.\n"
+    assert read("hermes", f"Let me see.\n\n{hermes(OBJECT)}\n").content == "Let me see."
+    assert read("mistral", f"Yes.[TOOL_CALLS][{OBJECT}] So.").content == "Yes. So."
+    assert read("json", f"```json\n{OBJECT}\n```").content == "```json\n\n```"
+    assert read("llama3", f"{OBJECT}; so it goes").content == "; so it goes"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{}",
+        '{"a":{"name":"x","arguments":{"name":1}}}',
+        '{"a": "}{][\\" </tool_call> <tool_call>\\\\"}',
+        '{"a": "\\u00e9\\ud83d\\ude00\\n", "b": [1.5e-3, null, true]}',
+        '{ "a" :\n[ ] }',
+        '{"code": "def f():\n\treturn 1"}',
+    ],
+)
+def test_arguments_come_out_as_they_were_written(arguments: str) -> None:
+    for name, text in (
+        ("hermes", hermes(f'{{"name": "f", "arguments": {arguments}}}')),
+        ("llama3", f'{{"name": "get", "parameters": {arguments}}}'),
+        ("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {arguments}}}]'),
+        ("mistral", f"[TOOL_CALLS]f[ARGS]{arguments}"),
+    ):
+        found = read(name, *text)
+        assert [call[1] for call in found.calls] == [arguments] and not found.content
+
+
+def test_arguments_in_a_string_are_what_the_string_spells() -> None:
+    arguments = '{"a": "x\\n\\"y\\" é 😀", "b": "\\\\"}'
+    for quoted in (
+        json.dumps(arguments),
+        json.dumps(arguments, ensure_ascii=False),
+        json.dumps(f" {arguments}"),
+    ):
+        assert read("hermes", hermes(f'{{"name": "f", "arguments": {quoted}}}')).calls == [("f", arguments)]
+    broken = hermes(r'{"name": "f", "arguments": "{\"a\": \"\ud83d\ud83d\ude00\udc00x\ud83d\"}"}')
+    assert read("hermes", broken).calls == [("f", '{"a": "�😀�x�"}')]
+
+
+@pytest.mark.parametrize("none", ['"arguments": null', '"arguments": ""', '"id": 7'])
+def test_a_call_without_arguments_has_an_empty_object(none: str) -> None:
+    assert read("hermes", hermes(f'{{"name": "f", {none}}}')).calls == [("f", "{}")]
+    assert read("json", '{"name": "get"}').calls == [("get", "{}")]
+
+
+def test_keys_may_come_in_another_order_and_others_are_passed_over() -> None:
+    text = (
+        '{"id": "1", "x": [{"name": "g"}], "arguments": {"a": 1}, "n": -1.5 , "name": "f", "arguments": {}}'
+    )
+    assert read("hermes", hermes(text)).calls == [("f", '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "<tool_call>\nget_weather(Ulm)\n</tool_call>"),
+        ("hermes", '<tool_call>{"name": 7, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "Ulm"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", x}</tool_call>'),
+        ("hermes", "<tool_call>{}</tool_call> and </tool_call>"),
+        ("hermes", "<<tool_call <tool_call"),
+        ("hermes", "a\n</tool_call>"),
+        ("hermes", '<tool_call>\n{"name": "get_wea'),
+        ("llama3", '{"name": "Ada", "parameters": {}}'),
+        ("llama3", '{"name": "get", "city": "Ulm"}'),
+        ("llama3", "<|python_tag|>import os\nprint(1)"),
+        ("llama3", 'See {"name": "get", "parameters": {}}'),
+        ("mistral", "[TOOL_CALLS]"),
+        ("mistral", "[TOOL_CALLS]get_weather of Ulm"),
+        ("mistral", "[TOOL_CALLS][ARGS]{}"),
+        ("mistral", "[TOOL_CALLS]get[ARG]{}"),
+        ("mistral", '[TOOL_CALLS][{"nme": "x"}]'),
+        ("mistral", OBJECT),
+        ("json", '{"city": "Ulm"}\n{"na": 1}\n{"name"'),
+        ("json", '{"name": "get_weat'),
+        ("json", "  \n\n "),
+    ],
+)
+def test_what_is_no_call_comes_out_as_it_is(name: str, text: str) -> None:
+    found = read(name, text)
+    assert found.content == text and not found.calls
+    assert Read(chat_format(name).reader(TOOLS, reasoning=True), *text).content == text
+
+
+def test_behind_a_malformed_call_others_are_read() -> None:
+    found = read("hermes", f"<tool_call>{{x}}</tool_call>{hermes(OBJECT)}")
+    assert found.calls == [CALL] and found.content == "<tool_call>{x}</tool_call>"
+    assert read("mistral", f"[TOOL_CALLS][TOOL_CALLS][{OBJECT}]").calls == [CALL]
+
+
+def test_a_call_that_breaks_off_keeps_what_was_streamed() -> None:
+    text = hermes(OBJECT)
+    first = text.index('{"city"') + 1
+    for length in range(first, len(text)):
+        found = read("hermes", text[:length])
+        assert found.calls == [("get_weather", '{"city": "Ulm"}'[: length - first + 1])] and not found.content
+    found = read("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>ok')
+    assert found.calls == [("f", '{"a": 1')] and found.content == "ok"
+
+
+def test_events_come_as_early_as_they_are_certain() -> None:
+    reader = chat_format("hermes").reader(TOOLS, reasoning=True)
+
+    def push(text: str) -> list[Event]:
+        return reader.push(text, "target")
+
+    assert push("Hi ") == [ContentDelta("Hi", "target")]
+    assert push("there <too") == [ContentDelta(" there", "target")]
+    assert push("ls> <tool_call>") == [ContentDelta(" <tools>", "target")]
+    assert push('\n{"name": "f"') == [] and push(', "arguments": ') == []
+    assert push("{") == [ToolCallStart(0, "f"), ToolArgumentsDelta(0, "{", "target")]
+    assert push('"a": 1') == [ToolArgumentsDelta(0, '"a": 1', "target")]
+    assert push("}}\n") == [ToolArgumentsDelta(0, "}", "target")]
+    assert push("</tool_call>") == [] and push("\n") == [] and reader.end() == []
+
+
+def test_an_object_that_is_no_call_is_held_no_longer_than_it_may_be_one() -> None:
+    reader = chat_format("json").reader(TOOLS, reasoning=True)
+    assert reader.push('{"na', "target") == []
+    assert reader.push("t", "target") == [ContentDelta('{"nat', "target")]
+    assert reader.push('"}\n{"name": "get_', "target") == [ContentDelta('"}', "target")]
+    assert reader.push("x", "target") == [ContentDelta('\n{"name": "get_x', "target")]
+
+
+def test_sources_are_kept() -> None:
+    reader = chat_format("thinking").reader(TOOLS, reasoning=True)
+    events = reader.push("<think>a", "target") + reader.push("b", "model")
+    events += reader.push("</think>c", "lookup") + reader.push(" d", "target")
+    events += reader.push('<tool_call>{"name": "f", "arguments": {"a', "grammar") + reader.push(
+        '": 1}}', "model"
+    )
+    assert events + reader.end() == [
+        ReasoningDelta("a", "target"),
+        ReasoningDelta("b", "model"),
+        ContentDelta("c", "lookup"),
+        ContentDelta(" d", "target"),
+        ToolCallStart(0, "f"),
+        ToolArgumentsDelta(0, '{"a', "grammar"),
+        ToolArgumentsDelta(0, '": 1}', "model"),
+    ]
+
+
+def test_reasoning_is_told_apart() -> None:
+    found = read("thinking", f"<think>\nIf </thi {hermes(OBJECT)}\n</think>\n\nHi <think>")
+    assert (
+        found.reasoning == f"If </thi {hermes(OBJECT)}" and found.content == "Hi <think>" and not found.calls
+    )
+    assert read("thinking", f"<think></think>{hermes(OBJECT)}").calls == [CALL]
+    assert read("named", "[THINK]so[/THINK]Hi").reasoning == "so"
+    assert read("json", "<think>so</think>Hi").reasoning == "so"
+    assert read("thinking", "a <think>so</think>").content == "a <think>so</think>"
+    assert read("thinking", "\n<thin").content == "\n<thin"
+
+
+@pytest.mark.parametrize("start", ["", "<think>", "\n<think>\n"])
+def test_reasoning_that_the_prompt_opened_is_told_apart(start: str) -> None:
+    found = read("thinking", f"{start}so</think>\nHi", prompt="<|assistant|><think>\n")
+    assert (found.reasoning, found.content) == ("so", "Hi")
+    assert read("thinking", f"{start}so <", prompt="<think>").reasoning == "so <"
+    assert read("thinking", "</think>Hi", prompt="<think>").content == "Hi"
+    assert read("thinking", "\n<thi", prompt="<think>").reasoning.endswith("<thi")
+    assert read("thinking", "<thin</think>Hi", prompt="<think>").reasoning == "<thin"
+    assert read("thinking", "so</think>Hi", prompt="<think>\n\n</think>\n\n").content == "so</think>Hi"
+
+
+def test_reasoning_may_stay_in_the_content() -> None:
+    text = "<think>\nso <tool_call>\n</think>\n\n"
+    found = read("thinking", text + hermes(OBJECT), reasoning=False)
+    assert found.content.rstrip() == text.rstrip() and found.calls == [CALL] and not found.reasoning
+    assert read("thinking", f"{text}Hi", reasoning=False).content == f"{text}Hi"
+    assert read("thinking", "so </think> Hi", prompt="<think>", reasoning=False).content == "so </think> Hi"
+
+
+def test_without_tools_no_calls_are_looked_for() -> None:
+    reader = chat_format("hermes").reader([], reasoning=True)
+    assert reader.push(f"\n{hermes(OBJECT)}\n<too", "target") == [
+        ContentDelta(f"\n{hermes(OBJECT)}\n<too", "target")
+    ]
+
+
+def test_a_long_text_that_is_never_certain_is_given_out() -> None:
+    text = '<tool_call>{"a": "' + "x" * 40_000
+    reader = chat_format("hermes").reader(TOOLS, reasoning=True)
+    early = "".join(e.text for e in reader.push(text, "target") if isinstance(e, ContentDelta))
+    assert early == text and reader.end() == []
+
+
+BITS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<|python_tag|>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<think>",
+        "</think>",
+        "[/THINK]",
+    ),
+    *("\n", " ", "; ", "[", "]", "{", "}", ", ", '"', "\\", "x", "é", "<", "null", "<tool_"),
+    *(
+        '{"name": ',
+        '"get"',
+        '"get_weather"',
+        ', "arguments": ',
+        '{"a": 1}',
+        '"{\\"a\\": 1}"',
+        OBJECT,
+        f"{OBJECT}, ",
+    ),
+]
+TEXTS = st.lists(st.sampled_from(BITS), max_size=14).map("".join)
+NAMES = st.sampled_from(["hermes", "thinking", "llama3", "mistral", "named", "json"])
+
+
+@given(TEXTS, NAMES, st.booleans(), st.sampled_from(["", "<think>", "[THINK]"]), st.data())
+def test_any_split_gives_the_same_events(
+    text: str, name: str, reasoning: bool, prompt: str, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = read(name, text, reasoning=reasoning, prompt=prompt)
+    assert merged(read(name, *parts, reasoning=reasoning, prompt=prompt).events) == merged(whole.events)
+    assert merged(read(name, *text, reasoning=reasoning, prompt=prompt).events) == merged(whole.events)
+
+
+@given(TEXTS, NAMES)
+def test_nothing_is_lost_or_made_up(text: str, name: str) -> None:
+    found = read(name, text, reasoning=False)
+    assert is_subsequence(found.content, text)
+    if not found.calls:
+        assert found.content == text
+    separated = read(name, text)
+    assert is_subsequence(separated.reasoning, text) and is_subsequence(separated.content, text)
+    left = sum(map(len, (found.content, *(name + arguments for name, arguments in found.calls))))
+    envelopes = (
+        sum(text.count(c) for c in BITS[:8]) * 16 + len(found.calls) * 40 + sum(map(text.count, " \n;,[]\\"))
+    )
+    assert len(text) - left <= envelopes
+
+
+def is_subsequence(part: str, whole: str) -> bool:
+    rest = iter(whole)
+    return all(character in rest for character in part)
+
+
+@given(st.text(max_size=60), NAMES)
+def test_plain_text_is_content(text: str, name: str) -> None:
+    assert read(name, text).content == text

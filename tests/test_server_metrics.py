@@ -1,0 +1,434 @@
+"""What `/metrics` says, fed with real steps of the engine on tiny models."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from constrained import OneOf, Pieces
+from engines import (
+    GREEDY,
+    LANGUAGE,
+    PROMPT,
+    ScriptedDrafter,
+    language_model,
+    model_drafter,
+    oracle,
+    same_vocabulary,
+)
+from outrider.backends.fake import FakeModel, scripted_logits
+from outrider.core.contracts import Drafter
+from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
+from outrider.drafters.model import ModelDrafter
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.server.metrics import Metrics
+from outrider.server.worker import WorkerState
+
+DOCS = Path(__file__).parents[1] / "docs"
+REQUEST = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)
+
+
+IDLE = WorkerState(
+    running=0, waiting=0, max_running=4, kv_tokens_used=0, kv_tokens_capacity=1024, draining=False
+)
+
+
+def new_metrics(state: WorkerState = IDLE) -> Metrics:
+    return Metrics(lambda: state, model={"name": "tiny"}, build={"version": "1.2.3"})
+
+
+def value(metrics: Metrics, name: str, /, **labels: str) -> float:
+    """One sample as it would be scraped; 0 for one that is not there yet."""
+    return metrics.registry.get_sample_value(f"outrider_{name}", labels) or 0.0
+
+
+def total(metrics: Metrics, name: str) -> float:
+    """A counter's sum over its labels."""
+    samples = [s for family in metrics.registry.collect() for s in family.samples]
+    return sum(s.value for s in samples if s.name == f"outrider_{name}_total")
+
+
+def engine(target: FakeModel, *drafters: Drafter, draft_max: int = 4, **options: Any) -> Engine:
+    return Engine(target, drafters, FixedPolicy(draft_max, p_min=0, hand_over=0), **options)
+
+
+def run(metrics: Metrics, running: Engine, *requests: Request) -> list[StepRecord]:
+    """Run requests side by side and show every step to the metrics; all records."""
+    for request in requests:
+        running.submit(request)
+    records: list[StepRecord] = []
+    while updates := running.step():
+        metrics.observe_steps(updates)
+        records += [update.record for update in updates]
+    return records
+
+
+# Steps
+
+
+def test_sequences_of_one_step_share_its_calls() -> None:
+    metrics, target, draft = new_metrics(), language_model(), language_model()
+    drafter = ModelDrafter(draft, same_vocabulary())
+    records = run(metrics, engine(target, drafter), *[replace(REQUEST, prompt=PROMPT * n) for n in (1, 30)])
+    calls = target.calls
+    kinds: list[set[str]] = [{r.kind for r in records if r.step == i + 1} for i in range(len(calls))]
+    assert {"prefill", "decode"} in kinds
+    for kind, expected in (
+        ("prefill", {"prefill"}),
+        ("decode", {"decode"}),
+        ("mixed", {"prefill", "decode"}),
+    ):
+        assert value(metrics, "target_calls_total", kind=kind) == kinds.count(expected)
+    assert total(metrics, "target_calls") == len(calls) < len(records)
+    assert total(metrics, "draft_calls") == len(draft.calls) > 0
+    assert value(metrics, "draft_calls_total", kind="prefill") > 0
+    assert value(metrics, "step_sequences_count") == value(metrics, "step_seconds_count") == len(calls)
+    assert value(metrics, "step_sequences_sum") == sum(map(len, calls))
+    assert value(metrics, "step_tokens_sum") == sum(len(span.tokens) for spans in calls for span in spans)
+    assert total(metrics, "sequence_steps") == len(records)
+
+
+def test_the_batch_size_is_a_histogram() -> None:
+    metrics = new_metrics()
+    run(metrics, engine(language_model()), replace(REQUEST, max_tokens=3), replace(REQUEST, max_tokens=5))
+    # The prompts (4 tokens each) are read together, then come 3 steps of both and 2 of one.
+    at_most = [value(metrics, "step_sequences_bucket", le=le) for le in ("1.0", "2.0", "3.0")]
+    assert at_most == [2, 6, 6]
+    assert value(metrics, "step_tokens_bucket", le="2.0") == 5
+    assert value(metrics, "step_tokens_bucket", le="8.0") == 6
+
+
+def test_tokens_are_counted_as_they_come() -> None:
+    metrics, running = new_metrics(), engine(language_model())
+    running.submit(REQUEST)
+    seen = []
+    while updates := running.step():
+        metrics.observe_steps(updates)
+        seen.append(
+            (value(metrics, "prefill_tokens_total"), value(metrics, "generation_tokens_total")),
+        )
+    assert seen == [(4, 0), *[(4, n) for n in range(1, 13)]]
+
+
+def test_times_of_a_step_are_counted_once_and_add_up() -> None:
+    metrics = new_metrics()
+    drafter = model_drafter(LANGUAGE)
+    records = run(metrics, engine(language_model(), drafter), REQUEST, replace(REQUEST, prompt=PROMPT[:2]))
+    steps = {record.step: record for record in records}  # what a step's sequences share is the same in each
+    parts = {
+        part: value(metrics, "step_part_seconds_total", part=part)
+        for part in ("target", "draft_model", "drafting", "sampling", "other")
+    }
+    assert parts["target"] == pytest.approx(sum(r.verify_s for r in steps.values()))
+    model_s = sum(r.work.model_s + r.work.prefill_s for r in steps.values())
+    assert parts["draft_model"] == pytest.approx(model_s)
+    assert parts["sampling"] == pytest.approx(sum(r.sampling_s for r in records))
+    assert all(seconds > 0 for seconds in parts.values())
+    assert sum(parts.values()) == pytest.approx(value(metrics, "step_seconds_sum"))
+    assert value(metrics, "step_seconds_sum") < sum(r.total_s for r in records)
+
+
+def test_drafts_are_counted_by_drafter_and_position() -> None:
+    """Two right tokens, then wrong ones: of 12 tokens three a step are made with drafts of 4, 4, 4 and
+    2 (no room for more), the last of which stands whole."""
+    metrics = new_metrics()
+    run(metrics, engine(language_model(), ScriptedDrafter(oracle(LANGUAGE, 2), "copycat")), REQUEST)
+    assert value(metrics, "spec_decode_num_drafts_total") == 4
+    assert value(metrics, "spec_decode_num_draft_tokens_total", drafter="copycat") == 14
+    assert value(metrics, "spec_decode_num_accepted_tokens_total", drafter="copycat") == 8
+    for name, expected in (("draft", [4, 4, 3, 3]), ("accepted", [4, 4, 0, 0])):
+        counted = [
+            value(metrics, f"spec_decode_num_{name}_tokens_per_pos_total", position=str(i)) for i in range(4)
+        ]
+        assert counted == expected
+
+
+def test_drafters_are_counted_apart() -> None:
+    metrics = new_metrics()
+    one, other = ScriptedDrafter(oracle(LANGUAGE, 1), "one"), ScriptedDrafter(oracle(LANGUAGE), "other one")
+    run(metrics, engine(language_model(), one), REQUEST)
+    run(metrics, engine(language_model(), other), REQUEST)
+    drafted = [
+        value(metrics, "spec_decode_num_draft_tokens_total", drafter=name) for name in ("one", "other one")
+    ]
+    accepted = [
+        value(metrics, "spec_decode_num_accepted_tokens_total", drafter=name) for name in ("one", "other one")
+    ]
+    # Right for one token: six steps with room for 11, 9, … and 1, so drafts of 4, 4, 4, 4, 3 and 1. Right
+    # for all: drafts of 4, 4 and 1.
+    assert (drafted, accepted) == ([20, 9], [6, 9])
+
+
+def test_plain_steps_count_no_drafts() -> None:
+    metrics = new_metrics()
+    run(metrics, engine(language_model()), REQUEST)
+    assert value(metrics, "spec_decode_num_drafts_total") == total(metrics, "draft_calls") == 0
+    assert value(metrics, "generation_tokens_total") == 12
+
+
+def test_far_positions_share_a_label() -> None:
+    metrics = new_metrics()
+    long = replace(REQUEST, max_tokens=25)
+    run(metrics, engine(language_model(), ScriptedDrafter(oracle(LANGUAGE)), draft_max=20), long)
+    assert value(metrics, "spec_decode_num_draft_tokens_per_pos_total", position="15") == 1
+    assert value(metrics, "spec_decode_num_draft_tokens_per_pos_total", position="16+") == 4
+    assert value(metrics, "spec_decode_num_draft_tokens_per_pos_total", position="16") == 0
+
+
+def test_forced_tokens_are_drafts_of_the_grammar() -> None:
+    words = Pieces("a", "b", "c")
+    running = engine(
+        FakeModel(words, scripted_logits(words, "abc")),
+        constrain=lambda _grammar: OneOf(words, ["abcab", "abcbc"]),
+    )
+    metrics = new_metrics()
+    run(metrics, running, Request((0,), GREEDY, grammar=Grammar("choice", '["abcab", "abcbc"]')))
+    drafted = value(metrics, "spec_decode_num_draft_tokens_total", drafter="grammar")
+    assert drafted == value(metrics, "spec_decode_num_accepted_tokens_total", drafter="grammar") >= 3
+    assert value(metrics, "constraint_seconds_total") > 0
+
+
+# Generations
+
+
+def finished(request: Request = REQUEST, drafter: Drafter | None = None) -> Completion:
+    drafters = (drafter or ScriptedDrafter(oracle(LANGUAGE, 2), "copycat"),)
+    return engine(language_model(), *drafters).generate(request)
+
+
+def test_a_generation_is_counted_when_it_ends() -> None:
+    metrics, done = new_metrics(), finished()
+    metrics.observe_request(done, queued_s=0.5, key="alice", speedup=1.3)
+    ends = [record.end_s for record in done.records if record.tokens]
+    assert len(ends) == 4
+    assert value(metrics, "requests_finished_total", finish_reason="length", key="alice") == 1
+    assert value(metrics, "prompt_tokens_total") == 5 and value(metrics, "prompt_tokens_cached_total") == 0
+    assert value(metrics, "key_tokens_total", key="alice", kind="prompt") == 5
+    assert value(metrics, "key_tokens_total", key="alice", kind="generation") == 12
+    expected = {
+        "time_to_first_token_seconds": (1, 0.5 + ends[0]),
+        "e2e_request_latency_seconds": (1, 0.5 + ends[3]),
+        "inter_token_latency_seconds": (3, ends[3] - ends[0]),
+        "request_queue_time_seconds": (1, 0.5),
+        "request_time_per_output_token_seconds": (1, (ends[3] - ends[0]) / 9),
+        "request_prompt_tokens": (1, 5),
+        "request_generation_tokens": (1, 12),
+        "request_estimated_speedup": (1, 1.3),
+        "request_prefill_time_seconds": (1, sum(r.total_s for r in done.records if r.kind == "prefill")),
+        "request_decode_time_seconds": (1, sum(r.total_s for r in done.records if r.kind == "decode")),
+    }
+    for name, (count, sum_) in expected.items():
+        assert value(metrics, f"{name}_count") == count, name
+        assert value(metrics, f"{name}_sum") == pytest.approx(sum_), name
+
+
+def test_reused_prompt_tokens_are_counted() -> None:
+    metrics, running = new_metrics(), engine(language_model())
+    for _ in range(2):
+        metrics.observe_request(running.generate(REQUEST))
+    assert value(metrics, "prompt_tokens_total") == 10
+    assert value(metrics, "prompt_tokens_cached_total") == 4  # the last one is always evaluated
+
+
+def test_a_generation_without_tokens_has_no_latencies() -> None:
+    metrics = new_metrics()
+    nothing = replace(finished(), tokens=(), records=(), finish_reason="cancelled")
+    metrics.observe_request(nothing, queued_s=2.0)
+    assert value(metrics, "requests_finished_total", finish_reason="cancelled", key="") == 1
+    assert value(metrics, "request_queue_time_seconds_sum") == 2
+    for name in ("time_to_first_token", "e2e_request_latency", "inter_token_latency"):
+        assert value(metrics, f"{name}_seconds_count") == 0
+    assert value(metrics, "request_time_per_output_token_seconds_count") == 0
+    assert value(metrics, "request_estimated_speedup_count") == 0
+
+
+def test_a_single_burst_has_no_gaps() -> None:
+    metrics = new_metrics()
+    metrics.observe_request(finished(replace(REQUEST, max_tokens=1)))
+    assert value(metrics, "time_to_first_token_seconds_count") == 1
+    assert value(metrics, "inter_token_latency_seconds_count") == 0
+    assert value(metrics, "request_time_per_output_token_seconds_count") == 0
+
+
+# Errors, gauges, labels
+
+
+def test_errors_are_counted_by_status_and_code() -> None:
+    metrics = new_metrics()
+    for _ in range(2):
+        metrics.observe_error(429, "queue_full")
+    metrics.observe_error(400, "context_length_exceeded")
+    assert value(metrics, "errors_total", status="429", code="queue_full") == 2
+    assert value(metrics, "errors_total", status="400", code="context_length_exceeded") == 1
+
+
+def test_gauges_are_read_when_somebody_asks() -> None:
+    states = [
+        replace(IDLE, running=3, waiting=7, kv_tokens_used=512, draining=True),
+        replace(IDLE, running=1),
+    ]
+    metrics = Metrics(lambda: states.pop(0), model={}, build={})
+    assert len(states) == 2
+    text = metrics.render()[0].decode()
+    assert len(states) == 1
+    read = {sample.name: sample.value for family in read_text(text) for sample in family.samples}
+    assert read["outrider_num_requests_running"] == 3
+    assert read["outrider_num_requests_waiting"] == 7
+    assert read["outrider_max_requests_running"] == 4
+    assert read["outrider_kv_cache_used_tokens"] == 512
+    assert read["outrider_kv_cache_capacity_tokens"] == 1024
+    assert read["outrider_draining"] == 1
+    assert b"outrider_num_requests_running 1.0" in metrics.render()[0]
+
+
+def test_label_values_are_bounded() -> None:
+    metrics, done = new_metrics(), finished()
+    metrics.observe_request(done, key="the first")
+    drafted = first_update()
+    for i in range(200):
+        metrics.observe_request(done, key=f"key {i}")
+        metrics.observe_error(400, f"code {i}")
+        metrics.observe_steps([renamed(drafted, f"drafter {i}")])
+    metrics.observe_request(done, key="the first")
+    for name, label, most in (
+        ("requests_finished", "key", 21),
+        ("errors", "code", 41),
+        ("spec_decode_num_draft_tokens", "drafter", 17),
+        ("spec_decode_num_accepted_tokens", "drafter", 17),
+    ):
+        seen = {
+            s.labels[label]
+            for family in metrics.registry.collect()
+            for s in family.samples
+            if s.name == f"outrider_{name}_total"
+        }
+        assert len(seen) == most and "other" in seen, name
+    assert value(metrics, "requests_finished_total", finish_reason="length", key="the first") == 2
+    assert total(metrics, "errors") == 200
+
+
+def first_update() -> Update:
+    """Of a request that is drafted for from its first step on."""
+    running = engine(language_model(), ScriptedDrafter(oracle(LANGUAGE), "x"))
+    running.submit(Request(PROMPT[:1], GREEDY, max_tokens=8, ignore_end=True))
+    return running.step()[0]
+
+
+def renamed(update: Update, drafter: str) -> Update:
+    draft = replace(update.record.draft, sources=(drafter,) * len(update.record.draft))
+    return replace(update, record=replace(update.record, draft=draft))
+
+
+def test_the_model_and_the_build_are_named() -> None:
+    metrics = new_metrics()
+    assert value(metrics, "model_info", name="tiny") == value(metrics, "build_info", version="1.2.3") == 1
+
+
+def test_registries_are_apart() -> None:
+    busy, idle = new_metrics(), new_metrics()
+    run(busy, engine(language_model()), REQUEST)
+    assert value(busy, "generation_tokens_total") == 12
+    assert value(idle, "generation_tokens_total") == 0
+
+
+# What is sent
+
+
+def everything() -> Metrics:
+    """A server on which all has happened that is counted."""
+    metrics = new_metrics(WorkerState(1, 1, 4, 5, 1024, True))
+    run(metrics, engine(language_model(), model_drafter(LANGUAGE)), REQUEST, REQUEST)
+    words = Pieces("a", "b")
+    limited = engine(FakeModel(words, LANGUAGE_AB), constrain=lambda _grammar: OneOf(words, ["ab"]))
+    run(metrics, limited, Request((0,), GREEDY, grammar=Grammar("choice", '["ab"]')))
+    running = engine(language_model())
+    for _ in range(2):
+        metrics.observe_request(running.generate(REQUEST), queued_s=0.1, key="alice", speedup=1.0)
+    metrics.observe_error(500, "server_error")
+    return metrics
+
+
+LANGUAGE_AB = scripted_logits(Pieces("a", "b"), "ab")
+
+
+def families(metrics: Metrics) -> dict[str, float]:
+    """Every family of ours by its full name, and the sum of its samples."""
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): sum(
+            sample.value for sample in family.samples if not sample.name.endswith("_created")
+        )
+        for family in read_text(metrics.render()[0].decode())
+        if family.name.startswith("outrider_") and not family.name.endswith("_created")
+    }
+
+
+def test_nothing_that_is_offered_stays_at_zero() -> None:
+    assert [name for name, sum_ in families(everything()).items() if sum_ == 0] == []
+
+
+def test_the_text_is_what_was_asked_for() -> None:
+    metrics = everything()
+    body, content_type = metrics.render()
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert b"# EOF" not in body and b"outrider_generation_tokens_total" in body
+    asked = "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"
+    body, content_type = metrics.render(asked)
+    assert content_type.startswith("application/openmetrics-text")
+    read = {f.name for f in read_openmetrics(body.decode())}  # type: ignore[no-untyped-call]
+    assert {"outrider_generation_tokens", "outrider_errors", "outrider_num_requests_running"} <= read
+
+
+# The documents
+
+
+def sample_names() -> set[str]:
+    """Every name that a query may use."""
+    text = everything().render()[0].decode()
+    return {sample.name for family in read_text(text) for sample in family.samples}
+
+
+def test_the_page_lists_every_metric() -> None:
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(outrider_\w+)", page, re.MULTILINE))
+    assert listed == set(families(everything()))
+
+
+def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for panel in board["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def overlaps(boxes: Sequence[dict[str, int]]) -> bool:
+    cells = [(b["x"] + dx, b["y"] + dy) for b in boxes for dx in range(b["w"]) for dy in range(b["h"])]
+    return len(cells) != len(set(cells)) or any(x >= 24 for x, _ in cells)
+
+
+def test_the_dashboard_asks_for_what_exists() -> None:
+    board = json.loads((DOCS / "grafana" / "outrider.json").read_text(encoding="utf-8"))
+    known, asked = sample_names(), set[str]()
+    drawn = [panel for panel in panels(board) if panel["type"] != "row"]
+    for panel in drawn:
+        assert panel["targets"] and panel["title"]
+        for target in panel["targets"]:
+            names = set(re.findall(r"\b(?:outrider|process)_\w+", target["expr"]))
+            assert names, target["expr"]
+            assert names <= known, names - known
+            assert target["expr"].count("(") == target["expr"].count(")")
+            asked |= names
+    assert len(asked) > 25
+    ids = [panel["id"] for panel in panels(board)]
+    assert len(ids) == len(set(ids))
+    assert not overlaps([panel["gridPos"] for panel in panels(board)])
+    variables = {f"${v['name']}" for v in board["templating"]["list"]}
+    used = set(re.findall(r"\$(?!__)\w+", json.dumps(drawn)))
+    assert used <= variables
