@@ -28,7 +28,7 @@ def test_the_short_one_is_not_held_up_by_a_long_one() -> None:
 
 
 def test_those_that_decode_are_not_held_up_long() -> None:
-    pace = Pace()
+    pace = Pace(max_pause_s=0.25)
     assert pace.tokens(alone=True) == MOST_TOKENS
     assert 0 < pace.tokens(alone=False) < MOST_TOKENS
     for _ in range(20):

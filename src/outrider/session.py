@@ -24,7 +24,7 @@ from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine import Engine
+from outrider.engine import MAX_PAUSE_S, Engine
 from outrider.generation import Generation
 from outrider.learned import AutoSettings, Learned, Measuring
 from outrider.loading import load_weights, template_of, why_no_draft
@@ -73,13 +73,21 @@ class Session:
         notices: Sequence[str] = (),
         learned: Learned | None = None,
         max_running: int | None = None,
+        max_pause_s: float = MAX_PAUSE_S,
     ) -> None:
         self.target = target
         self.template = template
         self._drafters = tuple(drafters)
         self._learned = learned
         self._compiler: Compiler | None = None
-        self.engine = Engine(target, drafters, policy, constrain=self._constrain, max_running=max_running)
+        self.engine = Engine(
+            target,
+            drafters,
+            policy,
+            constrain=self._constrain,
+            max_running=max_running,
+            max_pause_s=max_pause_s,
+        )
         self.notices = [*notices, *self.engine.notices]
 
     @classmethod
@@ -310,6 +318,7 @@ class Pair:
         max_running: int = 1,
         kept_sequences: int = 0,
         capacity_tokens: int = 0,
+        max_pause_s: float = MAX_PAUSE_S,
     ) -> Session:
         """Give the models KV caches and the session its drafters.
 
@@ -320,7 +329,8 @@ class Pair:
         the draft the target's. `lookup` is about the text so far and the session's earlier ones,
         `corpus` are files and folders, which are indexed first (`progress` is told). Up to `max_running`
         requests run at once; the KV of `kept_sequences` more is kept for others that begin alike, and
-        all together hold `capacity_tokens` (0: enough for those that run). Raises
+        all together hold `capacity_tokens` (0: enough for those that run). A prompt that is read holds up
+        the others for `max_pause_s` at a time. Raises
         OutOfMemory, and SettingError for a corpus that cannot be used.
         """
         notices = list(self.notices)
@@ -355,6 +365,7 @@ class Pair:
                 notices=notices,
                 learned=learned,
                 max_running=max_running,
+                max_pause_s=max_pause_s,
             )
         except BaseException:
             target.close()

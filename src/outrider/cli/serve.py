@@ -75,6 +75,7 @@ def _open(settings: ServeSettings, run_settings: RunSettings, pair: Pair, errors
             measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
             max_running=settings.max_running,
             kept_sequences=settings.kept_sequences,
+            max_pause_s=settings.max_pause,
             capacity_tokens=settings.kv_tokens or 0,
         )
 

@@ -31,7 +31,7 @@ from outrider.core.errors import ConstraintError, InputError, PromptError, Setti
 from outrider.engine.committing import commit, fail, record_of
 from outrider.engine.constrained import Timed
 from outrider.engine.judging import judge
-from outrider.engine.reading import Pace, chunks
+from outrider.engine.reading import MAX_PAUSE_S, Pace, chunks
 from outrider.engine.sequence import Judged, Plan, Shared, complete
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.slots import Slots, rewind
@@ -49,7 +49,8 @@ class Engine:
     that cannot rewind decodes plainly, and `notices` says so. `judge` makes each request's
     verification rule of its settings and seed, `constrain` the constraint of a request's grammar.
     `spelling` is what was learned about the target's tokens for forced text. At most `max_running`
-    requests run at once (None: as many as the target has sequences); the other sequences keep KV.
+    requests run at once (None: as many as the target has sequences); the other sequences keep KV. Reading
+    a prompt holds them up for `max_pause_s` at a time.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine:
         judge: Callable[[Request, int], Judge] = Verifier.of,
         constrain: Callable[[Grammar], Constraint] | None = None,
         max_running: int | None = None,
+        max_pause_s: float = MAX_PAUSE_S,
     ) -> None:
         self.target = target
         self.max_running = min(max_running or target.max_sequences, target.max_sequences)
@@ -78,7 +80,7 @@ class Engine:
             )
         self._running: list[Running] = []
         self._slots = Slots(target)
-        self._pace = Pace()
+        self._pace = Pace(max_pause_s)
         self._num_submitted = 0
         self._num_steps = 0
         self._learning_s = 0.0

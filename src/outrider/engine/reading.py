@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["MOST_TOKENS", "Pace", "chunks"]
+__all__ = ["MAX_PAUSE_S", "MOST_TOKENS", "Pace", "chunks"]
 
 MOST_TOKENS = 256
 """Prompt tokens per call: enough to run at full speed, few enough to stay interruptible."""
@@ -12,18 +12,20 @@ MOST_TOKENS = 256
 _LEAST_TOKENS = 16
 """Fewer would read a prompt no sooner: the tokens of a call share the reading of the weights."""
 
-_STALL_S = 0.25
-"""How long a chunk may hold up those that decode. On a fast machine whole chunks fit; on a slow one
-this is a handful of tokens' time."""
+MAX_PAUSE_S = 2.5
+"""How long reading a prompt may hold up those that decode, in one step. Less makes more of their tokens
+wait, and the prompt wait longer; more lets a long prompt stall them (benchmarks/serve)."""
 
 _RATE = 0.3
 """weight of the last call in the time of a token"""
 
 
 class Pace:
-    """How many prompt tokens a call takes, by what the last ones took."""
+    """How many prompt tokens a call takes, by what the last ones took: beside sequences that decode so
+    many that these wait no longer than `max_pause_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_pause_s: float = MAX_PAUSE_S) -> None:
+        self._max_pause_s = max_pause_s
         self._token_s: float | None = None
 
     def tokens(self, *, alone: bool) -> int:
@@ -32,7 +34,7 @@ class Pace:
             return MOST_TOKENS
         if self._token_s is None:
             return _LEAST_TOKENS * 4
-        return min(max(int(_STALL_S / self._token_s), _LEAST_TOKENS), MOST_TOKENS)
+        return min(max(int(self._max_pause_s / self._token_s), _LEAST_TOKENS), MOST_TOKENS)
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """A call with prompts in it took so long for all its tokens."""

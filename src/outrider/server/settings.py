@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from outrider.core.errors import SettingError
+from outrider.engine import MAX_PAUSE_S
 
 __all__ = ["TABLES", "ServeSettings", "is_loopback", "table_of"]
 
@@ -130,6 +131,9 @@ class Limits(_Table):
     """What one client, and all of them together, may ask for."""
 
     max_running: Count = Field(default=4, le=64, description="Requests that generate at once, in one batch.")
+    max_pause: float = Field(
+        MAX_PAUSE_S, gt=0, description="How long reading a prompt may hold up running answers, in seconds."
+    )
     kept_sequences: int = Field(
         default=8, ge=0, le=192, description="Ended requests whose KV is kept for others that begin alike."
     )
