@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from outrider.server import problems
+from outrider.server import handlers
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
 from outrider.server.limits import Caller
@@ -28,7 +28,7 @@ class Small:
         self.app = FastAPI(redirect_slashes=False)
         self.seen: list[bytes] = []
         self.ended: list[str] = []
-        problems.install(self.app)
+        handlers.install(self.app)
         for path in ("/", "/health", "/metrics"):
             self.app.get(path)(_ok)
         self.app.post("/v1/echo/{name}")(self.echo)

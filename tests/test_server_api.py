@@ -106,7 +106,11 @@ def test_sources_are_told_where_they_are_asked_for(served: Serving) -> None:
     assert "".join(text for text, _ in pieces) == REPEATING
     assert {source for _, source in pieces} == {"target", "lookup"}
     calls = [one["target_calls"] for one in told]
-    assert calls == sorted(calls) and calls[-1] <= chunks[-1]["outrider"]["target_calls"]
+    assert calls == sorted(calls) and calls[0] == 1
+    assert calls[-1] <= chunks[-1]["outrider"]["target_calls"]
+    generated = [one["generated_tokens"] for one in told]
+    assert generated == sorted(generated)
+    assert calls[-1] < generated[-1] <= chunks[-1]["outrider"]["generated_tokens"]
 
 
 def test_half_a_character_is_never_sent(served: Serving) -> None:
@@ -141,11 +145,11 @@ def test_choices_have_seeds_that_follow_each_other() -> None:
         submitted = []
         submit = served.worker.submit
 
-        async def listen(request: Any) -> Any:
+        async def listen(request: Any, *others: Any) -> Any:
             submitted.append(request)
-            return await submit(request)
+            return await submit(request, *others)
 
-        served.worker.submit = listen  # type: ignore[method-assign]
+        served.worker.submit = listen  # type: ignore[method-assign, assignment]
         chat(served, "abc", n=2, seed=7)
         assert [request.sampling.seed for request in submitted] == [7, 8]
 
@@ -201,6 +205,11 @@ def test_what_is_harmless_is_accepted(served: Serving) -> None:
         "parallel_tool_calls": True,
     }
     assert chat(served, "abc", **harmless)["choices"][0]["message"]["content"] == "abc"
+
+
+def test_samplers_are_switched_off_as_others_do(served: Serving) -> None:
+    off = {"top_k": -1, "top_n_sigma": -1, "top_p": 0, "temperature": 1e-9, "seed": -1}
+    assert chat(served, "abc", **off)["choices"][0]["message"]["content"] == "abc"
 
 
 # Log probabilities

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from outrider.server.prepare.settings import Limits
 from serving import Serving, serving
 
-MOST = 500
+MOST = 60
 """cases of each kind"""
 
 CHECKS: Any = [

@@ -10,6 +10,7 @@ import pytest
 from httpx2 import Response
 
 from outrider.server.prepare.settings import Limits
+from outrider.server.problems import problem
 from outrider.server.shapes.answers import ErrorAnswer
 from serving import Serving, events, serving, user
 
@@ -97,6 +98,7 @@ def test_an_unknown_field_is_named(served: Serving, path: str, body: dict[str, A
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
         (RESPONSES, {"conversation": "conv_1"}, "conversation"),
         (RESPONSES, {"store": True}, "store"),
+        (RESPONSES, {"store": 0.0}, "store"),
         (RESPONSES, {"background": True}, "background"),
         (RESPONSES, {"prompt": {"id": "x"}}, "prompt"),
         (RESPONSES, {"truncation": "auto"}, "truncation"),
@@ -215,6 +217,39 @@ def test_a_field_that_is_missing_is_named(served: Serving) -> None:
 def test_a_body_that_is_no_request_is_refused(served: Serving, body: bytes) -> None:
     response = served.client().post(CHAT, content=body, headers={"content-type": "application/json"})
     refusal(response)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_a_body_has_to_say_that_it_is_json(served: Serving, content_type: str | None) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    response = served.client().post(TEXT, content=b'{"prompt": "hi"}', headers=headers)
+    assert "content-type: application/json" in refusal(response)["message"]
+
+
+def test_what_is_nested_too_deeply_is_refused(served: Serving) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(300):
+        nested = {"deeper": nested}
+    error = refused(served, CHAT, chat_template_kwargs={"x": nested})
+    assert (error["code"], error["message"]) == (
+        "unsupported",
+        "the body: it is nested deeper than 250 levels. Simplify it.",
+    )
+
+
+def test_an_error_is_always_sent() -> None:
+    response = problem(400, "half a pair: \ud800.", code="x", param="\ud800")
+    assert json.loads(bytes(response.body))["error"]["message"] == "half a pair: ?."
+
+
+def test_a_queue_that_is_full_takes_no_choice_at_all() -> None:
+    endless = {"messages": user(f"[[{'x' * 1500}]]"), "n": 2}
+    with serving(max_running=1, max_waiting=0, call_s=0.01, drafters=[], context_tokens=4096) as served:
+        with served.client() as client:  # whose event loop stays
+            error = refusal(client.post(CHAT, json=endless), 429)
+            assert served.idle(5)
+        assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+        assert len(served.model.calls) < 100
 
 
 def test_tools_with_broken_unicode_are_refused(served: Serving) -> None:

@@ -11,7 +11,9 @@ from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from outrider.server.prepare.responses import as_chat
 from outrider.server.shapes.answers import Response
+from outrider.server.shapes.responses import ResponseRequest
 from serving import Serving, events, serving
 from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING, WEATHER
 
@@ -78,6 +80,21 @@ def test_items_become_a_conversation(served: Serving) -> None:
         {"role": "user", "content": "[[Twice.]]"},
     ]
     assert respond(served, again)["output"][0]["content"][0]["text"] == "Twice."
+
+
+def test_what_the_assistant_did_in_one_turn_is_one_message() -> None:
+    said = {"type": "message", "role": "assistant", "content": "Wait."}
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    calls = [
+        {"type": "function_call", "call_id": f"call_{i}", "name": "clock", "arguments": "{}"} for i in (1, 2)
+    ]
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "Noon."}
+    asked = ResponseRequest.model_validate({"input": [thought, said, *calls, output, said, thought, said]})
+    turns = [message.plain() for message in as_chat(asked).messages]
+    assert [turn["role"] for turn in turns] == ["assistant", "tool", "assistant", "assistant"]
+    assert (turns[0]["reasoning_content"], turns[0]["content"]) == ("Hm.", "Wait.")
+    assert [call["id"] for call in turns[0]["tool_calls"]] == ["call_1", "call_2"]
+    assert turns[3]["reasoning_content"] == "Hm."
 
 
 def test_a_limit_leaves_a_response_incomplete(served: Serving) -> None:

@@ -45,6 +45,9 @@ Message = Mapping[str, Any]
 
 DEFAULT_CONTEXT_TOKENS = 4096
 
+_MOST_NOTICES = 200
+"""A session may see any number of grammars, each with something to say."""
+
 
 class Session:
     """Generates text with a target model and its drafters.
@@ -168,7 +171,8 @@ class Session:
         if self._compiler is None:
             self._compiler = Compiler(self.target.vocabulary)
         compiled = self._compiler.compile(grammar)
-        self.notices += [notice for notice in compiled.notices if notice not in self.notices]
+        new = [notice for notice in compiled.notices if notice not in self.notices]
+        self.notices += new[: max(_MOST_NOTICES - len(self.notices), 0)]
         return compiled
 
     def _constrain(self, grammar: Grammar) -> Constraint:

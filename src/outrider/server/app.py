@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from outrider.server import problems
+from outrider.server import handlers
 from outrider.server.page import Page
 from outrider.server.routes.chat import chat_router
 from outrider.server.routes.completions import completions_router
@@ -39,7 +39,7 @@ def create_app(service: Service, *, page: Page | None = None, has_keys: bool = F
         redirect_slashes=False,
     )
     app.state.meter = service.meter
-    problems.install(app)
+    handlers.install(app)
     guarded = [Depends(HTTPBearer(auto_error=False, description="An API key."))] if has_keys else []
     for make in (
         chat_router,

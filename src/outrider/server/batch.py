@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
-from outrider.core.data import Update
+from outrider.core.data import Completion, Update
 from outrider.core.errors import OutriderError
 from outrider.server.answers.account import estimate_of
 from outrider.server.limits import Bill, Caller
@@ -40,7 +40,7 @@ class Batch:
                 longest = room if request.max_tokens is None else min(request.max_tokens, room)
                 bill = batch._reserved.enter_context(caller.reserved(len(request.prompt), longest))
                 batch._bills.append(bill)
-                batch.jobs.append(await service.worker.submit(request))
+                batch.jobs.append(await service.worker.submit(request, batch._ended))
                 bill.prompt_tokens = len(request.prompt)
         except OutriderError as error:
             batch.close()
@@ -64,7 +64,7 @@ class Batch:
                     index = pending.pop(task)
                     update = self._result(task)
                     if update is None:
-                        self._finished(index)
+                        self._check(self.jobs[index])
                     else:
                         self._bills[index].completion_tokens += len(update.record.tokens)
                         pending[asyncio.ensure_future(anext(iterators[index], None))] = index
@@ -74,16 +74,18 @@ class Batch:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    def _finished(self, index: int) -> None:
-        job = self.jobs[index]
+    def _ended(self, job: Job, completion: Completion) -> None:
+        """Count a generation, also one whose client has left."""
         if self.service.meter is not None:
-            estimate, _ = estimate_of([job.completion], self.service.policy)
+            estimate, _ = estimate_of([completion], self.service.policy)
             self.service.meter.observe_request(
-                job.completion,
+                completion,
                 queued_s=job.queued_s,
                 key=self._caller.name,
                 speedup=estimate.speedup if estimate else None,
             )
+
+    def _check(self, job: Job) -> None:
         if job.completion.finish_reason == "cancelled":
             raise self._broken_off()
 

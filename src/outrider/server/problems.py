@@ -6,13 +6,9 @@ A message names the input, the reason and the way out, as the errors of `outride
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from outrider.core.errors import (
@@ -26,7 +22,7 @@ from outrider.core.errors import (
 )
 from outrider.server.worker import Draining, QueueFull
 
-__all__ = ["Problem", "error_object", "install", "problem", "problem_of", "wrong"]
+__all__ = ["Problem", "error_object", "problem", "problem_of", "wrong"]
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 408: "timeout_error", 429: "rate_limit_error"}
 _CODES: dict[type[OutriderError], str] = {
@@ -73,6 +69,10 @@ class Problem(Exception):
         """The object that the client gets."""
         return error_object(self.message, type=self.type, code=self.code, param=self.param)
 
+    def response(self) -> Response:
+        """The answer that says it."""
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
 
 def wrong(param: str, why: str, *, code: str = "invalid_value") -> Problem:
     """A field that cannot be used (400): `why`, and the way out, as sentences."""
@@ -111,11 +111,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The response for an error, for middleware that answers by itself."""
-    return _response(Problem(status, message, type=type, code=code, param=param, headers=headers))
-
-
-def _response(error: Problem) -> Response:
-    return JSONResponse(error.body, error.status, headers=error.headers)
+    return Problem(status, message, type=type, code=code, param=param, headers=headers).response()
 
 
 def problem_of(error: OutriderError, param: str | None = None) -> Problem:
@@ -135,111 +131,3 @@ def problem_of(error: OutriderError, param: str | None = None) -> Problem:
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "invalid_request")
     status = 400 if isinstance(error, InputError | ConstraintError) else 500
     return Problem(status, message, code=code if status == 400 else "internal_error", param=param)
-
-
-def install(app: FastAPI) -> None:
-    """Answer every error of the application in this shape."""
-    app.add_exception_handler(Problem, _on_problem)
-    app.add_exception_handler(OutriderError, _on_outrider_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_bug)
-
-
-async def _on_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return _reported(request, error)
-
-
-async def _on_outrider_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OutriderError)
-    return _reported(request, problem_of(error))
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _reported(request, invalid(error.errors(), error.body))
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    status, path = error.status_code, request.url.path[:200]
-    if status == 404:
-        found = Problem(
-            404, f"there is nothing at {path}. /v1/models tells what is served.", code="not_found"
-        )
-    elif status == 405:
-        message = (
-            f"{request.method} is not allowed at {path}. Allowed: {(error.headers or {}).get('allow', '')}."
-        )
-        found = Problem(405, message, code="method_not_allowed", headers=error.headers)
-    else:
-        found = Problem(status, f"{error.detail}.", code="http_error", headers=error.headers)
-    return _reported(request, found)
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    del error  # it is logged where it is raised again
-    return _reported(request, Problem(500, "the server failed; its log says how.", code="internal_error"))
-
-
-def _reported(request: Request, error: Problem) -> Response:
-    meter = getattr(request.app.state, "meter", None)
-    if meter is not None:
-        meter.observe_error(error.status, error.code)
-    return _response(error)
-
-
-# What a request that does not fit its shape is told
-
-
-def invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
-    """The one complaint that helps most: of alternatives that all failed, the one that got furthest."""
-    found = max(errors, key=lambda error: (error["type"] == "unsupported", _depth(error, body)))
-    kind, context = found["type"], found.get("ctx") or {}
-    path = _path(found, body)
-    if kind == "unsupported" and context.get("field"):
-        path = f"{path}.{context['field']}" if path else str(context["field"])
-    if kind == "json_invalid":
-        return Problem(
-            400, f"the body is not JSON: {context.get('error', 'it is broken')}.", code="invalid_json"
-        )
-    if kind == "extra_forbidden":
-        message = (
-            f"unknown field: {path}. It is none of this endpoint's (docs/api.md lists them); leave it out."
-        )
-        return Problem(400, message, code="unknown_field", param=path)
-    if kind == "missing":
-        message = f"{path or 'the body'}: it is missing. Give it, as JSON with content-type application/json."
-        return Problem(400, message, code="missing_field", param=path or None)
-    sentence = str(found["msg"]).rstrip(".")
-    sentence = sentence[:1].lower() + sentence[1:]
-    code = "unsupported" if kind == "unsupported" else "invalid_value"
-    return Problem(400, f"{path or 'the body'}: {sentence}.", code=code, param=path or None)
-
-
-def _depth(error: Mapping[str, Any], body: Any) -> int:
-    return len(_steps(error, body))
-
-
-def _path(error: Mapping[str, Any], body: Any) -> str:
-    path = ""
-    for step in _steps(error, body):
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-    return path
-
-
-def _steps(error: Mapping[str, Any], body: Any) -> list[str | int]:
-    """The place of an error in the body: pydantic's, without the names of alternatives that it tried."""
-    steps: list[str | int] = []
-    place = list(error["loc"])
-    here = body if place[:1] == ["body"] else None
-    for i, step in enumerate(place[1:], 1):
-        if (isinstance(here, Mapping) and step in here) or (
-            isinstance(here, list) and isinstance(step, int) and step < len(here)
-        ):
-            here = here[step]
-        elif not (error["type"] == "missing" and i == len(place) - 1) and place[0] == "body":
-            continue
-        steps.append(step)
-    return steps

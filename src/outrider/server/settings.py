@@ -132,7 +132,9 @@ class Limits(_Table):
 
     max_running: Count = Field(default=4, le=64, description="Requests that generate at once, in one batch.")
     max_pause: float = Field(
-        MAX_PAUSE_S, gt=0, description="How long reading a prompt may hold up running answers, in seconds."
+        default=MAX_PAUSE_S,
+        gt=0,
+        description="How long reading a prompt may hold up running answers, in seconds.",
     )
     kept_sequences: int = Field(
         default=8, ge=0, le=192, description="Ended requests whose KV is kept for others that begin alike."

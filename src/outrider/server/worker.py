@@ -69,15 +69,23 @@ class Job:
     """One request on its way through the engine: iterate over it for its updates.
 
     The iteration ends with the generation, and raises BackendError when the engine failed. Leaving it
-    early cancels the request. `completion` is there afterwards.
+    early cancels the request. `completion` is there afterwards. `ended` is told it in any case, in the
+    event loop, also where nobody iterates any more.
     """
 
-    def __init__(self, request: Request, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        request: Request,
+        worker: Worker,
+        loop: asyncio.AbstractEventLoop,
+        ended: Callable[[Job, Completion], None] | None = None,
+    ) -> None:
         self.request = request
         self.queued_s = 0.0
         """seconds between the submission and the first step"""
         self._worker = worker
         self._loop = loop
+        self._ended = ended
         self._updates: asyncio.Queue[Update | Completion | OutriderError] = asyncio.Queue()
         self._accepted: asyncio.Future[None] = loop.create_future()
         self._completion: Completion | None = None
@@ -114,6 +122,8 @@ class Job:
     def take(self, item: Update | Completion | OutriderError) -> None:
         """What has come of it since."""
         self._updates.put_nowait(item)
+        if isinstance(item, Completion) and self._ended is not None:
+            self._ended(self, item)
 
     def settle(self, error: OutriderError | None = None) -> None:
         """It was accepted (the engine has it, or it waits for room), or refused."""
@@ -200,8 +210,8 @@ class Worker:
         """Start the thread."""
         self._thread.start()
 
-    async def submit(self, request: Request) -> Job:
-        """Hand a request in.
+    async def submit(self, request: Request, ended: Callable[[Job, Completion], None] | None = None) -> Job:
+        """Hand a request in; `ended` is told its completion, however it ends.
 
         Raises QueueFull or Draining at once, and what the engine refuses the request with (GrammarError,
         PromptError, SettingError) when it has looked at it.
@@ -211,7 +221,7 @@ class Worker:
         if self._num_open >= self._max_waiting + self._engine.max_running:
             waiting = self._num_open - self._engine.max_running
             raise QueueFull(waiting, self._retry_after_s(waiting))
-        job = Job(request, self, asyncio.get_running_loop())
+        job = Job(request, self, asyncio.get_running_loop(), ended)
         self._num_open += 1
         arrived_s = perf_counter()
         self._commands.put(lambda: self._enter(job, arrived_s))
@@ -371,9 +381,9 @@ class Worker:
     def _hand_over(self, job: Job, *items: Update | Completion | None) -> None:
         def take() -> None:
             for item in items:
+                self._num_open -= isinstance(item, Completion)
                 if item is not None:
                     job.take(item)
-                self._num_open -= isinstance(item, Completion)
 
         self._post(job, take)
 

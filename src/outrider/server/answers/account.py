@@ -129,7 +129,5 @@ def estimate_of(
     if policy is None:
         return None, "what calls cost is not measured under this policy"
     records = [record for completion in completions for record in completion.records]
-    if any(record.kind == "decode" and record.num_sequences > 1 for record in records):
-        return None, "its steps were shared with other requests"
     estimate = estimate_speedup(records, policy)
     return estimate, None if estimate else "what calls cost is not known yet"

@@ -101,10 +101,7 @@ class ChatAnswer:
         for delta, events in _deltas(choice, choice.take(update)):
             chunk = self._chunk(choice, delta, self._streamed_logprobs(choice))
             if self.plan.show_sources:
-                chunk["outrider"] = {
-                    "pieces": [[e.text, e.source] for e in events if isinstance(e, ContentDelta)],
-                    "target_calls": choice.target_calls,
-                }
+                chunk["outrider"] = choice.told(events)
             yield chunk
         if update is None:
             rest = self._streamed_logprobs(choice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from outrider.core.data import TokenLogprob, Update
@@ -35,7 +35,7 @@ class ToolCall:
 @dataclass(slots=True)
 class Choice:
     """What one generation has given so far. `reader` tells calls and reasoning from content; without one
-    everything is content. `target_calls` are those that the choice has taken."""
+    everything is content. `target_calls` and `generated_tokens` are so far."""
 
     index: int
     job: Job
@@ -45,6 +45,7 @@ class Choice:
     calls: list[ToolCall] = field(default_factory=list)
     scored: list[TokenLogprob] = field(default_factory=list)
     target_calls: int = 0
+    generated_tokens: int = 0
 
     def take(self, update: Update | None) -> list[Event]:
         """What an update adds; None: the generation has ended."""
@@ -53,6 +54,7 @@ class Choice:
             events += self._ended()
         else:
             self.target_calls += update.record.kind == "decode"
+            self.generated_tokens += len(update.record.tokens)
             self.scored += update.record.logprobs
             for piece in update.pieces:
                 events += self._read(piece.text, piece.source)
@@ -76,6 +78,14 @@ class Choice:
             self.calls.append(ToolCall(f"call_{uuid4().hex[:24]}", event.name))
         else:
             self.calls[event.index].arguments += event.text
+
+    def told(self, events: Iterable[Event]) -> dict[str, Any]:
+        """The `outrider` object of a chunk: whose text it has, and the counts so far."""
+        return {
+            "pieces": [[event.text, event.source] for event in events if isinstance(event, ContentDelta)],
+            "target_calls": self.target_calls,
+            "generated_tokens": self.generated_tokens,
+        }
 
     def take_scored(self) -> list[TokenLogprob]:
         """The log probabilities that nobody has taken yet."""

@@ -62,8 +62,7 @@ class CompletionAnswer:
         if events:
             chunk = self._chunk(choice, "".join(event.text for event in events))
             if self.plan.show_sources:
-                pieces = [[event.text, event.source] for event in events]
-                chunk["outrider"] = {"pieces": pieces, "target_calls": choice.target_calls}
+                chunk["outrider"] = choice.told(events)
             yield chunk
         if update is None:
             yield self._chunk(choice, "", choice.finish_reason)

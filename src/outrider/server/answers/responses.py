@@ -44,8 +44,7 @@ class ResponseAnswer:
             for told in self._items.take(event, self.choice.calls, scored):
                 found = self._numbered(told)
                 if self.plan.show_sources and found["type"] == "response.output_text.delta" and is_content:
-                    pieces = [[event.text, event.source]]  # type: ignore[union-attr]
-                    found["outrider"] = {"pieces": pieces, "target_calls": self.choice.target_calls}
+                    found["outrider"] = self.choice.told([event])
                 yield found
         if update is None:
             yield from self._end()

@@ -72,13 +72,14 @@ class CostChart {
     const bottom = HEIGHT - EDGE.bottom;
     const across = [1, ...[1, 2, 3, 4].map((i) => Math.round((size * i) / 4))];
     const step_s = niceStep(this.top_s / 3);
+    const digits = step_s < 0.001 ? 1 : 0;
     const up = Array.from({ length: Math.floor(this.top_s / step_s) }, (_, i) => (i + 1) * step_s);
     return [
       ...up.map((s) =>
         drawn("path", { class: "grid", d: `M${EDGE.left} ${this.y(s)}H${WIDTH - EDGE.right}` }),
       ),
       drawn("path", { class: "axis", d: `M${EDGE.left} ${bottom}H${WIDTH - EDGE.right}` }),
-      ...up.map((s) => label(EDGE.left - 6, this.y(s) + 3.5, "end", number(s * 1000, step_s < 0.001 ? 1 : 0))),
+      ...up.map((s) => label(EDGE.left - 6, this.y(s) + 3.5, "end", number(s * 1000, digits))),
       ...[...new Set(across)].map((n) => label(this.x(n), bottom + 14, "middle", number(n))),
       label(2, EDGE.top - 2, "start", "ms"),
       label((EDGE.left + WIDTH - EDGE.right) / 2, HEIGHT - 5, "middle", "tokens in the call"),
@@ -90,10 +91,11 @@ class CostChart {
   names(last) {
     const size = this.calls_s.length;
     const place = Math.round(size * 0.72);
-    const steep = last < size / 2 ? { at: 6, anchor: "start" } : { at: -8, anchor: "end" };
-    const high = Math.min(last, size);
+    const isSteep = last < size / 2;
+    const n = isSteep ? last : last * 0.45;
+    const [x, y] = [this.x(n), this.y(n * this.calls_s[0])];
     return [
-      label(this.x(high) + steep.at, this.y(high * this.calls_s[0]) + 9, steep.anchor, "one by one", "name"),
+      isSteep ? label(x + 6, y + 9, "start", "one by one", "name") : label(x - 8, y, "end", "one by one", "name"),
       label(this.x(place), this.y(this.at(place)) + 22, "middle", "one call", "name"),
     ];
   }
@@ -133,7 +135,8 @@ class CostChart {
   }
 
   asTable() {
-    const rows = this.calls_s.map((s, i) => [number(i + 1), number(s * 1000, 2), number(s / this.calls_s[0], 2)]);
+    const [plain_s] = this.calls_s;
+    const rows = this.calls_s.map((s, i) => [number(i + 1), number(s * 1000, 2), number(s / plain_s, 2)]);
     const heads = ["Tokens", "Milliseconds", "Times a single one"];
     return element(
       "details",

@@ -68,7 +68,7 @@ function setBusy(isBusy) {
   if (hadFocus) prompt.focus();
 }
 
-/** Say what is wrong with a setting, where the message is written, and go to the setting; null: all is well. */
+/** Say what is wrong with a setting beside the message, and go to the setting; null: all is well. */
 function complain(complaint) {
   byId("complaint").hidden = !complaint;
   byId("complaint").textContent = complaint?.message ?? "";

@@ -62,7 +62,7 @@ class Reply {
     return this.usage?.completion_tokens ?? this.tokens;
   }
 
-  /** Tokens per second of decoding: the server's own when it is done, until then since the first ones came. */
+  /** Tokens per second of decoding: since the first ones came, and the server's own number at the end. */
   get perSecond() {
     if (this.report?.times?.decode_s > 0) return this.generated / this.report.times.decode_s;
     const seconds = this.first ? this.last_s - this.first.at_s : 0;

@@ -46,7 +46,12 @@ class UserTurn {
       { class: "editor" },
       box,
       element("p", { class: "note" }, "What follows this message is replaced."),
-      element("div", { class: "line" }, element("button", { class: "primary" }, "Send"), button("Cancel", close)),
+      element(
+        "div",
+        { class: "line" },
+        element("button", { class: "primary" }, "Send"),
+        button("Cancel", close),
+      ),
     );
     form.addEventListener("submit", send);
     form.addEventListener("keydown", (event) => {
@@ -129,7 +134,8 @@ class Foldable {
     this.title = element("summary", {}, title);
     this.text = document.createTextNode("");
     const scroller = { tabindex: 0, role: "region", "aria-label": title || "Tool call" };
-    this.node = element("details", { class: "fold", hidden: true }, this.title, element("pre", scroller, this.text));
+    const shown = element("pre", scroller, this.text);
+    this.node = element("details", { class: "fold", hidden: true }, this.title, shown);
     container?.append(this.node);
   }
 

@@ -10,7 +10,7 @@ from outrider.server.shapes.answers import ErrorAnswer
 
 __all__ = ["describe"]
 
-_ERRORS = {
+_ERRORS: dict[int | str, str] = {
     400: "The request cannot be used: `param` names the field, the message the way out.",
     401: "An API key is missing or unknown.",
     403: "The key may not do this.",

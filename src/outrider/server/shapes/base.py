@@ -4,14 +4,29 @@ supported."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-__all__ = ["WHOLE", "Body", "Shape", "explained", "unsupported"]
+__all__ = ["WHOLE", "Body", "Many", "Shape", "explained", "few", "unsupported"]
 
 _MOST_LEVELS = 250
+_MOST_UNKNOWN = 16
+
+_Part = TypeVar("_Part")
+
+Many = Annotated[list[_Part], Field(fail_fast=True)]
+"""A list in which the first part that is wrong ends the reading: a body may hold millions of them, and an
+error for each would take gigabytes."""
 
 
 def unsupported(why: str, field: str | None = None) -> PydanticCustomError:
@@ -35,7 +50,15 @@ class Shape(BaseModel):
         for field, why in cls.refused.items():
             if data.get(field) is not None:
                 raise unsupported(why, field)
-        return {key: value for key, value in data.items() if key not in cls.refused}
+        kept = {key: value for key, value in data.items() if key not in cls.refused}
+        return kept if len(kept) <= len(cls.model_fields) + _MOST_UNKNOWN else cls._shortened(kept)
+
+    @classmethod
+    def _shortened(cls, data: dict[Any, Any]) -> dict[Any, Any]:
+        """The fields that are known and the first ones that are not: to name one of a million is enough."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = [key for key in data if key not in known][:_MOST_UNKNOWN]
+        return {key: data[key] for key in data if key in known} | {key: data[key] for key in unknown}
 
 
 class Body(Shape):
@@ -67,15 +90,34 @@ def _is_unicode(text: str) -> bool:
 
 
 def explained(why: str) -> WrapValidator:
-    """Says `why` a value other than those of the type is not supported."""
+    """Says `why` a value other than those of the type is not supported; numbers never are."""
 
     def check(value: Any, handler: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):  # 0 is equal to false
+            raise unsupported(why)
         try:
             return handler(value)
         except ValidationError:
             raise unsupported(why) from None
 
     return WrapValidator(check)
+
+
+def few(most: int) -> BeforeValidator:
+    """Refuses an object of too many fields before it looks at any of them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise PydanticCustomError(
+                "too_long", "it has {number} fields, and {most} are the most", _counts(value, most)
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+def _counts(value: dict[Any, Any], most: int) -> dict[str, Any]:
+    return {"number": len(value), "most": most}
 
 
 def _whole(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.server.shapes.base import Shape
+from outrider.server.shapes.base import Shape, explained
 
 __all__ = [
     "GrammarFields",
@@ -74,7 +74,9 @@ class StructuredOutputs(Shape):
     grammar: str | None = Field(None, description="GBNF where it holds `::=`, else llguidance's Lark.")
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
-    disable_additional_properties: Literal[False] | None = None
+    disable_additional_properties: Annotated[
+        Literal[False] | None, explained("a schema is taken as it is. Say additionalProperties in it")
+    ] = None
     disable_fallback: bool | None = Field(None, description="Has no effect: there is no fallback.")
 
 

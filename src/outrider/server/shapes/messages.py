@@ -11,6 +11,8 @@ from outrider.server.shapes.base import Shape, unsupported
 __all__ = ["CalledFunction", "Message", "Prediction", "TextPart", "ToolCall", "text_of"]
 
 _TEXT_ONLY = "this server reads text alone. Leave {} out"
+_PARSED = "What OpenAI's client for Python adds to an answer that it parsed: not read."
+_PROVIDERS = "What litellm adds to answers: not read."
 
 
 class TextPart(Shape):
@@ -33,6 +35,8 @@ class CalledFunction(Shape):
 
     name: Annotated[str, Field(min_length=1)]
     arguments: str
+    parsed_arguments: Any = Field(default=None, description=_PARSED)
+    provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
 
 
 class ToolCall(Shape):
@@ -42,6 +46,7 @@ class ToolCall(Shape):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
+    provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
 
 
 class Message(Shape):
@@ -60,6 +65,8 @@ class Message(Shape):
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    parsed: Any = Field(default=None, description=_PARSED)
+    provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
 
     @model_validator(mode="before")
     @classmethod

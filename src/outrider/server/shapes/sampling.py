@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from outrider.core.params import DraftSampling, FastForward, Rule
-from outrider.server.shapes.base import WHOLE, Body, Shape, explained
+from outrider.server.shapes.base import WHOLE, Body, Many, Shape, explained, few
 
 __all__ = ["Harmless", "PolicyName", "SamplingFields", "Speculation", "StreamOptions"]
 
@@ -20,6 +20,8 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 _BIG = 2**31 - 1
+_MOST_BIASES = 4_096
+_MOST_METADATA = 64
 
 
 class Speculation(Shape):
@@ -53,7 +55,7 @@ class Harmless(Body):
     """Fields that clients send and that have nothing to act on here: accepted, without effect."""
 
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MOST_METADATA), few(_MOST_METADATA)] | None = None
     service_tier: Annotated[
         Literal["auto", "default"] | None,
         explained("there is one tier. Say auto or default, or leave it out"),
@@ -91,14 +93,14 @@ class SamplingFields(Shape):
     dry_base: Annotated[float, Field(ge=1, le=100)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=0, le=_BIG), WHOLE] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=_BIG), WHOLE] | None = None
-    dry_sequence_breakers: Annotated[list[StopText], Field(max_length=64)] | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=4_096)] | None = Field(
-        None, description="By token id; -100 bars a token."
+    dry_sequence_breakers: Annotated[Many[StopText], Field(max_length=64)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=_MOST_BIASES), few(_MOST_BIASES)] | None = (
+        Field(None, description="By token id; -100 bars a token.")
     )
     seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(
         None, description="-1 draws a fresh one; the n-th of several answers has seed + n."
     )
     min_tokens: Annotated[int, Field(ge=0, le=_BIG), WHOLE] | None = None
     ignore_eos: bool | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=32)] | None = None
+    stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
     speculation: Speculation | None = None
