@@ -95,6 +95,19 @@ def test_what_was_used_longest_ago_makes_room() -> None:
     assert engine.used_tokens <= 260
 
 
+def test_little_is_kept_while_nothing_is_reused_and_more_where_it_would_have_been() -> None:
+    target = language_model(max_sequences=40, context_length=1000, capacity_tokens=20_000)
+    engine = Engine(target)
+    texts = [tuple((i + j * (i + 2)) % 5 for j in range(900)) for i in range(4)]
+    assert sum(reused(engine, text) for text in texts) < 900
+    assert engine.used_tokens < 2100 + 1000  # two of the four were forgotten
+    first = sum(reused(engine, text) for text in texts)
+    for _ in range(3):
+        last = sum(reused(engine, text) for text in texts)
+    assert first < last == sum(len(text) - 1 for text in texts)
+    assert engine.used_tokens > 3600
+
+
 def test_a_request_that_might_not_fit_beside_the_others_has_to_wait() -> None:
     engine = Engine(language_model(max_sequences=8, capacity_tokens=260))
     engine.submit(request(LONG, max_tokens=50))

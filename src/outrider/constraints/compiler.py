@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -21,6 +22,9 @@ from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 
 _CACHED_GRAMMARS = 64
+_CACHED_HEAVY = 8
+_HEAVY_S = 0.25
+"""What takes so long to compile may hold a hundred megabytes and more; few of these are kept."""
 
 _MAX_LEXER_STATES = 50_000
 """Of all requests together that share a compiled grammar, until it is compiled anew; each takes 1 to 2 kB."""
@@ -79,13 +83,28 @@ class Compiler:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._heavy: list[Grammar] = []
 
     def compile(self, grammar: Grammar) -> Compiled:
         """The grammar, ready to use. Raises GrammarError for one that is broken or cannot be enforced,
         SettingError for a vocabulary without a token that ends a text."""
         with self._lock:
-            compiled = self._cache.pop(grammar, None) or self._compile(grammar)
+            compiled = self._cache.pop(grammar, None)
+            if compiled is not None:
+                self._cache[grammar] = compiled
+                return compiled
+        began_s = perf_counter()
+        compiled = self._compile(grammar)  # may take seconds, and nobody else is to wait for that
+        is_heavy = perf_counter() - began_s > _HEAVY_S
+        with self._lock:
             self._cache[grammar] = compiled
+            if is_heavy:
+                self._heavy = [
+                    *(one for one in self._heavy if one in self._cache and one != grammar),
+                    grammar,
+                ]
+            while len(self._heavy) > _CACHED_HEAVY:
+                self._cache.pop(self._heavy.pop(0), None)
             while len(self._cache) > _CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
         return compiled

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 from llguidance import regex_to_lark
 
 from outrider.constraints.gbnf import gbnf_to_lark
 from outrider.constraints.json_schema import prepare, writing_options
+from outrider.constraints.json_schema.merging import check_merging
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import GrammarKind
 
 MAX_CHARACTERS = 1_000_000
+_INLINE_SCHEMA = re.compile(r"%json\s*(?=\{)")
 
 NAMES: dict[GrammarKind, str] = {
     "json_schema": "schema",
@@ -61,7 +64,7 @@ def _regex(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
 def _choice(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
     try:
         choices = json.loads(grammar.text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         choices = None
     if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
         why = "it is not a list of texts in JSON"
@@ -77,6 +80,13 @@ def _gbnf(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
 
 
 def _lark(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
+    for match in _INLINE_SCHEMA.finditer(grammar.text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(grammar.text, match.end())
+        except (ValueError, RecursionError):
+            continue  # the compiler complains, with the place
+        if isinstance(schema, dict):
+            check_merging(schema)
     return f"{grammar.text}\n", ()
 
 

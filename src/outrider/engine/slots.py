@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,6 +12,13 @@ from outrider.core.data import Request
 from outrider.core.errors import RewindUnsupported
 
 __all__ = ["Slots", "rewind"]
+
+_LEAST_KEPT_TOKENS = 2048
+"""kept even where nothing was reused lately: the last few short conversations"""
+_MOST_FORGOTTEN = 32
+"""texts that are remembered without their KV, to see what keeping them would have been worth"""
+_REUSE_RATE = 0.15
+"""weight of the last request in the share of prompts that could be reused"""
 
 _SMALL_TAIL_TOKENS = 64
 """What a sequence holds beyond a shared beginning is given up for less than this."""
@@ -32,6 +39,9 @@ class Slots:
     the beginning that they share: of a running request, too. When slots or cells are short, what was
     used longest ago goes first. `capacity_tokens` is never exceeded; tokens that sequences share are
     counted for each of them.
+
+    What is kept makes every prompt dearer to read, since attention runs over all cells: how much is kept
+    follows how much of the prompts could be reused lately, from what is kept and from what was forgotten.
     """
 
     def __init__(self, target: Model) -> None:
@@ -39,6 +49,9 @@ class Slots:
         self._running: dict[int, _Held] = {}
         self._kept: OrderedDict[int, _Held] = OrderedDict()
         """least recently used first"""
+        self._forgotten: deque[_Held] = deque(maxlen=_MOST_FORGOTTEN)
+        self._reusable = 0.0
+        """share of a prompt that was read before, lately"""
 
     @property
     def used_tokens(self) -> int:
@@ -58,6 +71,7 @@ class Slots:
             self._target.truncate(slot, 0)
             self._copy(source, slot, shared)
         self._kept.pop(slot, None)
+        self._note_reusable(request, shared)
         if source in self._kept:
             self._kept.move_to_end(source)
         self._running[slot] = _Held(tokens, request.scope)
@@ -89,6 +103,13 @@ class Slots:
             return others[0]
         return next(iter((*empty, *self._kept)))
 
+    def _note_reusable(self, request: Request, shared: int) -> None:
+        prompt = request.prompt
+        for held in self._forgotten:
+            if held.scope == request.scope:
+                shared = max(shared, _common_prefix(held.tokens, prompt, len(prompt)))
+        self._reusable += _REUSE_RATE * (shared / len(prompt) - self._reusable)
+
     def _copy(self, source: int, slot: int, shared: int) -> None:
         try:
             self._target.copy(source, slot, shared)
@@ -101,6 +122,9 @@ class Slots:
         stored = self._target.length(slot)
         if stored:
             self._kept[slot] = _Held(held.tokens[:stored], held.scope)
+        budget = max(_LEAST_KEPT_TOKENS, self._reusable * self._target.capacity_tokens)
+        while len(self._kept) > 1 and sum(map(self._target.length, self._kept)) > budget:
+            self._forget(next(iter(self._kept)))
 
     def make_room(self, num_tokens: int) -> None:
         """Forget what ended requests left, the oldest first, until so many more tokens can be stored."""
@@ -111,9 +135,10 @@ class Slots:
         """Forget what ended requests left."""
         for slot in list(self._kept):
             self._forget(slot)
+        self._forgotten.clear()
 
     def _forget(self, slot: int) -> None:
-        del self._kept[slot]
+        self._forgotten.append(self._kept.pop(slot))
         self._target.truncate(slot, 0)
 
 

@@ -36,6 +36,10 @@ class BodyLimit:
             await self._app(scope, _replay(body, receive), send)
 
     def _check_headers(self, headers: Headers) -> None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy in front that goes by the other one would take the body's rest for a new request.
+            message = "the body has two lengths, content-length and transfer-encoding. Send one of them."
+            raise Problem(400, message, code="invalid_http", headers={"Connection": "close"})
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from threading import Lock
 from typing import Protocol, TypeVar
 
 from starlette.requests import HTTPConnection
@@ -23,6 +22,7 @@ from outrider.policy import AutoPolicy
 from outrider.server.formats import ChatFormat, format_of
 from outrider.server.limits import Caller
 from outrider.server.prepare.settings import OPENAI_DEFAULTS, Limits
+from outrider.server.prepare.spelled import Spelling
 from outrider.server.problems import Problem, problem_of, wrong
 from outrider.server.worker import Worker
 from outrider.session import Session
@@ -31,8 +31,9 @@ __all__ = ["Meter", "Service", "caller_of"]
 
 _Result = TypeVar("_Result")
 
-_PREPARING_THREADS = 2
-"""Templates, tokenizers and schemas take milliseconds; the engine needs the rest of the machine."""
+_PREPARING_THREADS = 4
+"""Templates, tokenizers and schemas take milliseconds; a few more, so that one that takes seconds holds up
+nobody."""
 
 
 class Meter(Protocol):
@@ -82,10 +83,10 @@ class Service:
         self.limits = limits or Limits()
         self.meter = meter
         self.format: ChatFormat = format_of(session.template, session.target.vocabulary)
+        self.spelling = Spelling(session.target.vocabulary)
         self.notices = tuple(session.notices)
         """of the models and the machine: later ones are about single requests"""
         self.started_unix_s = int(time.time())
-        self._compiling = Lock()
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
 
     @property
@@ -125,7 +126,9 @@ class Service:
         is read as text, whatever it spells."""
         followed = any(isinstance(d, PredictionDrafter) for d in self.session.engine.drafters)
         notices = () if followed else ("prediction: it is not used, for this model cannot follow one",)
-        return tuple(self.vocabulary.tokenize(text, add_special=False)), notices
+        # No answer is longer than the context, so what is behind that is of no use.
+        text = text[: self.context_tokens * self.spelling.longest_bytes]
+        return tuple(self.vocabulary.tokenize(text, add_special=False)[: self.context_tokens]), notices
 
     @property
     def fingerprint(self) -> str:
@@ -164,12 +167,18 @@ class Service:
             raise wrong(param, why, code="context_length_exceeded")
         return tuple(tokens)
 
+    def check_length(self, text: str, param: str) -> None:
+        """Raises Problem for a text that cannot fit, however its tokens fall: to find these takes seconds."""
+        if len(text) > self.context_tokens * self.spelling.longest_bytes:
+            why = f"this model's maximum context length is {self.context_tokens} tokens."
+            why = f"{why} A text of {len(text):,} characters has more. Shorten it."
+            raise wrong(param, why, code="context_length_exceeded")
+
     def compile(self, grammar: Grammar, param: str) -> tuple[str, ...]:
         """Have a grammar compiled, so that the engine need not wait for it; what of it is not enforced.
         Raises Problem."""
         try:
-            with self._compiling:  # a session makes its compiler when it is first asked
-                return self.session.compile(grammar).notices
+            return self.session.compile(grammar).notices
         except OutriderError as error:
             raise problem_of(error, param) from None
 

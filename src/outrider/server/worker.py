@@ -63,6 +63,8 @@ class WorkerState:
     kv_tokens_used: int
     kv_tokens_capacity: int
     draining: bool
+    failed: bool = False
+    """Nothing is served any more."""
 
 
 class Job:
@@ -202,6 +204,7 @@ class Worker:
         """jobs that were submitted and have not ended; counted in the event loop"""
         self._is_draining = False
         self._is_stopped = False
+        self._has_failed = False
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     # In the event loop
@@ -249,6 +252,7 @@ class Worker:
             kv_tokens_used=self._used_tokens,
             kv_tokens_capacity=self._engine.target.capacity_tokens,
             draining=self._is_draining,
+            failed=self._has_failed,
         )
 
     async def drain(self, timeout_s: float) -> None:
@@ -273,12 +277,40 @@ class Worker:
 
     def _run(self) -> None:
         with contextlib.suppress(_Ended):
-            while True:
-                self._obey(wait=not self._running and not len(self._line))
-                self._admit()
-                if self._running:
-                    self._step()
-                self._used_tokens = self._engine.used_tokens
+            try:
+                self._serve()
+            except _Ended:
+                raise
+            except Exception:
+                _log.exception("the engine's thread failed")
+                self._has_failed = True
+                self._refuse_all()
+
+    def _serve(self) -> None:
+        while True:
+            self._obey(wait=not self._running and not len(self._line))
+            self._admit()
+            if self._running:
+                self._step()
+            self._used_tokens = self._engine.used_tokens
+
+    def _refuse_all(self) -> None:
+        """After a failure that nobody foresaw the engine's state is unknown: whoever waits, and whoever
+        comes, is told so instead of waiting for ever."""
+        error = BackendError("engine", "it failed, and the server's log says how", "Restart the server.")
+        while True:
+            for job in self._running.values():
+                self._refuse(job, error)
+            self._running.clear()
+            while len(self._line):
+                self._refuse(self._line.pop(), error)
+            self._arrived_s.clear()
+            try:
+                self._obey(wait=True)
+            except _Ended:
+                raise
+            except Exception:
+                _log.exception("the engine's thread failed again")
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out what the event loop has asked for; `wait` until there is something."""
@@ -355,8 +387,9 @@ class Worker:
             self._refuse(job, BackendError("request", "it was cancelled while it waited"))
         for request_id, running in list(self._running.items()):
             if running is job:
+                completion = self._engine.cancel(request_id)
                 del self._running[request_id]
-                self._hand_over(job, self._engine.cancel(request_id))
+                self._hand_over(job, completion)
 
     def _cancel_all(self) -> None:
         for job in list(self._running.values()):

@@ -21,6 +21,7 @@ from outrider.core.errors import GrammarError
 _MAX_NESTING = 100
 _MAX_RULES = 1000
 _MAX_REPETITIONS = 10_000
+_MAX_DIGITS = 10
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -176,6 +177,8 @@ class _Parser:
         found = _REPETITION.match(self._text, self._at) if sign == "{" else None
         if found is None:
             return None
+        if max(map(len, (found[1], found[3] or ""))) > _MAX_DIGITS:
+            raise self._error(f"more than {_MAX_REPETITIONS:,} repetitions")
         least = int(found[1])
         most = least if found[2] is None else int(found[3]) if found[3] else None
         if max(least, most or 0) > _MAX_REPETITIONS:

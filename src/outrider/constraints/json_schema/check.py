@@ -32,6 +32,7 @@ MAX_PROPERTIES = 2000
 """Of one object: the grammar grows with the square of it."""
 
 _EXACT_INTEGERS = 2**53
+_LARGEST_SHOWN = 10**300
 _CONTROL_CHARACTERS = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """JSON has no escape for them but \\u."""
 _UNCOUNTED = "asks for more than the required keys, which cannot be counted"
@@ -154,9 +155,12 @@ def _check_constant(place: str, value: object) -> None:
         why = f"holds the control character U+{ord(found[0]):04X}, which is never written"
         raise GrammarError("schema", f"{place} {why}", "Leave it out.")
     elif isinstance(value, int | float) and (
-        not math.isfinite(value) or (abs(value) > _EXACT_INTEGERS and value == int(value))
+        (isinstance(value, float) and not math.isfinite(value))
+        or (abs(value) > _EXACT_INTEGERS and value == int(value))
     ):
-        why = f"is {value:.17g}, and numbers beyond 2^53 cannot be held exactly"
+        is_shown = isinstance(value, float) or abs(value) < _LARGEST_SHOWN
+        shown = f"{value:.17g}" if is_shown else "too large"
+        why = f"is {shown}, and numbers beyond 2^53 cannot be held exactly"
         raise GrammarError("schema", f"{place} {why}", "Choose a smaller one, or leave it out.")
 
 

@@ -13,6 +13,8 @@ MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 100
 """Of lists and objects inside each other; llguidance reads 128."""
 
+_MOST_DIGITS = 10
+
 Node = dict[str, Any]
 
 
@@ -31,6 +33,8 @@ def read(text: str) -> Node | bool:
         raise GrammarError("schema", "it holds half of a surrogate pair", "Give valid Unicode.") from error
     except RecursionError:
         raise _too_deep() from None
+    except ValueError:  # Python reads no whole number of more than some thousand digits
+        raise GrammarError("schema", "a number in it has too many digits", "Shorten it.") from None
     if not isinstance(root, dict | bool):
         why = f"it is {_kind(root)}, and a schema is an object (or true or false)"
         raise GrammarError("schema", why, 'Give something like {"type": "object"}.')
@@ -78,7 +82,11 @@ def target(root: Node, pointer: str, reference: object) -> tuple[str, Any]:
     if not isinstance(reference, str):
         raise GrammarError("schema", f"{pointer}/$ref has to be a string", "Correct it.")
     own = root["$id"] if isinstance(root.get("$id"), str) else ""
-    document, fragment = urldefrag(urljoin(own, reference))
+    try:
+        document, fragment = urldefrag(urljoin(own, reference))
+    except ValueError:
+        why = f"{pointer}/$ref is {reference[:100]!r}, which is no reference"
+        raise GrammarError("schema", why, "Correct it, or the $id of the schema.") from None
     if document != urldefrag(own)[0]:
         why = f"{pointer}/$ref points to another document ({reference}), and none is fetched"
         raise GrammarError("schema", why, "Copy what it needs to #/$defs.")
@@ -96,7 +104,9 @@ def _at(root: Node, fragment: str) -> tuple[str, Any] | None:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict) and key in value:
             value = value[key]
-        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+        elif (
+            isinstance(value, list) and key.isdecimal() and len(key) < _MOST_DIGITS and int(key) < len(value)
+        ):
             value = value[int(key)]
         else:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from time import perf_counter
 from typing import Any
 from urllib.parse import quote
 
@@ -13,9 +14,12 @@ from outrider.constraints.complaints import reason
 from outrider.constraints.json_schema.check import SchemaCheck
 from outrider.constraints.json_schema.document import Node, read, target
 from outrider.constraints.json_schema.endless import endless
+from outrider.constraints.json_schema.merging import check_merging
 from outrider.core.errors import GrammarError
 
 _MAX_REPAIRS = 100
+_MOST_REPAIRING_S = 5.0
+"""Each repair compiles the schema many times over."""
 _MAX_LOCATED_PARTS = 300
 
 _CAUSES = (
@@ -48,9 +52,15 @@ def prepare(text: str, options: dict[str, object], *, lenient: bool) -> tuple[st
         raise GrammarError("schema", "it is false, so that nothing fits", "Correct it.")
     document: Node = {} if root is True else root
     check = SchemaCheck(document, lenient)
+    check_merging(document)
+    until_s = perf_counter() + _MOST_REPAIRING_S
     for _ in range(_MAX_REPAIRS):
         if (problem := _problem(document)) is None:
             break
+        if perf_counter() > until_s:
+            raise GrammarError(
+                "schema", f"too much of it cannot be enforced ({reason(problem)})", "Simplify it."
+            )
         _repair(check, problem)
     if (pointer := endless(document, check.parts)) is not None:
         raise GrammarError("schema", f"{pointer} can never be complete: it requires itself", "Correct it.")

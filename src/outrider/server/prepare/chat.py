@@ -29,7 +29,7 @@ from outrider.server.shapes.tools import NamedTool
 __all__ = ["choice_of", "plan_chat", "render", "tokens_of"]
 
 _REASONING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
 def plan_chat(service: Service, asked: ChatRequest, scope: str) -> Plan:
@@ -40,7 +40,8 @@ def plan_chat(service: Service, asked: ChatRequest, scope: str) -> Plan:
     parallel = asked.parallel_tool_calls is not False
     variables, notices = _variables(service, asked)
     text = render(service, asked.messages, tools, choice, variables, parallel=parallel)
-    grammar, grammar_notices = _grammar(service, asked, tools, choice, text)
+    unmarked = "".join(service.spelling.parts(text))
+    grammar, grammar_notices = _grammar(service, asked, tools, choice, unmarked)
     drafting = drafting_of(asked.speculation, has_model=service.draft_name is not None)
     prediction, prediction_notices = prediction_of(service, asked.prediction)
     request = Request(
@@ -64,7 +65,9 @@ def plan_chat(service: Service, asked: ChatRequest, scope: str) -> Plan:
         choices_per_prompt=number,
         policy=policy_of(service, request),
         notices=(*notices, *grammar_notices, *prediction_notices),
-        reader=partial(service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=text),
+        reader=partial(
+            service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=unmarked
+        ),
         show_sources=bool(asked.speculation and asked.speculation.show_sources),
     )
 
@@ -105,22 +108,34 @@ def render(
     *,
     parallel: bool = True,
 ) -> str:
-    """A conversation under the model's template. Raises Problem."""
+    """A conversation under the model's template, with marks in what a client spells of control tokens
+    (`tokens_of` reads them). Raises Problem."""
     if service.template is None:
         why = f"{service.name} has no chat template. Use /v1/completions."
         raise wrong("messages", why, code="invalid_prompt")
     try:
-        plain = [message.plain() for message in messages]
-        told, shown = service.format.conversation(plain, tools, choice, parallel=parallel)
-        return service.template.render(told, tools=shown, **variables)
+        marked = service.spelling.marked
+        plain = [marked(message.plain()) for message in messages]
+        described = [
+            replace(tool, description=marked(tool.description), parameters=marked(tool.parameters))
+            for tool in tools
+        ]
+        told, shown = service.format.conversation(plain, described, choice, parallel=parallel)
+        return service.template.render(told, tools=shown, **marked(variables))
     except InputError as error:
         raise problem_of(error, "messages") from None
 
 
 def tokens_of(service: Service, text: str) -> list[int]:
-    """The tokens of a rendered conversation."""
+    """The tokens of a rendered conversation: the template's control tokens, and text. Raises Problem for
+    one that cannot fit."""
     assert service.template is not None
-    return service.template.tokenize(text, service.vocabulary)
+    service.check_length(text, "messages")
+    first, *others = service.spelling.parts(text)
+    tokens = service.template.tokenize(first, service.vocabulary)
+    for part in others:
+        tokens += service.vocabulary.tokenize(part, add_special=False, parse_special=True)
+    return tokens
 
 
 def _variables(service: Service, asked: ChatRequest) -> tuple[dict[str, Any], list[str]]:

@@ -66,6 +66,7 @@ def _prompts(asked: CompletionRequest) -> list[str | list[int]]:
 def _tokens(service: Service, prompt: str | list[int]) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return service.check_prompt(prompt, "prompt")
+    service.check_length(prompt, "prompt")
     try:
         return service.check_prompt(service.vocabulary.tokenize(prompt), "prompt")
     except InputError as error:

@@ -21,8 +21,11 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/health", responses=describe(), response_model=Health)
     async def health() -> Any:
-        """`ok`, or an error (503) when the server is ending."""
-        if service.worker.state().draining:
+        """`ok`, or an error (503) when the server is ending, or its engine has failed."""
+        state = service.worker.state()
+        if state.failed:
+            raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
+        if state.draining:
             message = "the server is ending. Ask another one."
             raise Problem(503, message, code="draining", headers={"Retry-After": "5"})
         return {"status": "ok"}

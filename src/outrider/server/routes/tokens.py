@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
 
 from outrider.core.errors import InputError
 from outrider.server.prepare.chat import render, tokens_of
@@ -15,28 +16,35 @@ from outrider.server.shapes.tokens import DetokenizeAnswer, DetokenizeRequest, T
 
 __all__ = ["tokens_router"]
 
+_MOST_CONTROLS = 10_000
+"""The time to read them grows with the square of their number: a tenth of a second for so many."""
+
 
 def tokens_router(service: Service) -> APIRouter:
     """Text to tokens and back."""
     router = APIRouter(tags=["tokens"])
 
-    @router.post(
-        "/tokenize", responses=describe(), response_model=TokenizeAnswer, response_model_exclude_none=True
-    )
-    async def tokenize(asked: TokenizeRequest) -> Any:
-        """The tokens of a text, or of a conversation under the model's chat template."""
-        return await service.prepared(lambda: _tokenize(service, asked))
+    # Millions of tokens take seconds to write down, too, so that the answer is made beside the event loop.
 
-    @router.post("/detokenize", responses=describe(), response_model=DetokenizeAnswer)
-    async def detokenize(asked: DetokenizeRequest) -> Any:
+    @router.post("/tokenize", responses=describe(TokenizeAnswer))
+    async def tokenize(asked: TokenizeRequest) -> Response:
+        """The tokens of a text, or of a conversation under the model's chat template."""
+        return await service.prepared(lambda: JSONResponse(_tokenize(service, asked)))
+
+    @router.post("/detokenize", responses=describe(DetokenizeAnswer))
+    async def detokenize(asked: DetokenizeRequest) -> Response:
         """The text of tokens; what stands for structure adds nothing."""
-        service.check_model(asked.model)
-        if asked.tokens:
-            service.check_tokens(asked.tokens, "tokens")
-        text = b"".join(map(service.vocabulary.piece, asked.tokens)).decode("utf-8", errors="replace")
-        return {"content": text, "prompt": text}
+        return await service.prepared(lambda: JSONResponse(_detokenize(service, asked)))
 
     return router
+
+
+def _detokenize(service: Service, asked: DetokenizeRequest) -> dict[str, Any]:
+    service.check_model(asked.model)
+    if asked.tokens:
+        service.check_tokens(asked.tokens, "tokens")
+    text = b"".join(map(service.vocabulary.piece, asked.tokens)).decode("utf-8", errors="replace")
+    return {"content": text, "prompt": text}
 
 
 def _tokenize(service: Service, asked: TokenizeRequest) -> dict[str, Any]:
@@ -49,7 +57,8 @@ def _tokenize(service: Service, asked: TokenizeRequest) -> dict[str, Any]:
         tokens = _tokens(service, asked)
     except InputError as error:
         raise problem_of(error, given[0]) from None
-    pieces = [service.vocabulary.piece(token) or service.vocabulary.spelling(token) for token in tokens]
+    shown = tokens if asked.with_pieces or asked.return_token_strs else []
+    pieces = [service.vocabulary.piece(token) or service.vocabulary.spelling(token) for token in shown]
     answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
     if asked.with_pieces:
         answer["tokens"] = [{"id": t, "piece": _text(piece)} for t, piece in zip(tokens, pieces, strict=True)]
@@ -65,6 +74,11 @@ def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
     special = told if told is not None else asked.prompt is not None
     text = asked.prompt if asked.prompt is not None else asked.content or ""
     reads = asked.parse_special is not False
+    if reads and service.spelling.num_controls(text) > _MOST_CONTROLS:
+        why = (
+            f"it spells more than {_MOST_CONTROLS:,} control tokens. Say parse_special: false, or shorten it."
+        )
+        raise wrong("prompt" if asked.prompt is not None else "content", why)
     return service.vocabulary.tokenize(text, add_special=special, parse_special=reads)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.server.shapes.base import WHOLE, explained
+from outrider.server.shapes.base import WHOLE, Many, explained, few
 from outrider.server.shapes.grammars import GrammarFields
 from outrider.server.shapes.messages import Message, Prediction
 from outrider.server.shapes.sampling import Harmless, SamplingFields, StreamOptions
@@ -38,7 +38,7 @@ class ChatRequest(SamplingFields, GrammarFields, Harmless):
 
     refused: ClassVar = refused_everywhere
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -47,19 +47,19 @@ class ChatRequest(SamplingFields, GrammarFields, Harmless):
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
-    tools: Annotated[list[Tool], Field(max_length=512)] | None = None
+    tools: Annotated[Many[Tool], Field(max_length=512)] | None = None
     tool_choice: ToolMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     reasoning_effort: Effort | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64), few(64)] | None = Field(
         None, description="Variables for the model's chat template."
     )
     store: Annotated[
         Literal[False] | None, explained("nothing is stored here. Say false, or leave it out")
     ] = None
     modalities: Annotated[
-        list[Literal["text"]] | None,
+        Many[Literal["text"]] | None,
         explained('this server writes text alone. Say ["text"], or leave it out'),
     ] = None
     verbosity: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.server.shapes.base import WHOLE, explained
+from outrider.server.shapes.base import WHOLE, Many, explained
 from outrider.server.shapes.chat import refused_everywhere
 from outrider.server.shapes.grammars import GrammarFields
 from outrider.server.shapes.messages import Prediction
@@ -16,7 +16,7 @@ __all__ = ["CompletionRequest", "Tokens"]
 
 Text = Annotated[str, Field(min_length=1)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[Many[Token], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingFields, GrammarFields, Harmless):
@@ -31,8 +31,8 @@ class CompletionRequest(SamplingFields, GrammarFields, Harmless):
     prompt: (
         Text
         | Tokens
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[Tokens], Field(min_length=1)]
+        | Annotated[Many[Text], Field(min_length=1)]
+        | Annotated[Many[Tokens], Field(min_length=1)]
     )
     model: str | None = None
     stream: bool | None = None

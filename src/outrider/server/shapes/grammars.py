@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.server.shapes.base import Shape, explained
+from outrider.server.shapes.base import Many, Shape, explained
 
 __all__ = [
     "GrammarFields",
@@ -22,7 +22,7 @@ __all__ = [
 
 Json = dict[str, Any]
 SchemaText = Annotated[str, Field(min_length=1)]
-Choices = Annotated[list[str], Field(min_length=1, max_length=10_000)]
+Choices = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
 
 _PATTERN = "White space by a pattern is not supported. Say disable_any_whitespace, or leave it out"
 

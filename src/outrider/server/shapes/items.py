@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from outrider.server.shapes.base import Shape, unsupported
+from outrider.server.shapes.base import Many, Shape, unsupported
 
 __all__ = ["FunctionCallItem", "FunctionOutputItem", "Item", "MessageItem", "Part", "ReasoningItem", "joined"]
 
@@ -43,7 +43,7 @@ class MessageItem(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Many[Part]
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -63,7 +63,7 @@ class FunctionOutputItem(_Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: str | Many[Part]
 
 
 class ReasoningText(Shape):
@@ -82,7 +82,7 @@ class ReasoningItem(_Item):
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None
-    content: list[ReasoningText] | None = None
+    content: Many[ReasoningText] | None = None
 
 
 def _kind(data: Any) -> str | None:
@@ -105,6 +105,6 @@ Item = Annotated[
 ]
 
 
-def joined(content: str | list[Part]) -> str:
+def joined(content: str | Many[Part]) -> str:
     """Content as one text."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

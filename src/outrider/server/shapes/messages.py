@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from outrider.server.shapes.base import Shape, unsupported
+from outrider.server.shapes.base import Many, Shape, unsupported
 
 __all__ = ["CalledFunction", "Message", "Prediction", "TextPart", "ToolCall", "text_of"]
 
@@ -59,11 +59,11 @@ class Message(Shape):
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     parsed: Any = Field(default=None, description=_PARSED)
     provider_specific_fields: Any = Field(default=None, description=_PROVIDERS)
@@ -107,7 +107,7 @@ class Prediction(Shape):
     """What much of the answer will be like: a source of drafts."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Many[TextPart]
 
 
 def text_of(content: str | list[TextPart] | None) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from outrider.server.shapes.base import WHOLE, Shape, explained
+from outrider.server.shapes.base import WHOLE, Many, Shape, explained
 from outrider.server.shapes.chat import Effort, refused_everywhere
 from outrider.server.shapes.grammars import JsonObjectFormat, TextFormat
 from outrider.server.shapes.items import Item
@@ -89,7 +89,7 @@ class ResponseRequest(SamplingFields, Harmless):
         "response_format": "it is a field of chat completions. Say text.format",
     }
 
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    input: str | Annotated[Many[Item], Field(min_length=1)]
     instructions: str | None = None
     model: str | None = None
     stream: bool | None = None
@@ -98,12 +98,12 @@ class ResponseRequest(SamplingFields, Harmless):
     max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = Field(
         None, description="Has no effect: it is about tools that the server itself runs."
     )
-    tools: Annotated[list[FunctionTool], Field(max_length=512)] | None = None
+    tools: Annotated[Many[FunctionTool], Field(max_length=512)] | None = None
     tool_choice: ToolMode | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+    include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         None, description="Reasoning is never encrypted: it is given as it is."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None

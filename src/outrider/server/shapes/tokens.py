@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from outrider.server.shapes.base import Body
+from outrider.server.shapes.base import Body, Many
 from outrider.server.shapes.messages import Message
 
 __all__ = ["DetokenizeAnswer", "DetokenizeRequest", "Piece", "TokenizeAnswer", "TokenizeRequest"]
@@ -20,7 +20,7 @@ class TokenizeRequest(Body):
 
     content: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
     model: str | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = Field(None, description="vLLM's name of add_special.")
@@ -48,7 +48,7 @@ class TokenizeAnswer(BaseModel):
 class DetokenizeRequest(Body):
     """Tokens to be read as text."""
 
-    tokens: list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+    tokens: Many[Annotated[int, Field(ge=0, le=2**31 - 1)]]
     model: str | None = None
 
 

@@ -1,0 +1,91 @@
+"""How much a schema grows when its parts are merged.
+
+What stands side by side (`allOf`, or a `$ref` with other keywords) has to hold at once, so the compiler
+merges it, each time anew: parts that name the next one twice double with every level. A few hundred bytes
+can so come to more than any memory holds, and the compiler has no limit of its own for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from outrider.constraints.json_schema.document import Node, target
+from outrider.constraints.json_schema.keywords import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS
+from outrider.core.errors import GrammarError
+
+__all__ = ["check_merging"]
+
+_MOST_MERGED = 100_000
+"""Parts, all repetitions counted: a fraction of a second, and some hundred megabytes."""
+
+_APPLICATORS = frozenset((*SCHEMA_MAPS, *SCHEMA_LISTS, *SCHEMAS))
+
+
+def check_merging(root: Node) -> None:
+    """Raises GrammarError for a schema that would grow beyond bounds."""
+    sizes = _Sizes(root)
+    for node in _objects(root):
+        if _merges(node) and sizes.of(node) > _MOST_MERGED:
+            why = f"its parts come to more than {_MOST_MERGED:,} when they are put together"
+            raise GrammarError(
+                "schema", why, "Say less of it with allOf, or with $ref beside other keywords."
+            )
+
+
+def _merges(node: Node) -> bool:
+    alternatives = node.get("allOf")
+    several = isinstance(alternatives, list) and len(alternatives) > 1
+    sides = ("$ref" in node) + ("allOf" in node) + any(key in node for key in _APPLICATORS - {"allOf"})
+    return several or sides > 1
+
+
+def _objects(value: Any) -> Iterator[Node]:
+    open_values = [value]
+    while open_values:
+        here = open_values.pop()
+        if isinstance(here, dict):
+            yield here
+        open_values += here.values() if isinstance(here, dict) else here if isinstance(here, list) else []
+
+
+class _Sizes:
+    """How many parts a part comes to with all that it refers to; a way back to itself counts once."""
+
+    def __init__(self, root: Node) -> None:
+        self._root = root
+        self._known: dict[int, int] = {}
+
+    def of(self, start: Node) -> int:
+        """The number of parts, up to a little beyond the bound."""
+        path = [(start, iter(self._children(start)))]
+        self._known.setdefault(id(start), 1)
+        while path:
+            node, rest = path[-1]
+            child = next(rest, None)
+            if child is None:
+                path.pop()
+                total = 1 + sum(self._known[id(one)] for one in self._children(node))
+                self._known[id(node)] = min(total, _MOST_MERGED + 1)
+            elif id(child) not in self._known:
+                self._known[id(child)] = 1
+                path.append((child, iter(self._children(child))))
+        return self._known[id(start)]
+
+    def _children(self, node: Node) -> list[Node]:
+        found: list[Any] = []
+        for keyword in SCHEMA_MAPS:
+            inner = node.get(keyword)
+            found += inner.values() if isinstance(inner, dict) else []
+        for keyword in (*SCHEMA_LISTS, *SCHEMAS):
+            inner = node.get(keyword)
+            found += inner if isinstance(inner, list) else [inner]
+        if "$ref" in node:
+            found.append(self._referred(node["$ref"]))
+        return [child for child in found if isinstance(child, dict)]
+
+    def _referred(self, reference: object) -> Any:
+        try:
+            return target(self._root, "#", reference)[1]
+        except GrammarError:  # whoever compiles it says so
+            return None

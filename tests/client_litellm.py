@@ -1,0 +1,146 @@
+"""litellm against `outrider serve`, in a process of its own: its import warns, and takes seconds.
+
+`client_litellm.py URL MODEL` runs all cases and prints {name: null, or what went wrong} as JSON; the key
+is in the environment. No case may ask another host than this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import socket
+import sys
+import traceback
+from typing import Any
+
+import jsonschema
+
+_lookup = socket.getaddrinfo
+_reached: list[str] = []
+
+
+def _only_here(host: Any, *rest: Any, **more: Any) -> Any:
+    if host not in ("127.0.0.1", b"127.0.0.1"):
+        _reached.append(str(host))
+        raise OSError(f"{host} is not to be asked")
+    return _lookup(host, *rest, **more)
+
+
+socket.getaddrinfo = _only_here
+
+import litellm  # noqa: E402 - after the guard: it fetches prices when it is imported, unless told not to
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 16},
+        "age": {"type": "integer", "minimum": 18, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "keep", "description": "Keeps.", "parameters": PERSON}}]
+
+
+def asked(content: str, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    common = {"model": f"openai/{sys.argv[2]}", "api_base": sys.argv[1], "temperature": 0, "num_retries": 0}
+    return {**common, "messages": messages, "max_tokens": 24, **more}
+
+
+def complete(**request: Any) -> Any:
+    return litellm.completion(**request)
+
+
+def alphabet(**more: Any) -> Any:
+    return complete(**asked("Write the alphabet in small letters.", **more))
+
+
+def check_a_chat() -> None:
+    answer = alphabet()
+    assert "a, b, c, d, e" in answer.choices[0].message.content
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.completion_tokens == 24
+    assert answer.outrider["generated_tokens"] == 24
+
+
+def check_a_stream_says_what_the_whole_answer_says() -> None:
+    chunks = list(alphabet(stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == alphabet().choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == 24
+    built: Any = litellm.stream_chunk_builder(chunks)
+    assert built.choices[0].message.content == text
+
+
+def check_several_at_once() -> None:
+    async def ask_all() -> list[Any]:
+        one = asked("Write the alphabet in small letters.", max_tokens=8)
+        return await asyncio.gather(*(litellm.acompletion(**one) for _ in range(3)))
+
+    answers = asyncio.run(ask_all())
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
+
+
+def check_a_schema() -> None:
+    format_ = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    answer = complete(**asked("Describe a person.", response_format=format_, max_tokens=64))
+    jsonschema.validate(json.loads(answer.choices[0].message.content), PERSON)
+
+
+def check_a_tool() -> None:
+    settings: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 64}
+    question = asked("Keep Ann, who is 30.", parallel_tool_calls=False, **settings)
+    message = complete(**question).choices[0].message
+    [call] = message.tool_calls
+    assert call.function.name == "keep"
+    jsonschema.validate(json.loads(call.function.arguments), PERSON)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "kept"}
+    turns = [*question["messages"], message, result]
+    answer = complete(**question | {"messages": turns, "tool_choice": "none", "max_tokens": 8})
+    assert answer.choices[0].message.content
+    streamed: Any = litellm.stream_chunk_builder(list(complete(**question, stream=True)))
+    assert streamed.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
+
+
+def check_errors_are_of_its_classes() -> None:
+    for wrong, expected in (
+        ({"model": "openai/gpt-9"}, litellm.exceptions.NotFoundError),
+        ({"extra_body": {"top_q": 1}}, litellm.exceptions.BadRequestError),
+        ({"api_key": "a-key-that-nobody-was-given"}, litellm.exceptions.AuthenticationError),
+    ):
+        try:
+            alphabet(**wrong)
+        except expected:
+            continue
+        raise AssertionError(f"{wrong} raised nothing")
+    long = "word " * 2000
+    try:
+        complete(**asked(long))
+    except litellm.exceptions.ContextWindowExceededError:
+        pass
+    else:
+        raise AssertionError("a prompt that is too long raised nothing")
+
+
+def check_nobody_else_was_asked() -> None:
+    assert _reached == []
+
+
+def main() -> None:
+    checks = [
+        made for name, made in globals().items() if name.startswith("check_") and inspect.isfunction(made)
+    ]
+    outcomes: dict[str, str | None] = {}
+    for check in checks:
+        try:
+            check()
+            outcomes[check.__name__.removeprefix("check_")] = None
+        except Exception:
+            outcomes[check.__name__.removeprefix("check_")] = traceback.format_exc()
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()
