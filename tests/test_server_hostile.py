@@ -488,9 +488,9 @@ def test_a_worker_that_fails_says_so_instead_of_letting_everyone_wait(
         well(served)
         monkeypatch.setattr(served.service.session.engine, "has_room", broken)
         for _ in range(3):
-            response = send(served, CHAT, {"messages": user("hi")})
-            assert response.status_code == 500
-            assert "Restart" in response.json()["error"]["message"]
+            with pytest.raises(BackendError, match="Restart"):
+                asyncio.run(asyncio.wait_for(served.worker.submit(Request(prompt=(104,))), 20))
+        assert send(served, CHAT, {"messages": user("hi")}).status_code == 500
         assert served.client().get("/health").status_code == 503
         assert served.worker.state().failed
         assert served.idle()

@@ -220,16 +220,21 @@ def test_one_sequence_that_cannot_be_stepped_takes_no_other_with_it() -> None:
                 raise BackendError("fake model", "this one cannot be read")
             return super().decode(spans)
 
+    ended: list[str] = []
+
     async def main() -> None:
         async with working(Poisoned(VOCABULARY, LANGUAGE)) as worker:
-            good = await worker.submit(endless())
-            bad = await worker.submit(replace(REQUEST, prompt=(3, 3, 3, 3)))
+            good = await worker.submit(endless(), lambda _, done: ended.append(done.finish_reason))
+            bad = await worker.submit(
+                replace(REQUEST, prompt=(3, 3, 3, 3)), lambda _, done: ended.append(done.finish_reason)
+            )
             results = await asyncio.gather(finish(good), finish(bad), return_exceptions=True)
             assert isinstance(results[1], BackendError)
             assert not isinstance(results[0], BaseException)
             assert results[0][1].tokens == plain(language_model(), endless())[0]
 
     asyncio.run(main())
+    assert sorted(ended) == ["error", "length"]
 
 
 def test_logits_that_are_no_numbers_end_one_request_with_an_error() -> None:

@@ -43,7 +43,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    status, path = error.status_code, request.scope["path"][:200]  # a URL cannot be made of every Host
+    status, path = error.status_code, request.url.path[:200]
     if status == 404:
         why = f"there is nothing at {path}. /v1/models tells what is served."
         found = Problem(404, why, code="not_found")

@@ -13,7 +13,7 @@ import logging
 import queue
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from time import perf_counter
 from typing import NoReturn
@@ -124,8 +124,13 @@ class Job:
     def take(self, item: Update | Completion | OutriderError) -> None:
         """What has come of it since."""
         self._updates.put_nowait(item)
-        if isinstance(item, Completion) and self._ended is not None:
-            self._ended(self, item)
+        if isinstance(item, Completion):
+            self.note_end(item)
+
+    def note_end(self, completion: Completion) -> None:
+        """It has ended with this; told apart from `take` where its caller gets an error instead."""
+        if self._ended is not None:
+            self._ended(self, completion)
 
     def settle(self, error: OutriderError | None = None) -> None:
         """It was accepted (the engine has it, or it waits for room), or refused."""
@@ -361,9 +366,9 @@ class Worker:
                 try:
                     updates += self._engine.step(only=request_id)
                 except Exception as error:
-                    self._engine.cancel(request_id)
+                    completion = self._engine.cancel(request_id)
                     del self._running[request_id]
-                    self._refuse(job, _as_ours(error, "a step of it failed"))
+                    self._refuse(job, _as_ours(error, "a step of it failed"), completion)
             self._failures = 0
         return updates
 
@@ -403,11 +408,13 @@ class Worker:
 
     # From there back to the event loop
 
-    def _refuse(self, job: Job, error: OutriderError) -> None:
+    def _refuse(self, job: Job, error: OutriderError, completion: Completion | None = None) -> None:
         def refuse() -> None:
+            self._num_open -= 1
             job.settle(error)
             job.take(error)
-            self._num_open -= 1
+            if completion is not None:
+                job.note_end(replace(completion, finish_reason="error"))
 
         self._post(job, refuse)
 
