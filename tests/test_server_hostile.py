@@ -408,6 +408,15 @@ def test_control_tokens_by_the_million_are_refused(monkeypatch: pytest.MonkeyPat
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "content"
         assert send(served, "/tokenize", {"content": "<|close|>" * 100}).json()["count"] == 100
+        error = send(served, TEXT, {"prompt": "<|close|>" * 20_000}).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
+def test_a_completions_prompt_may_spell_control_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.ByteVocabulary", Marked)
+    with serving() as served:
+        answer = send(served, TEXT, {"prompt": "<|open|>[[ab]]<|close|>|", "max_tokens": 3}).json()
+        assert answer["usage"]["prompt_tokens"] == len("[[ab]]|") + 2
 
 
 # Grammars

@@ -67,8 +67,12 @@ def _tokens(service: Service, prompt: str | list[int]) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return service.check_prompt(prompt, "prompt")
     service.check_length(prompt, "prompt")
+    if service.spelling.num_controls(prompt) >= service.context_tokens:
+        raise wrong("prompt", "it has too many control tokens to fit.", code="context_length_exceeded")
     try:
-        return service.check_prompt(service.vocabulary.tokenize(prompt), "prompt")
+        # The whole prompt is the client's, as that of a fill-in-the-middle editor, which spells them.
+        tokens = service.vocabulary.tokenize(prompt, parse_special=True)
+        return service.check_prompt(tokens, "prompt")
     except InputError as error:
         raise problem_of(error, "prompt") from None
 
