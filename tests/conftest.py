@@ -4,6 +4,9 @@ import os
 
 from hypothesis import settings
 
+# It runs in a process of its own, and forbids that process the network: nothing to look for doctests in.
+collect_ignore = ["client_litellm.py"]
+
 # No deadline: the machines that run the tests are shared, and a slow one finds no bug by it.
 # In CI the same examples are tried every time, so that a failure is one of the change.
 settings.register_profile("outrider", deadline=None, derandomize="CI" in os.environ)

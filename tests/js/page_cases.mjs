@@ -623,6 +623,7 @@ export async function the_keyboard_is_enough({ open }) {
     await page.keyboard.press("Tab");
     path.push(await page.evaluate(() => {
       const node = document.activeElement;
+      if (node === document.body) return "(the end of the page)";
       const { outlineStyle, boxShadow } = getComputedStyle(node.id === "colours" ? node.nextElementSibling : node);
       const around = getComputedStyle(node.parentElement).boxShadow;
       const isMarked = outlineStyle !== "none" || boxShadow !== "none" || around !== "none";
