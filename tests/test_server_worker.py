@@ -17,7 +17,8 @@ from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import BackendError, PromptError
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy import FixedPolicy
-from outrider.server.worker import Draining, Job, QueueFull, StepView, Worker
+from outrider.server.jobs import Draining, Job, QueueFull
+from outrider.server.worker import StepView, Worker
 from outrider.session import Session
 
 REQUEST = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)

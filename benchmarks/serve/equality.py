@@ -23,7 +23,8 @@ from outrider import Session
 from outrider.compare import find_divergence
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
-from outrider.server.worker import Job, Worker
+from outrider.server.jobs import Job
+from outrider.server.worker import Worker
 from outrider.session import Pair
 from rows import append
 from serve.questions import load_questions

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from outrider.core.data import Completion, Update
 from outrider.core.errors import OutriderError
 from outrider.server.answers.account import estimate_of
+from outrider.server.jobs import Job
 from outrider.server.limits import Bill, Caller
 from outrider.server.prepare.plan import Plan
 from outrider.server.problems import Problem, problem_of
 from outrider.server.service import Service
-from outrider.server.worker import Job
 
 __all__ = ["Batch"]
 

@@ -20,7 +20,7 @@ from outrider.core.errors import (
     PromptError,
     SettingError,
 )
-from outrider.server.worker import Draining, QueueFull
+from outrider.server.jobs import Draining, QueueFull
 
 __all__ = ["Problem", "error_object", "problem", "problem_of", "wrong"]
 

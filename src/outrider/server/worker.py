@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import logging
 import queue
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Thread
 from time import perf_counter
@@ -21,9 +20,10 @@ from typing import NoReturn
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
 from outrider.engine import Engine
+from outrider.server.jobs import Draining, Job, Line, QueueFull
 from outrider.session import Session
 
-__all__ = ["Draining", "Job", "QueueFull", "StepView", "Worker", "WorkerState"]
+__all__ = ["StepView", "Worker", "WorkerState"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,21 +36,6 @@ _FIRST_REQUEST_S = 10.0
 _REQUEST_RATE = 0.1
 """weight of the last request in the mean of what they take"""
 _JOIN_S = 30.0
-
-
-class QueueFull(OutriderError):
-    """As many requests wait as may; `retry_after_s` says when it is worth asking again."""
-
-    def __init__(self, num_waiting: int, retry_after_s: float) -> None:
-        self.retry_after_s = retry_after_s
-        super().__init__("server", f"{num_waiting} requests are waiting already", "Ask again a little later.")
-
-
-class Draining(OutriderError):
-    """The server is about to stop and takes no new requests."""
-
-    def __init__(self) -> None:
-        super().__init__("server", "it is shutting down", "Ask again when it is back.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,123 +52,6 @@ class WorkerState:
     """Nothing is served any more."""
 
 
-class Job:
-    """One request on its way through the engine: iterate over it for its updates.
-
-    The iteration ends with the generation, and raises BackendError when the engine failed. Leaving it
-    early cancels the request. `completion` is there afterwards. `ended` is told it in any case, in the
-    event loop, also where nobody iterates any more.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        worker: Worker,
-        loop: asyncio.AbstractEventLoop,
-        ended: Callable[[Job, Completion], None] | None = None,
-    ) -> None:
-        self.request = request
-        self.queued_s = 0.0
-        """seconds between the submission and the first step"""
-        self._worker = worker
-        self._loop = loop
-        self._ended = ended
-        self._updates: asyncio.Queue[Update | Completion | OutriderError] = asyncio.Queue()
-        self._accepted: asyncio.Future[None] = loop.create_future()
-        self._completion: Completion | None = None
-        self._is_cancelled = False
-
-    @property
-    def completion(self) -> Completion:
-        """The finished generation. Raises BackendError before the iteration has ended."""
-        if self._completion is None:
-            raise BackendError("generation", "it has not ended")
-        return self._completion
-
-    async def __aiter__(self) -> AsyncIterator[Update]:
-        try:
-            while self._completion is None:
-                item = await self._updates.get()
-                if isinstance(item, Update):
-                    yield item
-                elif isinstance(item, Completion):
-                    self._completion = item
-                else:
-                    raise item
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """End it after the step in progress; harmless when it has ended."""
-        if self._completion is None and not self._is_cancelled:
-            self._is_cancelled = True
-            self._worker.cancel(self)
-
-    # From the event loop's side of the handover
-
-    def take(self, item: Update | Completion | OutriderError) -> None:
-        """What has come of it since."""
-        self._updates.put_nowait(item)
-        if isinstance(item, Completion):
-            self.note_end(item)
-
-    def note_end(self, completion: Completion) -> None:
-        """It has ended with this; told apart from `take` where its caller gets an error instead."""
-        if self._ended is not None:
-            self._ended(self, completion)
-
-    def settle(self, error: OutriderError | None = None) -> None:
-        """It was accepted (the engine has it, or it waits for room), or refused."""
-        if not self._accepted.done():
-            if error is None:
-                self._accepted.set_result(None)
-            else:
-                self._accepted.set_exception(error)
-
-    async def accepted(self) -> None:
-        """Wait until the worker has looked at it. Raises what the worker refused it with."""
-        await self._accepted
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that waits for it."""
-        return self._loop
-
-
-class _Line:
-    """Jobs that wait, one queue for each scope: scopes take turns, within one the first comes first."""
-
-    def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[Job]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
-    def append(self, job: Job) -> None:
-        self._queues.setdefault(job.request.scope, deque()).append(job)
-
-    def remove(self, job: Job) -> bool:
-        waiting = self._queues.get(job.request.scope, deque())
-        found = job in waiting
-        if found:
-            waiting.remove(job)
-            if not waiting:
-                del self._queues[job.request.scope]
-        return found
-
-    def first(self) -> Job:
-        return next(iter(self._queues.values()))[0]
-
-    def pop(self) -> Job:
-        """The job that is next; its scope goes to the end of the line."""
-        scope, waiting = next(iter(self._queues.items()))
-        job = waiting.popleft()
-        del self._queues[scope]
-        if waiting:
-            self._queues[scope] = waiting
-        return job
-
-
 class Worker:
     """Runs the engine of a session for many callers.
 
@@ -198,7 +66,7 @@ class Worker:
         self._max_waiting = max_waiting
         self._observe = observe
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._line = _Line()
+        self._line = Line()
         self._running: dict[int, Job] = {}
         self._arrived_s: dict[Job, float] = {}
         self._request_s = _FIRST_REQUEST_S
@@ -229,7 +97,7 @@ class Worker:
         if self._num_open >= self._max_waiting + self._engine.max_running:
             waiting = self._num_open - self._engine.max_running
             raise QueueFull(waiting, self._retry_after_s(waiting))
-        job = Job(request, self, asyncio.get_running_loop(), ended)
+        job = Job(request, asyncio.get_running_loop(), self.cancel, ended)
         self._num_open += 1
         arrived_s = perf_counter()
         self._commands.put(lambda: self._enter(job, arrived_s))

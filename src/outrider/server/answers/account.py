@@ -11,8 +11,8 @@ from outrider.core.data import Completion
 from outrider.explain import Estimate, estimate_speedup
 from outrider.policy import AutoPolicy
 from outrider.readout import DrafterCounts, Readout, read_out
+from outrider.server.jobs import Job
 from outrider.server.prepare.plan import Plan
-from outrider.server.worker import Job
 
 __all__ = ["account_of", "estimate_of", "usage_of"]
 

@@ -16,7 +16,7 @@ from outrider.server.formats import (
     ToolArgumentsDelta,
     ToolCallStart,
 )
-from outrider.server.worker import Job
+from outrider.server.jobs import Job
 
 __all__ = ["Choice", "FinishName", "ToolCall", "merged"]
 
