@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
+from process import Server, fill
 from serve import report, soak
 from serve.abuse import KINDS, REFUSED, Visitor
 from serve.client import ask, burst_times
 from serve.load import describe_run
 from serve.metrics import running_and_waiting
-from serve.process import Server, fill
 from serve.questions import MIXED, Load, Question, deal, load_questions, loads
 from serve.summary import best, by_load, latencies, median_speed, ratio, token_gaps, tokens_per_s
 

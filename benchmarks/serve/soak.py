@@ -31,12 +31,12 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from machine import describe
+from process import Server
 from rows import Row
 from serve.abuse import KINDS, Visitor
 from serve.client import client_of
 from serve.contestants import contestants, values_of
 from serve.metrics import running_and_waiting
-from serve.process import Server
 from serve.questions import load_questions
 
 WARM_UP_SHARE = 0.2
