@@ -18,7 +18,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("learned", "loading", "generation", "schemas"),
     ("readout", "session", "trace", "pacing", "explain"),
     ("compare", "certify", "replay"),
-    ("server", "bench", "distill"),
+    ("server", "bench"),
+    ("check", "distill"),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
     ("__main__",),

@@ -1,0 +1,1 @@
+"""The sweep: which pairing and which settings win on this machine, for these prompts."""

@@ -1,0 +1,277 @@
+"""What a sweep writes down, one JSON line each: the only source of its reports, comparisons and exports.
+
+Every row names its kind. Times are seconds, lengths tokens, sizes bytes. A run that is gone on with adds
+rows; nothing is ever changed. Rows of a block (`BlockRow`) count only when the block is complete.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from outrider.core.data import FinishReason
+
+__all__ = [
+    "SCHEMA",
+    "AnswerRow",
+    "BlockRow",
+    "CaseOutcome",
+    "ChoiceRow",
+    "CostsRow",
+    "HeadRow",
+    "ModelRow",
+    "OffersRow",
+    "PairRow",
+    "PredictionRow",
+    "QualityRow",
+    "Row",
+    "RunRow",
+    "SkippedRow",
+]
+
+SCHEMA = "outrider.bench/1"
+
+Role = Literal["target", "draft"]
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HeadRow(_Row):
+    """The first row: what was measured on, and what was asked for."""
+
+    kind: Literal["head"] = "head"
+    schema_version: str = SCHEMA
+    started: str
+    """ISO 8601, UTC"""
+    machine: dict[str, Any]
+    """`cpu`, `physical_cores`, `devices`, `memory_bytes`, `python`, `outrider`, `commit`, `llama_cpp`"""
+    plan: dict[str, Any]
+    """the plan as plain data"""
+
+
+class ModelRow(_Row):
+    """A model file that takes part."""
+
+    kind: Literal["model"] = "model"
+    model: str
+    """its short name within the sweep, by which all other rows call it"""
+    role: Role
+    path: str
+    fingerprint: str
+    """of the file's content"""
+    architecture: str
+    quantization: str
+    parameters: int
+    active_parameters: int
+    file_bytes: int
+    trained_context: int | None
+    effective: dict[str, Any]
+    """the load options in force: threads, GPU layers, batch sizes"""
+    memory_bytes: int | None = None
+    """what loading weights and contexts added to the process; None where it was not measured"""
+
+
+class PairRow(_Row):
+    """How the tokenizers of a target and a draft line up."""
+
+    kind: Literal["pair"] = "pair"
+    target: str
+    draft: str
+    usable: bool
+    identical: bool
+    common_tokens: int
+    text_ratio: float
+    cut_ratio: float
+    why_not: str | None = None
+    """why the draft takes no part with this target"""
+
+
+class AnswerRow(_Row):
+    """The target's own answer to one case, decoded plainly: the recording that everything is replayed on."""
+
+    kind: Literal["answer"] = "answer"
+    target: str
+    workload: str
+    case: str
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    prefill_s: float
+    decode_s: float
+    own_s: float
+    """of `decode_s` what was spent beside model calls"""
+    seed: int
+
+
+class CostsRow(_Row):
+    """What calls of one model cost, and the engine's own time beside them."""
+
+    kind: Literal["costs"] = "costs"
+    model: str
+    role: Role
+    curve: dict[str, Any]
+    """`CallCosts.as_json`"""
+    own_s: dict[str, float] = {}
+    """the engine's own seconds in a step, by who drafted: "plain", "lookup", "auto", "draft" """
+    own_token_s: float = 0.0
+    """and for each drafted token that was verified"""
+
+
+class OffersRow(_Row):
+    """What a draft model offers at every position of an answer (`replay.Offers` as plain data)."""
+
+    kind: Literal["offers"] = "offers"
+    target: str
+    draft: str
+    workload: str
+    case: str
+    tokens: tuple[int, ...]
+    confidence: tuple[float, ...]
+    departures: dict[int, tuple[tuple[int, float], ...]]
+    seconds: float
+    """what scoring took"""
+
+
+class QualityRow(_Row):
+    """How a quantization of a target scores the reference's texts, over one case."""
+
+    kind: Literal["quality"] = "quality"
+    target: str
+    reference: str
+    workload: str
+    case: str
+    num_tokens: int
+    mean_kl: float
+    """mean over the positions of KL(reference || target), in nats"""
+    top1_agreement: float
+    """share of positions where both have the same likeliest token"""
+
+
+class CaseOutcome(_Row):
+    """What a setting made of one case. In predictions `seconds` is decoding, the draft model's reading of the
+    prompt included."""
+
+    case: str
+    tokens: int
+    seconds: float
+    plain_s: float
+    target_calls: int
+    draft_calls: int
+    drafted: tuple[int, ...]
+    """tokens drafted at the first, second, … place of a draft"""
+    accepted: tuple[int, ...]
+    """those of them that stood"""
+    draft_s: float
+    """of `seconds`, the draft model's calls (its reading of the prompt included)"""
+    verify_s: float
+    """of `seconds`, the target's calls"""
+
+
+class PredictionRow(_Row):
+    """What replay says of one setting under one workload. `bound_s` is the hindsight bound, once a pair and
+    workload: on the rows of the setting "auto"."""
+
+    kind: Literal["prediction"] = "prediction"
+    target: str
+    draft: str | None
+    workload: str
+    setting: str
+    cases: tuple[CaseOutcome, ...]
+    bound_s: tuple[float, ...] | None = None
+
+
+class ChoiceRow(_Row):
+    """The settings of a cell that run for real, and why each does."""
+
+    kind: Literal["choice"] = "choice"
+    target: str
+    draft: str | None
+    workload: str
+    finalists: tuple[str, ...]
+    controls: tuple[str, ...]
+
+
+class RunRow(_Row):
+    """One request that ran for real: a setting of ours, or another engine (`contestant`).
+
+    `decode_s` starts when the target has read the prompt and includes the draft model's own reading of it.
+    For another engine `decode_s` is the time behind its first token, which gave `tokens - 1` tokens:
+    `timed_tokens` are the tokens that `decode_s` produced, for either.
+    """
+
+    kind: Literal["run"] = "run"
+    block: str
+    target: str
+    draft: str | None
+    contestant: str | None = None
+    setting: str
+    workload: str
+    case: str
+    repetition: int
+    order: int
+    """its place in the block's shuffled order"""
+    tokens: int
+    timed_tokens: int
+    prefill_s: float
+    decode_s: float
+    target_calls: int | None
+    draft_calls: int | None
+    drafted: tuple[int, ...] | None
+    """by the place in the draft; one total where an engine tells no more; None where it tells nothing"""
+    accepted: tuple[int, ...] | None
+    draft_s: float | None = None
+    verify_s: float | None = None
+    forced: int = 0
+    """accepted tokens that a grammar forced"""
+    equal: bool | None = None
+    """whether the tokens (text, for another engine) are those of the recorded answer; None when sampled"""
+    divergence: int | None = None
+    """the first token that is another"""
+    finish_reason: str = ""
+    seed: int | None = None
+    started_s: float = 0.0
+    """since the block began"""
+
+
+class BlockRow(_Row):
+    """A block of runs that is complete: all its settings, one repetition. Only then do its rows count."""
+
+    kind: Literal["block"] = "block"
+    block: str
+    target: str
+    workload: str
+    repetition: int
+    hiccups: int
+    """target calls of a single token that took more than twice the block's median"""
+    calls: int
+    """target calls of a single token"""
+    effective: dict[str, Any] = {}
+
+
+class SkippedRow(_Row):
+    """Something that takes no part, and why: a pair that does not line up, an engine that does not start."""
+
+    kind: Literal["skipped"] = "skipped"
+    what: str
+    why: str
+
+
+Row = Annotated[
+    HeadRow
+    | ModelRow
+    | PairRow
+    | AnswerRow
+    | CostsRow
+    | OffersRow
+    | QualityRow
+    | PredictionRow
+    | ChoiceRow
+    | RunRow
+    | BlockRow
+    | SkippedRow,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,113 @@
+"""A setting of speculation: who drafts, and how far. One name for each, in files, tables and commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider.core.contracts import Policy
+from outrider.core.errors import SettingError
+from outrider.costs import CallCosts
+from outrider.policy import AutoPolicy, FixedPolicy
+
+__all__ = ["AUTO", "AUTO_LOOKUP", "AUTO_MODEL", "LLAMA_CPP_DEFAULT", "PLAIN", "Setting", "grid"]
+
+Drafters = Literal["none", "lookup", "model", "both"]
+
+_NAME = re.compile(r"(?P<who>lookup|model|both) (?P<length>\d+)(?:/(?P<p_min>[\d.]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Who drafts, and up to how many tokens: `draft_max` None decides by itself.
+
+    A fixed draft ends before a token whose probability is below `p_min`.
+
+    >>> Setting("model", 3, 0.75).name
+    'model 3/0.75'
+    >>> Setting.of("lookup 8") == Setting("lookup", 8)
+    True
+    """
+
+    drafters: Drafters
+    draft_max: int | None = None
+    p_min: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As `of` reads it: "plain", "auto", "auto lookup", "auto model", "model 3", "both 8/0.75"."""
+        if self.drafters == "none":
+            return "plain"
+        if self.draft_max is None:
+            return "auto" if self.drafters == "both" else f"auto {self.drafters}"
+        return f"{self.drafters} {self.draft_max}" + (f"/{self.p_min:g}" if self.p_min else "")
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether it needs a draft model."""
+        return self.drafters in ("model", "both")
+
+    @property
+    def uses_lookup(self) -> bool:
+        """Whether drafts are looked up in the text."""
+        return self.drafters in ("lookup", "both")
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether it decides by itself."""
+        return self.drafters != "none" and self.draft_max is None
+
+    def policy(self, costs: CallCosts, draft_costs: Mapping[str, CallCosts]) -> Policy:
+        """A fresh policy; an automatic one begins with copies of these curves and learns on them."""
+        if self.drafters == "none":
+            return FixedPolicy(0)
+        if self.draft_max is not None:
+            return FixedPolicy(self.draft_max, 0, self.p_min)
+        own = {name: _copy(curve) for name, curve in draft_costs.items()} if self.uses_model else {}
+        return AutoPolicy(_copy(costs), own, free=self.uses_lookup, models=self.uses_model)
+
+    @classmethod
+    def of(cls, name: str) -> Setting:
+        """The setting of this name. Raises SettingError for any other text."""
+        named = {s.name: s for s in (PLAIN, AUTO, AUTO_LOOKUP, AUTO_MODEL)}
+        if name in named:
+            return named[name]
+        match = _NAME.fullmatch(name)
+        p_min = float(match["p_min"] or 0) if match else 0.0
+        if not match or not 0 <= p_min <= 1 or int(match["length"]) < 1:
+            why = "it is no setting"
+            raise SettingError(repr(name), why, "Write plain, auto, lookup 8, model 3 or both 8/0.75.")
+        who: Drafters = (
+            "lookup" if match["who"] == "lookup" else "model" if match["who"] == "model" else "both"
+        )
+        return cls(who, int(match["length"]), p_min)
+
+
+def _copy(curve: CallCosts) -> CallCosts:
+    return CallCosts.from_json(curve.as_json())
+
+
+PLAIN = Setting("none")
+AUTO = Setting("both")
+"""Decides by itself among everything there is."""
+AUTO_LOOKUP = Setting("lookup")
+AUTO_MODEL = Setting("model")
+LLAMA_CPP_DEFAULT = Setting("model", 3)
+"""What llama.cpp does with a draft model when nothing is set."""
+
+
+def grid(
+    lengths: Iterable[int], p_mins: Iterable[float], drafters: Iterable[str], *, has_model: bool
+) -> list[Setting]:
+    """Plain decoding, the automatic choice of each kind, and every fixed setting; without a draft model those
+    of lookup alone."""
+    kinds = [kind for kind in drafters if has_model or kind == "lookup"]
+    found = [PLAIN, AUTO if has_model else AUTO_LOOKUP]
+    found += [AUTO_LOOKUP, AUTO_MODEL] if has_model else []
+    steps = sorted({length for length in lengths if length > 0})
+    for kind in kinds:
+        for length in steps:
+            found += [Setting.of(f"{kind} {length}/{p:g}") for p in sorted(set(p_mins))]
+    return list(dict.fromkeys(found))
