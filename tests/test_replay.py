@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from constrained import OneOf, Pieces
 from engines import (
     PROMPT,
     VOCABULARY,
@@ -21,12 +22,14 @@ from engines import (
 )
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
 from outrider.core.contracts import Drafter, Policy, Wish
-from outrider.core.data import Draft, DraftWork, Hint, Request, Row, StepRecord
+from outrider.core.data import Draft, DraftWork, Grammar, Hint, Request, Row, StepRecord
 from outrider.core.errors import BackendError, InputError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts, CallPoint
+from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.engine.spelling import Spelled, Spelling
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.replay import (
     Offers,
@@ -37,6 +40,7 @@ from outrider.replay import (
     replay,
     write_recordings,
 )
+from outrider.vocab import align
 from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording
 
 GREEDY = SamplingParams(temperature=0)
@@ -398,3 +402,70 @@ def test_the_bound_is_reached(seed: int, target: dict[int, float], small: dict[i
         made, curve(target), {"draft": draft} if draft else None, free=[ScriptedDrafter(guess)]
     )
     assert found == pytest.approx(fastest(made, curve(target), draft, ScriptedDrafter(guess)))
+
+
+# Under a constraint
+
+PIECES = Pieces("a", "b", "c", "ab", "bc", "abc", "-", "--")
+TEXTS = ("abc--abcabc-a-abcabcabc", "abc--abcab--b-bcbcab", "ab-cc--abcabcabcabc--a")
+
+
+@pytest.mark.parametrize(
+    "setting", [FixedPolicy(draft_max=n, p_min=p) for n in (1, 3, 8) for p in (0.0, 0.5)]
+)
+@pytest.mark.parametrize("seeds", [(4, 4), (4, 9), (21, 5)])
+@pytest.mark.parametrize("canonical", [True, False])
+def test_a_constrained_replay_makes_the_steps_of_the_engine(
+    setting: FixedPolicy, seeds: tuple[int, int], canonical: bool
+) -> None:
+    def constrain() -> OneOf:
+        return OneOf(PIECES, TEXTS, canonical=canonical)
+
+    ours, theirs = (random_logits(PIECES.size, seed=seed, order=2, scale=3.0) for seed in seeds)
+    drafters: list[Drafter] = [SuffixDrafter(), ModelDrafter(FakeModel(PIECES, theirs), align(PIECES, PIECES))]
+    engine = Engine(FakeModel(PIECES, ours), drafters, setting, constrain=lambda _grammar: constrain())
+    answer = engine.generate(Request((0, 3, 6), GREEDY, grammar=Grammar("json")))
+    offers = record_offers(
+        FakeModel(PIECES, theirs),
+        align(PIECES, PIECES),
+        (0, 3, 6),
+        answer.tokens,
+        constrain=constrain,
+    )
+    made = Recording("1", "made up", (0, 3, 6), answer.tokens, answer.finish_reason, {"draft": offers})
+    constraint = Spelled(constrain(), Spelling())
+    again = replay(made, setting, curve(FLAT), {"draft": curve(SMALL)}, constraint=constraint).records
+    real = [record for record in answer.records if record.kind == "decode"]
+    assert [outcome(record) for record in again] == [outcome(record) for record in real]
+    if canonical:  # behind forced text that the model spells otherwise, offers were not recorded
+        assert [step(record) for record in again[:-1]] == [step(record) for record in real[:-1]]
+    assert any("grammar" in record.draft.sources for record in again)
+
+
+def outcome(record: StepRecord) -> tuple[object, ...]:
+    """What became of a step."""
+    return record.position, record.num_accepted, record.tokens
+
+
+def test_offers_are_made_under_the_masks() -> None:
+    language = random_logits(PIECES.size, seed=3, order=2, scale=3.0)
+    answer = PIECES.tokenize(TEXTS[1])
+    found = record_offers(
+        FakeModel(PIECES, language),
+        align(PIECES, PIECES),
+        (0,),
+        answer,
+        constrain=lambda: OneOf(PIECES, TEXTS),
+    )
+    for i, token in enumerate(found.tokens):
+        allowed = OneOf(PIECES, TEXTS).allowed(answer[:i])
+        assert allowed is not None and allowed[token]
+        best = np.where(allowed, language([0, *answer[:i]]), -np.inf).argmax()
+        assert token == int(best)
+        text = [*answer[:i], token]
+        for behind, _ in found.departures.get(i, ()):
+            text += OneOf(PIECES, TEXTS).forced(text)
+            mask = OneOf(PIECES, TEXTS).allowed(text)
+            assert mask is None or mask[behind]
+            text.append(behind)
+    assert found.departures

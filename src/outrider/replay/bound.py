@@ -15,8 +15,8 @@ from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import Draft, Hint, Request
 from outrider.costs import MOST_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.replay.recording import Offers, Recording
-from outrider.replay.run import SAMPLER, common_prefix, is_limited
+from outrider.replay.recording import Offers, Recording, common_prefix
+from outrider.replay.run import SAMPLER, is_limited
 
 __all__ = ["hindsight_bound"]
 

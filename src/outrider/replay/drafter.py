@@ -1,15 +1,17 @@
-"""A draft model that offers what was recorded, at the price of a cost curve."""
+"""Drafters of replays: a draft model that offers what was recorded, at the price of a cost curve."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from outrider.core.contracts import Extend, Wish
+from outrider.core.contracts import Constraint, Extend, Wish
 from outrider.core.data import Draft, DraftWork, Hint, Request
 from outrider.costs import CallCosts
+from outrider.policy.forced import FORCED, forced
 from outrider.replay.recording import Offers, Recording
 
-__all__ = ["RecordedDrafter"]
+__all__ = ["ForcedDrafter", "RecordedDrafter"]
 
 
 class RecordedDrafter:
@@ -66,36 +68,106 @@ class RecordedDrafter:
         context = self._prompt_tokens + self._committed
         call_tokens = [max(1, 1 + self._committed - self._seen) + len(wish.prefix)]
         self._seen = self._committed + 1
-        tokens: list[int] = []
-        hints: list[Hint] = []
-        for token, confidence in self._follow(wish.prefix):
-            hint = Hint(confidence)
-            if not extend.takes(wish, tokens, hint):
+        draft = _Growing()
+        ahead = _Ahead(self._answer, self._offers, self._committed + len(wish.prefix))
+        unread = 0
+        while (found := ahead.look()) is not None:
+            hint = Hint(found[1])
+            if not _permits(wish, draft.tokens, found[0]) or not extend.takes(wish, draft.tokens, hint):
                 break
-            tokens.append(token)
-            hints.append(hint)
-            if len(tokens) >= wish.max_tokens or not extend.wants(wish, tokens):
+            draft.add(found[0], self.name, hint)
+            certain = extend.follows(wish, draft.tokens)
+            for token, source, known in zip(certain.tokens, certain.sources, certain.hints, strict=True):
+                draft.add(token, source, known)
+            unread = 1 + len(certain)
+            ahead.go((found[0], *certain.tokens))
+            if len(draft.tokens) >= wish.max_tokens or not extend.wants(wish, draft.tokens):
                 break
-            call_tokens.append(1)
-        self._path = (*wish.prefix, *tokens)[: len(wish.prefix) + max(len(call_tokens) - 1, 0)]
+            call_tokens.append(unread)
+            unread = 0
+        self._path = (*wish.prefix, *draft.tokens[: len(draft.tokens) - unread])
         seconds = sum(self._costs.call_s(n, context=context) for n in call_tokens)
         work += DraftWork(len(call_tokens), seconds, call_tokens=tuple(call_tokens))
-        draft = Draft(
-            tuple(tokens),
-            acceptance=tuple(hint.acceptance for hint in hints),
-            sources=(self.name,) * len(tokens),
-            hints=tuple(hints),
-        )
-        return [draft], work
+        return [draft.finished()], work
 
-    def _follow(self, prefix: Sequence[int]) -> list[tuple[int, float]]:
-        """What it would draft behind the committed tokens and a prefix."""
-        position = self._committed + len(prefix)
-        found: list[tuple[int, float]] = []
-        while position < len(self._answer):
-            token = self._offers.tokens[position]
-            found.append((token, self._offers.confidence[position]))
-            if token != self._answer[position]:
-                return found + list(self._offers.departures.get(position, ()))
-            position += 1
-        return found
+
+def _permits(wish: Wish, drafted: Sequence[int], token: int) -> bool:
+    """Behind a wrong token of another drafter's the constraint may not allow what stands for an offer."""
+    return wish.constraint is None or wish.constraint.permits((*wish.prefix, *drafted), (token,)) == 1
+
+
+class _Growing:
+    """A draft under construction."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._sources: list[str] = []
+        self._hints: list[Hint] = []
+
+    def add(self, token: int, source: str, hint: Hint) -> None:
+        self.tokens.append(token)
+        self._sources.append(source)
+        self._hints.append(hint)
+
+    def finished(self) -> Draft:
+        acceptance = tuple(hint.acceptance for hint in self._hints)
+        return Draft(
+            tuple(self.tokens), None, acceptance, sources=tuple(self._sources), hints=tuple(self._hints)
+        )
+
+
+class _Ahead:
+    """What the model would offer from this place of the answer on. Behind a wrong token of its own it goes on
+    as was recorded; behind one of another's as at that place of the answer."""
+
+    def __init__(self, answer: Sequence[int], offers: Offers, place: int) -> None:
+        self._answer = answer
+        self._offers = offers
+        self._place = place
+        self._departure: Iterator[tuple[int, float]] | None = None
+
+    def look(self) -> tuple[int, float] | None:
+        """The next token and its confidence; None where nothing more is known."""
+        if self._departure is not None:
+            return next(self._departure, None)
+        if self._place >= len(self._answer):
+            return None
+        return self._offers.tokens[self._place], self._offers.confidence[self._place]
+
+    def go(self, tokens: Sequence[int]) -> None:
+        """These tokens joined the draft."""
+        for token in tokens:
+            if self._departure is not None or self._place >= len(self._answer):
+                return
+            if token != self._answer[self._place] and token == self._offers.tokens[self._place]:
+                self._departure = iter(self._offers.departures.get(self._place, ()))
+            self._place += 1
+
+
+class ForcedDrafter:
+    """The Drafter of what a request's own fresh constraint forces, for bounds: policies ask for it by
+    themselves."""
+
+    name = FORCED
+    is_free = True
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+
+    def begin(self, sequence: int, request: Request) -> None:
+        """The constraint is fresh."""
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        del sequence
+        self._constraint.accept(tokens)
+
+    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
+        del extend
+        [wish] = wishes
+        return [forced(replace(wish, constraint=self._constraint))], DraftWork()
+
+    def end(self, sequence: int) -> None:
+        """Nothing is left to do."""
+
+    def reset(self) -> None:
+        """Only for one request."""

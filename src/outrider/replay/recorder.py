@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.core.contracts import Model
-from outrider.core.data import Row, Span
-from outrider.core.errors import BackendError
+from outrider.core.contracts import Constraint, Model
+from outrider.core.data import Mask, Row, Span
+from outrider.core.errors import BackendError, ConstraintError
 from outrider.replay.recording import Offers
 from outrider.sampling import argmax, confidence
 from outrider.vocab import Alignment
@@ -24,10 +24,17 @@ _LEAST_SURVIVAL = 0.04
 
 
 def record_offers(
-    model: Model, alignment: Alignment, prompt: Sequence[int], answer: Sequence[int], *, sequence: int = 0
+    model: Model,
+    alignment: Alignment,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    *,
+    constrain: Callable[[], Constraint] | None = None,
+    sequence: int = 0,
 ) -> Offers:
     """What the draft `model` would offer behind every prefix of `answer`, all ids the target's.
 
+    `constrain` makes the request's constraint anew, where it has one: offers are made under its masks.
     The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
     do not fit its context.
     """
@@ -40,7 +47,8 @@ def record_offers(
         raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
     try:
         model.truncate(sequence, 0)
-        recorder = _Recorder(model, alignment, sequence, mine, starts)
+        masks = None if constrain is None else _Masks(constrain, answer)
+        recorder = _Recorder(model, alignment, sequence, mine, starts, masks)
         likeliest = recorder.follow_answer()
         departures = {
             i: recorder.depart(i, *likeliest[i])
@@ -57,17 +65,24 @@ class _Recorder:
     """One answer in the draft model's own ids; `starts[i]` is how many precede token i of the answer."""
 
     def __init__(
-        self, model: Model, alignment: Alignment, sequence: int, tokens: list[int], starts: list[int]
+        self,
+        model: Model,
+        alignment: Alignment,
+        sequence: int,
+        tokens: list[int],
+        starts: list[int],
+        masks: _Masks | None,
     ) -> None:
         self._model = model
         self._alignment = alignment
         self._sequence = sequence
         self._tokens = tokens
         self._starts = starts
+        self._masks = masks
 
     def follow_answer(self) -> list[tuple[int, float]]:
         """The likeliest token and its confidence behind each prefix of the answer."""
-        found: dict[int, tuple[int, float]] = {}
+        found: list[tuple[int, float]] = []
         rows = max(1, min(_CHUNK_TOKENS, self._model.max_rows, self._model.max_batch_tokens))
         wanted = set(self._starts)
         stored = 0
@@ -77,31 +92,89 @@ class _Recorder:
             span = Span(self._sequence, tuple(chunk), stored, len(chunk) if needs_rows else 0)
             logits = self._model.decode([span])[0]
             for i, row in enumerate(logits):
-                if stored + i + 1 in wanted:
-                    found[stored + i + 1] = self._likeliest(row)
+                while len(found) < len(self._starts) and self._starts[len(found)] == stored + i + 1:
+                    found.append(self._likeliest(row, len(found)))
             stored += len(chunk)
-        return [found[start] for start in self._starts]
+        return found
 
     def depart(self, position: int, token: int, sure: float) -> tuple[tuple[int, float], ...]:
-        """How the draft goes on behind a token of its own at this position of the answer."""
+        """How the draft goes on behind a token of its own at this position of the answer, and behind what
+        the constraint forces there."""
         self._model.truncate(self._sequence, self._starts[position])
         path: list[tuple[int, float]] = []
+        behind: list[int] = []
         survival = sure
         while survival >= _LEAST_SURVIVAL and len(path) < _LONGEST_DEPARTURE:
             mine = _translate(self._alignment, (token,))
-            if not mine or self._model.vocabulary.ends_generation(mine[0]):
+            if token < 0 or not mine or self._model.vocabulary.ends_generation(mine[0]):
                 break
-            span = Span(self._sequence, mine, self._model.length(self._sequence), 1)
-            token, sure = self._likeliest(self._model.decode([span])[0][-1])
+            behind.append(token)
+            if self._masks is not None:
+                certain = self._masks.forced(position, behind)
+                behind += certain
+                mine += _translate(self._alignment, certain)
+            stored = self._model.length(self._sequence)
+            if stored + len(mine) > self._model.context_length or len(mine) > self._model.max_batch_tokens:
+                break
+            row = self._model.decode([Span(self._sequence, mine, stored, 1)])[0][-1]
+            token, sure = self._likeliest(row, position, behind)
             path.append((token, sure))
             survival *= sure
         return tuple(path)
 
-    def _likeliest(self, row: Row) -> tuple[int, float]:
-        """In the target's ids; -1 for a token that the target lacks."""
+    def _likeliest(self, row: Row, position: int, behind: Sequence[int] = ()) -> tuple[int, float]:
+        """In the target's ids; -1 for a token that the target lacks, or where the constraint leaves none."""
+        if self._masks is not None:
+            return self._likeliest_allowed(row, self._masks.allowed(position, behind))
         best = argmax(row)
         mapped = best if self._alignment.identical else int(self._alignment.to_target[best])
         return mapped, min(round(confidence(row, best), 5), _MOST_CONFIDENCE)
+
+    def _likeliest_allowed(self, row: Row, mask: Mask | None) -> tuple[int, float]:
+        mapped = row
+        if not self._alignment.identical:
+            common = np.flatnonzero(self._alignment.to_target >= 0)
+            mapped = np.full(len(self._alignment.to_draft), -np.inf, dtype=np.float32)
+            mapped[self._alignment.to_target[common]] = row[common]
+        if mask is not None:
+            mapped = np.where(mask, mapped, np.float32(-np.inf))
+        best = argmax(mapped)
+        if not np.isfinite(mapped[best]):
+            return -1, 1 - _MOST_CONFIDENCE
+        return best, min(round(confidence(mapped, best), 5), _MOST_CONFIDENCE)
+
+
+class _Masks:
+    """What the constraint of a request allows behind each prefix of its answer, and behind a draft there."""
+
+    def __init__(self, constrain: Callable[[], Constraint], answer: Sequence[int]) -> None:
+        self._constrain = constrain
+        self._constraint = constrain()
+        self._answer = tuple(answer)
+        self._at = 0
+
+    def allowed(self, position: int, behind: Sequence[int]) -> Mask | None:
+        if behind:
+            return self._ask(self._drafted(position, behind))
+        self._constraint.accept(self._answer[self._at : position])
+        self._at = position
+        return self._ask(())
+
+    def forced(self, position: int, behind: Sequence[int]) -> tuple[int, ...]:
+        drafted = self._drafted(position, behind)
+        return self._constraint.forced(drafted)
+
+    def _drafted(self, position: int, behind: Sequence[int]) -> tuple[int, ...]:
+        """Departures come from the back: a state that stays at the start is walked along."""
+        if position < self._at:
+            self._constraint, self._at = self._constrain(), 0
+        return (*self._answer[self._at : position], *behind)
+
+    def _ask(self, drafted: Sequence[int]) -> Mask | None:
+        try:
+            return self._constraint.allowed(drafted)
+        except ConstraintError:
+            return np.zeros(1, dtype=np.bool_)
 
 
 def _translate(alignment: Alignment, tokens: Sequence[int]) -> tuple[int, ...]:

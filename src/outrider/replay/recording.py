@@ -9,8 +9,9 @@ when a policy gives up. What lookups offer needs no recording: they are run agai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +19,7 @@ from outrider.core.data import FinishReason
 from outrider.core.errors import InputError
 from outrider.files import write_whole
 
-__all__ = ["SCHEMA", "Offers", "Recording", "read_recordings", "write_recordings"]
+__all__ = ["SCHEMA", "Offers", "Recording", "common_prefix", "read_recordings", "write_recordings"]
 
 SCHEMA = "outrider.recording/1"
 
@@ -105,3 +106,9 @@ def _recording(line: str, where: str) -> Recording | None:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = f"no recording ({type(error).__name__}: {error})"
         raise InputError(where, reason, "Record it anew.") from error
+
+
+def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
+    """How many drafted tokens are right."""
+    pairs = zip(drafted, answer, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

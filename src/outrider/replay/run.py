@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from outrider.backends.fake import FakeVocabulary
-from outrider.core.contracts import Drafter, Policy, Wish
+from outrider.core.contracts import Constraint, Drafter, Policy, Wish
 from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.replay.drafter import RecordedDrafter
-from outrider.replay.recording import Recording
+from outrider.replay.recording import Recording, common_prefix
 from outrider.sampling import RequestSampler
 
-__all__ = ["SAMPLER", "Replayed", "common_prefix", "is_limited", "replay"]
+__all__ = ["SAMPLER", "Replayed", "is_limited", "replay"]
 
 _ROOM = 1024
 """how long a draft may be where the end of the answer is not known"""
@@ -50,12 +49,15 @@ def replay(
     draft_costs: Mapping[str, CallCosts] | None = None,
     *,
     free: Sequence[Drafter] | None = None,
+    constraint: Constraint | None = None,
     own_s: float = 0.0,
+    own_token_s: float = 0.0,
 ) -> Replayed:
     """Run `policy` over a recorded answer; what calls take is what the curves say.
 
     Draft models are those of `draft_costs`; `free` drafters see the prompt and the answer as they would
-    in the engine (None: the lookup over the text itself). `own_s` is spent beside the calls of a step.
+    in the engine (None: the lookup over the text itself). A fresh `constraint` is that of the request.
+    `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted.
     """
     drafters = [*([SuffixDrafter()] if free is None else free)]
     drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
@@ -69,10 +71,13 @@ def replay(
         room = len(answer) - done - 1 if is_limited(recording) else _ROOM
         draft, work = Draft(), DraftWork()
         if room > 0:
-            [draft], work = policy.propose(drafters, [Wish(0, room, SAMPLER)])
+            [draft], work = policy.propose(drafters, [Wish(0, room, SAMPLER, constraint=constraint)])
         verify_s = costs.call_s(1 + len(draft), context=position)
-        record = _record(len(records), position, draft, work, answer[done:], verify_s, own_s)
+        other_s = own_s + own_token_s * len(draft)
+        record = _record(len(records), position, draft, work, answer[done:], verify_s, other_s)
         records.append(record)
+        if constraint is not None:
+            constraint.accept(record.tokens)
         for drafter in drafters:
             drafter.observe(0, record.tokens)
         policy.observe({0: record})
@@ -115,9 +120,3 @@ def _record(
 def is_limited(recording: Recording) -> bool:
     """Whether the request's limit ended the answer: only then it was known where it would end."""
     return recording.finish_reason == "length"
-
-
-def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
-    """How many drafted tokens are right."""
-    pairs = zip(drafted, answer, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
