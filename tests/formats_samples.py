@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from outrider.chat import ChatTemplate
-from outrider.server.formats import (
+from outrider.formats import (
     ChatFormat,
     ContentDelta,
     Event,

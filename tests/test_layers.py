@@ -14,7 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sampling", "vocab", "text", "models", "files"),
     ("verify", "chat", "costs"),
     ("policy", "drafters", "constraints", "backends"),
-    ("engine", "tuning"),
+    ("engine", "tuning", "formats"),
     ("learned", "loading", "generation", "schemas"),
     ("readout", "session", "trace", "pacing", "explain"),
     ("compare", "certify", "replay"),

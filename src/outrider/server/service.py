@@ -18,8 +18,8 @@ from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
+from outrider.formats import ChatFormat, format_of
 from outrider.policy import AutoPolicy
-from outrider.server.formats import ChatFormat, format_of
 from outrider.server.limits import Caller
 from outrider.server.prepare.settings import OPENAI_DEFAULTS, Limits
 from outrider.server.prepare.spelled import Spelling

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from outrider.core.data import TokenLogprob, Update
-from outrider.server.formats import (
+from outrider.formats import (
     ContentDelta,
     Event,
     Reader,

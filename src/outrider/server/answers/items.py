@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
+from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from outrider.server.answers.choice import ToolCall
-from outrider.server.formats import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 __all__ = ["Items"]
 

@@ -8,11 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 from outrider.core.data import Update
+from outrider.formats import ContentDelta
 from outrider.server.answers.account import account_of, usage_of
 from outrider.server.answers.choice import Choice
 from outrider.server.answers.items import Items, Told
 from outrider.server.answers.logprobs import chat_entries, shown
-from outrider.server.formats import ContentDelta
 from outrider.server.prepare.plan import Plan
 from outrider.server.service import Service
 from outrider.server.shapes.responses import ResponseRequest

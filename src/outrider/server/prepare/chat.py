@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError
 from outrider.core.params import Drafting
-from outrider.server.formats import Named, ToolChoice, ToolSpec
+from outrider.formats import Named, ToolChoice, ToolSpec
 from outrider.server.prepare.grammars import grammar_of
 from outrider.server.prepare.plan import Plan, choices_of, policy_of, prediction_of
 from outrider.server.prepare.settings import (

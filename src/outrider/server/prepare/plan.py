@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from outrider.core.data import Request
 from outrider.core.errors import InputError
-from outrider.server.formats import Reader
+from outrider.formats import Reader
 from outrider.server.problems import problem_of
 from outrider.server.service import Service
 from outrider.server.shapes.messages import Prediction, text_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
-from outrider.server.formats.data import ToolSpec
-from outrider.server.formats.lark import Rules, bare_calls, repeated
-from outrider.server.formats.scan import Scan, Sink, blank, call, expect, literal
+from outrider.formats.data import ToolSpec
+from outrider.formats.lark import Rules, bare_calls, repeated
+from outrider.formats.scan import Scan, Sink, blank, call, expect, literal
 
 _TAG = "<|python_tag|>"
 

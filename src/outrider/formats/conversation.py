@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.core.errors import PromptError
-from outrider.server.formats.data import ToolSpec
+from outrider.formats.data import ToolSpec
 
 Message = dict[str, Any]
 

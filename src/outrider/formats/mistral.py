@@ -6,9 +6,9 @@ import json
 import string
 from collections.abc import Collection, Sequence
 
-from outrider.server.formats.data import ToolSpec
-from outrider.server.formats.lark import Rules, repeated
-from outrider.server.formats.scan import Scan, Sink, blank, call, expect, literal, one_of, value
+from outrider.formats.data import ToolSpec
+from outrider.formats.lark import Rules, repeated
+from outrider.formats.scan import Scan, Sink, blank, call, expect, literal, one_of, value
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = string.ascii_letters + string.digits + "_-."

@@ -1,7 +1,7 @@
 """Chat formats: how models are told of tools, how they call them, and how they reason."""
 
-from outrider.server.formats.chat_format import ChatFormat, format_of
-from outrider.server.formats.data import (
+from outrider.formats.chat_format import ChatFormat, format_of
+from outrider.formats.data import (
     ContentDelta,
     Event,
     Named,
@@ -11,7 +11,7 @@ from outrider.server.formats.data import (
     ToolChoice,
     ToolSpec,
 )
-from outrider.server.formats.reader import Reader
+from outrider.formats.reader import Reader
 
 __all__ = [
     "ChatFormat",

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Collection, Generator
 from typing import Protocol
 
-from outrider.server.formats.events import Character, Events
-from outrider.server.formats.scan import BLANKS, Refused, Scan, Sink, expect
+from outrider.formats.events import Character, Events
+from outrider.formats.scan import BLANKS, Refused, Scan, Sink, expect
 
 _MOST_HELD = 16_384
 """Characters that may wait for it to become certain that they are a call."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.server.formats.events import Character, Events
-from outrider.server.formats.scan import BLANKS
+from outrider.formats.events import Character, Events
+from outrider.formats.scan import BLANKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from outrider.server.formats.data import ToolSpec
-from outrider.server.formats.lark import Rules, bare_calls, repeated
-from outrider.server.formats.scan import Scan, Sink, blank, call, expect, one_of
+from outrider.formats.data import ToolSpec
+from outrider.formats.lark import Rules, bare_calls, repeated
+from outrider.formats.scan import Scan, Sink, blank, call, expect, one_of
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats_samples import TOOLS, Read, chat_format, merged, read
-from outrider.server.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 
 OBJECT = '{"name": "get_weather", "arguments": {"city": "Ulm"}}'
 CALL = ("get_weather", '{"city": "Ulm"}')

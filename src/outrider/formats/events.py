@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outrider.server.formats.data import (
+from outrider.formats.data import (
     ContentDelta,
     Event,
     ReasoningDelta,

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.server.formats.arguments import arguments_schema
-from outrider.server.formats.data import ToolSpec
-from outrider.server.formats.thought import ThoughtMarkers
+from outrider.formats.arguments import arguments_schema
+from outrider.formats.data import ToolSpec
+from outrider.formats.thought import ThoughtMarkers
 
 MOST_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""

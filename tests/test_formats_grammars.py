@@ -24,7 +24,7 @@ from outrider.constraints import Compiler, GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
 from outrider.core.params import FastForward
-from outrider.server.formats import Named, ToolChoice, ToolSpec, format_of
+from outrider.formats import Named, ToolChoice, ToolSpec, format_of
 
 COMPILER = Compiler(VOCABULARY)
 END = VOCABULARY.size - 1

@@ -10,9 +10,9 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import FastForward
-from outrider.server.formats.arguments import arguments_schema
-from outrider.server.formats.calls import CallSyntax
-from outrider.server.formats.conversation import (
+from outrider.formats.arguments import arguments_schema
+from outrider.formats.calls import CallSyntax
+from outrider.formats.conversation import (
     Message,
     described,
     one_call_each,
@@ -21,14 +21,14 @@ from outrider.server.formats.conversation import (
     with_argument_texts,
     with_short_ids,
 )
-from outrider.server.formats.data import Named, ToolChoice, ToolSpec
-from outrider.server.formats.hermes import Hermes
-from outrider.server.formats.lark import MOST_CALLS, CallGrammar, Rules, answer_grammar
-from outrider.server.formats.mistral import Mistral
-from outrider.server.formats.objects import Objects
-from outrider.server.formats.reader import Reader
-from outrider.server.formats.templates import ToolSupport, tool_support
-from outrider.server.formats.thought import ThoughtMarkers
+from outrider.formats.data import Named, ToolChoice, ToolSpec
+from outrider.formats.hermes import Hermes
+from outrider.formats.lark import MOST_CALLS, CallGrammar, Rules, answer_grammar
+from outrider.formats.mistral import Mistral
+from outrider.formats.objects import Objects
+from outrider.formats.reader import Reader
+from outrider.formats.templates import ToolSupport, tool_support
+from outrider.formats.thought import ThoughtMarkers
 
 _THOUGHTS = (ThoughtMarkers("<think>", "</think>"), ThoughtMarkers("[THINK]", "[/THINK]"))
 _OTHER_CALLS = ("<function=", "<arg_key>")

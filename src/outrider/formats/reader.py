@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from outrider.server.formats.calls import CallReader, CallSyntax
-from outrider.server.formats.data import Event
-from outrider.server.formats.events import Character, Events
-from outrider.server.formats.scan import BLANKS
-from outrider.server.formats.thought import ThoughtMarkers, ThoughtReader
+from outrider.formats.calls import CallReader, CallSyntax
+from outrider.formats.data import Event
+from outrider.formats.events import Character, Events
+from outrider.formats.scan import BLANKS
+from outrider.formats.thought import ThoughtMarkers, ThoughtReader
 
 
 class Reader:

@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.constraints.json_schema import prepare, writing_options
 from outrider.core.errors import GrammarError
-from outrider.server.formats.data import ToolSpec
+from outrider.formats.data import ToolSpec
 
 _COMBINED = frozenset(("anyOf", "oneOf", "$ref"))
 _SCHEMAS = frozenset(("additionalProperties", "anyOf", "items", "oneOf", "prefixItems"))

@@ -19,7 +19,7 @@ from formats_samples import (
     template,
 )
 from outrider.core.errors import PromptError
-from outrider.server.formats import Named, ToolChoice, format_of
+from outrider.formats import Named, ToolChoice, format_of
 
 USER = {"role": "user", "content": "How is it in Ulm?"}
 
