@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from process import Server
+from outrider.bench.servers import Server
 
 ANSWER_PATIENCE_S = 1800
 
@@ -19,7 +19,7 @@ ANSWER_PATIENCE_S = 1800
 class LlamaServer(Server):
     """A running llama-server with one slot; a context manager that ends it.
 
-    `arguments` follow model, context and threads. Raises RuntimeError with the end of its log when it
+    `arguments` follow model, context and threads. Raises ContestantError with the end of its log when it
     does not start.
     """
 

@@ -16,9 +16,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from outrider.bench.servers import ContestantError, Server, fill
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState
-from process import Server, fill
 from serve import report, soak
 from serve.abuse import KINDS, REFUSED, Visitor
 from serve.client import ask, burst_times
@@ -340,7 +340,7 @@ def test_a_server_is_started_watched_and_ended(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_start_is_named_with_its_log() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)tiny does not start.*no such thing"):
+    with pytest.raises(ContestantError, match=r"(?s)tiny: it does not start.*no such thing"):
         Server("tiny", "{python} -c 'import sys; sys.exit(\"no such thing\")'", {"python": sys.executable})
 
 

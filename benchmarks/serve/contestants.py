@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from process import Server
+from outrider.bench.servers import Server
 
 IDLE_SHARE = 0.05
 """More of a core than this, used by servers that nobody asks, would disturb the one that is asked."""

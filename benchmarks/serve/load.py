@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from llama_server import version
 from machine import describe, turn
-from process import Server
+from outrider.bench.servers import Server
 from rows import Row, append, resume
 from serve.client import ask, client_of
 from serve.contestants import check_idle, check_memory, contestants, values_of

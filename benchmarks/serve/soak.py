@@ -31,7 +31,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from machine import describe
-from process import Server
+from outrider.bench.servers import Server
 from rows import Row
 from serve.abuse import KINDS, Visitor
 from serve.client import client_of

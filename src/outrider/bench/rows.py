@@ -19,6 +19,7 @@ __all__ = [
     "CaseOutcome",
     "ChoiceRow",
     "CostsRow",
+    "DoneRow",
     "HeadRow",
     "ModelRow",
     "OffersRow",
@@ -104,6 +105,9 @@ class AnswerRow(_Row):
     decode_s: float
     own_s: float
     """of `decode_s` what was spent beside model calls"""
+    calls: tuple[tuple[int, int, float, float], ...] = ()
+    """of each target call, those of probing included: its tokens, its context, its seconds, and the
+    engine's own seconds in that step"""
     seed: int
 
 
@@ -119,6 +123,8 @@ class CostsRow(_Row):
     """the engine's own seconds in a step, by who drafted: "plain", "lookup", "auto", "draft" """
     own_token_s: float = 0.0
     """and for each drafted token that was verified"""
+    beside: str | None = None
+    """the target that a draft model was measured beside"""
 
 
 class OffersRow(_Row):
@@ -260,6 +266,13 @@ class SkippedRow(_Row):
     why: str
 
 
+class DoneRow(_Row):
+    """Everything about a target is there."""
+
+    kind: Literal["done"] = "done"
+    target: str
+
+
 Row = Annotated[
     HeadRow
     | ModelRow
@@ -272,6 +285,7 @@ Row = Annotated[
     | ChoiceRow
     | RunRow
     | BlockRow
-    | SkippedRow,
+    | SkippedRow
+    | DoneRow,
     Field(discriminator="kind"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from inspect import signature
 from typing import Annotated, Any, TextIO, cast
@@ -60,19 +61,35 @@ class _Command(TyperCommand):
         return _tidy([option])[0] if option else None
 
 
+_LAZY = {
+    "bench": "outrider.cli.bench_options",
+    "check": "outrider.cli.check_options",
+    "quantize": "outrider.cli.quantize_options",
+    "serve": "outrider.cli.serve_options",
+}
+"""Commands that are made when they are asked for, since they load slowly or are rare: each by the module
+whose `command(cls, as_run)` makes it."""
+
+
 class _Commands(TyperGroup):
-    """The program itself, whose help is set like that of its commands; `serve` is made when asked for."""
+    """The program itself, whose help is set like that of its commands."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), "serve"]
+        return [*super().list_commands(ctx), *_LAZY]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # `bench init` and its like are commands of their own; what else stands there is a plan.
+        if args[:1] == ["bench"]:
+            from outrider.cli.bench_options import SUBCOMMANDS, subcommand
+
+            if args[1:] and args[1] in SUBCOMMANDS:
+                return f"bench {args[1]}", subcommand(_Command, args[1]), args[2:]
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name != "serve":
+        if cmd_name not in _LAZY:
             return super().get_command(ctx, cmd_name)
-        # It loads slowly, and the other commands need nothing of it.
-        from outrider.cli.serve_options import command
-
-        return command(_Command, _as_run)
+        return import_module(_LAZY[cmd_name]).command(_Command, _as_run)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.params = _tidy(self.params)

@@ -66,24 +66,36 @@ class Engine:
     ) -> None:
         self.target = target
         self.max_running = min(max_running or target.max_sequences, target.max_sequences)
-        self.drafters = tuple(drafters)
-        self.policy: Policy = policy or FixedPolicy()
         self._judge_of = judge
         self.constrain = constrain
-        self.spelling = Spelling()
         self.notices: list[str] = []
-        if self.drafters and target.rewind == "none":
-            self.drafters = ()
-            self.notices.append(
-                f"{target.name} cannot forget tokens (recurrent or hybrid state), so a rejected draft "
-                "could not be undone: decoding plainly"
-            )
         self._running: list[Running] = []
+        self.equip(drafters, policy)
         self._slots = Slots(target)
         self._pace = Pace(max_pause_s)
         self._num_submitted = 0
         self._num_steps = 0
         self._learning_s = 0.0
+
+    def equip(
+        self, drafters: Sequence[Drafter], policy: Policy | None = None, spelling: Spelling | None = None
+    ) -> None:
+        """Let others draft from now on; the target's KV stays. Drafters must know of no running request.
+
+        Raises InputError while requests are running.
+        """
+        if self._running:
+            raise InputError("drafters", "requests are running", "Change them when all have ended.")
+        self.drafters = tuple(drafters)
+        self.policy: Policy = policy or FixedPolicy()
+        self.spelling = spelling or Spelling()
+        if self.drafters and self.target.rewind == "none":
+            self.drafters = ()
+            notice = (
+                f"{self.target.name} cannot forget tokens (recurrent or hybrid state), so a rejected draft "
+                "could not be undone: decoding plainly"
+            )
+            self.notices += [notice] if notice not in self.notices else []
 
     # Requests
 

@@ -1,0 +1,232 @@
+"""llama.cpp's own quantizer, in a child process: a file it cannot take becomes an error, not a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from outrider.backends.llama_cpp.file_types import UNQUANTIZED, block_size, file_type, read_type
+from outrider.backends.llama_cpp.options import physical_cores
+from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
+from outrider.files import check_writable
+from outrider.models.gguf import ModelCard, read_card
+from outrider.models.header import TensorInfo, read_header
+from outrider.models.shards import local_shards
+
+__all__ = ["Launch", "Quantized", "check_output", "quantize", "requantizing"]
+
+Launch = Callable[[Sequence[str], IO[bytes]], "subprocess.Popen[str]"]
+"""Starts a command with pipes for its standard input and output, its errors going to the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A file that was made. `tensor_types` are the types of its weight matrices with their share of the
+    weights, the largest first; `notes` what its user should know."""
+
+    path: Path
+    quantization: str
+    source: Path
+    source_quantization: str
+    file_bytes: int
+    source_bytes: int
+    seconds: float
+    tensor_types: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def requantizing(source: Path) -> str | None:
+    """What a user should know before `source` is quantized; None where its weights are still floats.
+
+    Raises ModelFileError.
+    """
+    card, tensors = read_card(source), _matrices(source)
+    if all(tensor.type_name in UNQUANTIZED for tensor in tensors):
+        return None
+    return (
+        f"{card.path.name} is itself quantized ({card.quantization}): nothing that is made of it is better, "
+        "and a lossy type loses a second time"
+    )
+
+
+def check_output(source: Path, output: Path, *, force: bool) -> None:
+    """Raise SettingError where the file could not be put in its place in the end, ModelFileError where the
+    source is missing."""
+    if output.exists():
+        if any(output.samefile(part) for part in local_shards(source)):
+            raise SettingError(
+                str(output), "it is the source itself", "Choose another type, or --out FOLDER."
+            )
+        if not force:
+            raise SettingError(str(output), "it exists", "Give --force to replace it, or --out FOLDER.")
+    check_writable(output, "model")
+
+
+def _launch(command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[str]:
+    # A session of its own: Ctrl-C reaches the parent alone, which ends the child and cleans up.
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,
+    )
+
+
+def quantize(
+    source: Path,
+    to: str,
+    output: Path,
+    *,
+    threads: int = 0,
+    pure: bool = False,
+    keep_output: bool = False,
+    force: bool = False,
+    progress: Callable[[float], None] | None = None,
+    launch: Launch = _launch,
+) -> Quantized:
+    """Write the model `source`, in all its parts, to the one file `output` with weights of type `to`.
+
+    `threads` 0 means the physical cores. `pure` gives all matrices the one type instead of llama.cpp's
+    mixture, `keep_output` leaves the output matrix as it is. `progress` is told the share that is done.
+    `output` appears when it is complete, whatever happens before; with `force` it replaces what is there.
+
+    Raises SettingError (type, place, room on the disk), ModelFileError (the source), BackendError (llama.cpp
+    refuses), BackendCrash and OutOfMemory (its process dies).
+    """
+    to = read_type(to)
+    if not 0 <= threads <= 512:
+        raise SettingError("threads", f"{threads} cannot be used", "Give 1 to 512, or 0 for all cores.")
+    card = read_card(source)
+    check_output(card.path, output, force=force)
+    place = output.resolve()
+    partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
+    request = {
+        "source": str(card.path.resolve()),
+        "output": str(partial),
+        "ftype": file_type(to),
+        "threads": threads or physical_cores(),
+        "pure": pure,
+        "keep_output": keep_output,
+    }
+    begun = time.perf_counter()
+    try:
+        _run(card, json.dumps(request), partial, progress or (lambda _part: None), launch)
+        made = _checked(card, partial, to)
+        tensor_types, notes = _account(card, made, to)
+        partial.replace(place)
+    finally:
+        partial.unlink(missing_ok=True)
+    seconds = time.perf_counter() - begun
+    sizes = (made.file_bytes, card.file_bytes)
+    return Quantized(output, to, card.path, card.quantization, *sizes, seconds, tensor_types, notes)
+
+
+def _run(
+    card: ModelCard, request: str, partial: Path, progress: Callable[[float], None], launch: Launch
+) -> None:
+    # -P: whatever lies in the working folder is not part of the program.
+    command = [sys.executable, "-P", "-m", "outrider.backends.llama_cpp.quantize_call", request]
+    reason = ""
+    with tempfile.TemporaryFile() as errors, launch(command, errors) as child:
+        try:
+            for line in child.stdout or ():
+                event = json.loads(line)
+                reason = event.get("error", reason)
+                if "bytes" in event:
+                    _check_room(partial.parent, event["bytes"] + _bytes_beside_weights(card))
+                progress(event.get("part", 0.0))
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            status = child.wait()
+        if status:
+            errors.seek(0)
+            last_words = errors.read().decode(errors="replace").strip().splitlines()
+            raise _failure(card, partial, status, reason, last_words[0] if last_words else "")
+
+
+def _bytes_beside_weights(card: ModelCard) -> int:
+    """Metadata, mostly the vocabulary: the same in every file of the model."""
+    return card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        why = f"it has {free / 1e6:,.0f} MB free, and the file needs {needed / 1e6:,.0f} MB"
+        raise SettingError(str(folder), why, "Free some space, or choose another folder (--out).")
+
+
+def _failure(card: ModelCard, partial: Path, status: int, reason: str, last_words: str) -> BackendError:
+    what = str(card.path)
+    if status == -signal.SIGKILL:
+        why = "the system ended llama.cpp while it quantized it, most likely for want of memory"
+        return OutOfMemory(what, why, "End other programs, or do it on a larger machine.")
+    if status < 0:
+        why = f"llama.cpp died while it quantized it ({signal.Signals(-status).name})"
+        way_out = "The file is damaged, or of a kind that this build cannot quantize: try another type."
+        return BackendCrash(what, f"{why}: {last_words}" if last_words else why, way_out)
+    if "iostream" in reason:  # all that the library says when it cannot write any further
+        free = shutil.disk_usage(partial.parent).free
+        why = f"{partial.parent} took no more ({free / 1e6:,.0f} MB are free): the file was not written"
+        return BackendError(what, why, "Free some space, or choose another folder (--out).")
+    why = f"llama.cpp could not quantize it ({reason or last_words or 'it does not say why'})"
+    return BackendError(what, why, "Try another type, or download the file again.")
+
+
+def _checked(card: ModelCard, partial: Path, to: str) -> ModelCard:
+    """The card of what was written. Raises BackendError when it is not what was asked for."""
+    made = read_card(partial)
+    if (made.quantization, made.parameters) != (to, card.parameters):
+        why = f"llama.cpp wrote {made.quantization} with {made.parameters:,} weights instead of {to}"
+        raise BackendError(str(card.path), f"{why} with {card.parameters:,}", "Report this.")
+    return made
+
+
+def _account(card: ModelCard, made: ModelCard, to: str) -> tuple[dict[str, float], tuple[str, ...]]:
+    matrices = _matrices(made.path)
+    weights: Counter[str] = Counter()
+    for tensor in matrices:
+        weights[tensor.type_name] += tensor.num_parameters
+    total = max(weights.total(), 1)
+    shares = {name: count / total for name, count in weights.most_common()}
+    notes = [requantizing(card.path), _fallbacks(matrices, to)]
+    if made.file_bytes >= card.file_bytes:
+        notes.append("it is larger than its source, and no better")
+    return shares, tuple(note for note in notes if note)
+
+
+def _fallbacks(matrices: Sequence[TensorInfo], to: str) -> str | None:
+    block = block_size(to)
+    # What is F32 was never to be quantized: the router of a mixture of experts, a convolution.
+    narrow = [tensor for tensor in matrices if tensor.shape[0] % block and tensor.type_name != "F32"]
+    if not narrow:
+        return None
+    types = ", ".join(sorted({tensor.type_name for tensor in narrow}))
+    return (
+        f"the rows of {len(narrow)} of {len(matrices)} matrices are no multiple of {block} long, which {to} "
+        f"needs: they are {types}"
+    )
+
+
+def _matrices(path: Path) -> list[TensorInfo]:
+    return [tensor for tensor in _tensors(path) if len(tensor.shape) > 1]
+
+
+def _tensors(path: Path) -> list[TensorInfo]:
+    return [tensor for part in local_shards(path) for tensor in read_header(part).tensors]

@@ -1,0 +1,179 @@
+"""What changed between two runs of a sweep, beyond the noise; and what makes them hard to compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.bench.results import Cell, Results
+from outrider.bench.settings import PLAIN
+from outrider.bench.statistics import LEVEL, Estimate, Interval, estimate
+from outrider.bench.summary.rates import paired, plain_cell, rates
+from outrider.bench.summary.speed import Outcome, measured_speed, measured_speedup, noise, outcome
+from outrider.certify.statistics import holm
+
+__all__ = ["Change", "changes", "differences", "print_changes"]
+
+PROCESS_NOISE_RATIO = 0.09
+"""Two processes of the same program differ by up to so much in plain speed (docs/method.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure that both runs measured. `ratio` is after over before, over the cases that both have."""
+
+    cell: Cell
+    figure: Literal["speed-up", "tokens/s"]
+    """"tokens/s": of plain decoding"""
+    before: Interval
+    after: Interval
+    ratio: Interval
+    noise: Interval | None
+    outcome: Outcome
+    """"tie": no change beyond the noise, among all that were looked at"""
+
+
+def changes(before: Results, after: Results) -> list[Change]:
+    """Every cell of one workload that ran in both, plain decoding's speed first. By Holm's procedure the
+    chance that any change that is told is none is at most 5 %."""
+    found: list[tuple[Cell, Estimate, Interval | None]] = []
+    shared = [cell for cell in before.runs_by_cell if cell in after.runs_by_cell]
+    for cell in sorted(shared, key=lambda cell: cell.setting != PLAIN.name):
+        compared = _compared(cell, before, after)
+        if compared is not None:
+            found.append((cell, compared, _noise(cell, before, after)))
+    picked = holm([compared.p_value for _, compared, _ in found], 1 - LEVEL)
+    told = []
+    for (cell, compared, own_noise), is_picked in zip(found, picked, strict=True):
+        said: Outcome = outcome(compared.interval, own_noise) if is_picked else "tie"
+        sides = [_figure(results, cell) for results in (before, after)]
+        if sides[0] is not None and sides[1] is not None:
+            figure: Literal["speed-up", "tokens/s"] = "tokens/s" if _is_plain(cell) else "speed-up"
+            told.append(Change(cell, figure, sides[0], sides[1], compared.interval, own_noise, said))
+    return told
+
+
+def differences(before: Results, after: Results) -> list[str]:
+    """What else is not the same in two runs, one line each: machine, build, models, plan, what ran."""
+    told = [
+        *_unlike("machine", before.head.machine, after.head.machine),
+        *_unlike("plan", before.head.plan, after.head.plan),
+    ]
+    prints = [{row.model: row.fingerprint for row in results.models} for results in (before, after)]
+    for name in sorted(prints[0].keys() & prints[1].keys()):
+        if prints[0][name] != prints[1][name]:
+            told.append(f"model {name}: another file ({prints[0][name]} / {prints[1][name]})")
+    for only, there, gone in (("first", before, after), ("second", after, before)):
+        cells = [cell for cell in there.runs_by_cell if cell not in gone.runs_by_cell]
+        if cells:
+            told.append(f"only in the {only}: {_listed(map(_name, cells))}")
+    return told
+
+
+def print_changes(before: Results, after: Results, console: Console) -> None:
+    """Warnings, then a table of what changed, or the sentence that nothing did."""
+    for line in differences(before, after):
+        console.print(Text(f"note: {line}", style="yellow"))
+    found = changes(before, after)
+    if not found:
+        console.print("Nothing ran in both.")
+        return
+    changed = [change for change in found if change.outcome != "tie"]
+    if changed:
+        console.print(_table(changed))
+    ties = len(found) - len(changed)
+    console.print(
+        f"{'No' if ties == len(found) else 'In the rest no'} change beyond the noise: {ties} figures."
+    )
+
+
+def _is_plain(cell: Cell) -> bool:
+    return cell == plain_cell(cell.target, cell.workload)
+
+
+def _figure(results: Results, cell: Cell) -> Interval | None:
+    if _is_plain(cell):
+        return measured_speed(results, cell.target, None, PLAIN.name, cell.workload)
+    names = (cell.target, cell.draft, cell.setting, cell.workload)
+    return measured_speedup(results, *names, contestant=cell.contestant)
+
+
+def _compared(cell: Cell, before: Results, after: Results) -> Estimate | None:
+    """After over before, case by case."""
+    sides = [_gains(results, cell) for results in (after, before)]
+    cases = [(sides[0][case], sides[1][case]) for case in sides[0] if case in sides[1]]
+    return estimate([cases], paired=False) if cases else None
+
+
+def _gains(results: Results, cell: Cell) -> Mapping[str, Any]:
+    """By case, of each repetition: plain decoding's tokens per second, or the speed-up in its block."""
+    reference = plain_cell(cell.target, cell.workload)
+    ours, plain = rates(results, cell), rates(results, reference)
+    strata = paired(results, cell, reference)
+    if strata is None:
+        return {}
+    names = [case for case in ours if case in plain and ours[case].keys() & plain[case].keys()]
+    if _is_plain(cell):
+        return {case: 1 / rate for case, (_, rate) in zip(names, strata[0], strict=True)}
+    return {case: first / rate for case, (first, rate) in zip(names, strata[0], strict=True)}
+
+
+def _noise(cell: Cell, before: Results, after: Results) -> Interval | None:
+    """Of both runs together; plain decoding's speed also differs between processes."""
+    found = [noise(results, cell.target, cell.workload) for results in (before, after)]
+    sizes = [math.log(interval.high) for interval in found if interval is not None]
+    if _is_plain(cell):
+        sizes.append(math.log(1 + PROCESS_NOISE_RATIO))
+    size = math.hypot(*sizes)
+    return Interval(1.0, math.exp(-size), math.exp(size)) if sizes else None
+
+
+def _unlike(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    keys = dict.fromkeys([*first, *second])
+    return [
+        f"{what}, {key}: {_short(first.get(key))} / {_short(second.get(key))}"
+        for key in keys
+        if first.get(key) != second.get(key)
+    ]
+
+
+def _short(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _name(cell: Cell) -> str:
+    setting = cell.contestant or cell.setting
+    return " × ".join(part for part in (cell.target, cell.draft, setting, cell.workload) if part)
+
+
+def _listed(names: Iterable[str], most: int = 3) -> str:
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
+def _table(found: Sequence[Change]) -> Table:
+    table = Table("target", "draft", "setting", "workload", "figure", box=None, pad_edge=False)
+    for title in ("before", "after", "change"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for change in found:
+        cell, ratio = change.cell, change.ratio
+        low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
+        table.add_row(
+            Text(cell.target),
+            Text(cell.draft or "none"),
+            Text(cell.contestant or cell.setting),
+            Text(cell.workload or "all"),
+            change.figure,
+            f"{change.before.value:.2f}",
+            f"{change.after.value:.2f}",
+            f"{100 * (ratio.value - 1):+.1f} % ({low:+.1f} to {high:+.1f})",
+        )
+    return table

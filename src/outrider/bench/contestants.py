@@ -1,0 +1,192 @@
+"""Other engines behind OpenAI's API, asked and timed like our own settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from outrider.bench.requests import Engine, body_of
+from outrider.bench.servers import START_PATIENCE_S, ContestantError, Server
+from outrider.bench.streams import Answer, StreamError, read_answer
+from outrider.core.data import Grammar
+from outrider.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.bench.plan import ContestantSpec
+
+__all__ = ["Answer", "Contestant", "ContestantError"]
+
+ANSWER_PATIENCE_S = 1800.0
+_CONNECT_PATIENCE_S = 10.0
+_OWNERS: Mapping[str, Engine] = {"llamacpp": "llama-server", "outrider": "outrider", "vllm": "vllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What an endpoint's list of models tells."""
+
+    model: str | None
+    engine: Engine
+
+
+class Contestant:
+    """Another engine that is ready to be asked; a context manager that ends what it started.
+
+    One request at a time: engines are compared for one user.
+    """
+
+    def __init__(
+        self, name: str, client: httpx.Client, server: Server | None, model: str | None, engine: Engine
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.model = model
+        self._client = client
+        self._server = server
+
+    @classmethod
+    def open(
+        cls,
+        spec: ContestantSpec,
+        target: Path,
+        draft: Path | None,
+        *,
+        context: int,
+        threads: int,
+        start_patience_s: float = START_PATIENCE_S,
+        answer_patience_s: float = ANSWER_PATIENCE_S,
+    ) -> Self:
+        """Start its command, or reach its URL. Raises ContestantError where that fails."""
+        server, address = None, spec.url or ""
+        headers = _headers(spec)
+        if spec.command is not None:
+            if "{draft}" in spec.command and draft is None:
+                raise ContestantError(spec.name, "its command wants a draft model", "Name one in the plan.")
+            values = {"target": target, "draft": draft or "", "context": context, "threads": threads}
+            server = Server(spec.name, spec.command, values, patience_s=start_patience_s)
+            address = server.address
+        timeout = httpx.Timeout(answer_patience_s, connect=_CONNECT_PATIENCE_S)
+        base = address.rstrip("/").removesuffix("/v1")
+        client = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
+        try:
+            listed = _listed(spec.name, client)
+        except BaseException:
+            client.close()
+            if server is not None:
+                server.close()
+            raise
+        return cls(spec.name, client, server, spec.model or listed.model, listed.engine)
+
+    def ask(
+        self,
+        prompt: Sequence[Mapping[str, Any]] | str,
+        *,
+        sampling: SamplingParams,
+        max_tokens: int,
+        grammar: Grammar | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Answer:
+        """The answer to a conversation, or the continuation of a text, timed from here.
+
+        Raises ContestantError when the engine refuses, breaks off, does not say how many tokens it wrote, or
+        cannot be asked the same.
+        """
+        body = body_of(
+            self.name,
+            self.engine,
+            prompt,
+            model=self.model,
+            grammar=grammar,
+            tools=tools,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            salt=uuid.uuid4().hex,
+        )
+        path = "/v1/completions" if isinstance(prompt, str) else "/v1/chat/completions"
+        started_s = perf_counter()
+        try:
+            with self._client.stream("POST", path, json=body) as response:
+                if response.status_code != 200:
+                    raise StreamError(f"it answers {response.status_code}: {_said(response.read())}")
+                return read_answer(response.iter_lines(), started_s)
+        except (StreamError, httpx.HTTPError) as error:
+            raise ContestantError(self.name, _reason(error), self._way_out()) from error
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process that was started for it runs; of an endpoint nobody knows."""
+        return self._server is None or self._server.is_alive
+
+    def close(self) -> None:
+        """End the connection, and the process if there is one."""
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _way_out(self) -> str:
+        if self._server is None:
+            return "Look into its log."
+        return f"The end of its log:\n{self._server.end_of_log()}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _headers(spec: ContestantSpec) -> dict[str, str]:
+    if spec.api_key_env is None:
+        return {}
+    key = os.environ.get(spec.api_key_env)
+    if not key:
+        why = f"the variable {spec.api_key_env} holds no key"
+        raise ContestantError(spec.name, why, f"Set {spec.api_key_env}, or leave api_key_env out.")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _listed(name: str, client: httpx.Client) -> _Listed:
+    """The first model that an endpoint lists, and who it is. One that has no list may answer all the same."""
+    try:
+        answer = client.get("/v1/models", timeout=_CONNECT_PATIENCE_S)
+    except httpx.HTTPError as error:
+        way_out = "Start it, or correct its URL."
+        raise ContestantError(name, f"it cannot be reached ({_reason(error)})", way_out) from error
+    if answer.status_code in (401, 403):
+        why = f"it refuses: {answer.status_code}, {_said(answer.content)}"
+        raise ContestantError(name, why, "Name the variable that holds its key as api_key_env.")
+    try:
+        first = answer.json()["data"][0]
+        return _Listed(str(first["id"]), _OWNERS.get(str(first.get("owned_by")), "other"))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return _Listed(None, "other")
+
+
+def _said(body: bytes) -> str:
+    """What an error's body says, in short."""
+    text = body.decode(errors="replace").strip()
+    try:
+        found = json.loads(text)["error"]
+        text = str(found.get("message", found)) if isinstance(found, dict) else str(found)
+    except (ValueError, LookupError, TypeError):
+        pass
+    return text[:300] or "nothing more"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return "it takes too long"
+    if isinstance(error, httpx.HTTPError):
+        return f"the connection broke off: {error or type(error).__name__}"
+    return str(error)

@@ -1,0 +1,101 @@
+"""Cost curves as the engine meets them: measured calls, corrected by those that it really made.
+
+A call that is measured by itself is not quite the one in a generation: there other memory was used in
+between, the context is real, all rows of logits are read. So every size takes the ratio that real calls show
+against the measured curve; sizes without any take their neighbours'.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from outrider.bench.rows import AnswerRow, CostsRow
+from outrider.core.data import StepRecord
+from outrider.costs import CallCosts
+
+__all__ = ["draft_costs", "own_times", "target_costs"]
+
+_LEAST_CALLS = 3
+"""of a size that make its ratio known"""
+_MOST_RATIO = 4.0
+"""Ratios beyond are a hiccup's."""
+
+Call = tuple[int, int, float]
+"""tokens, context, seconds"""
+
+
+def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts:
+    """The target's curve, corrected by all calls behind its answers."""
+    calls = [(n, context, s) for answer in answers for n, context, s, _ in answer.calls]
+    return _corrected(measured, calls)
+
+
+def own_times(answers: Sequence[AnswerRow]) -> tuple[float, float]:
+    """The engine's own seconds in a plain step, and how many more for each drafted token that was checked."""
+    own: dict[int, list[float]] = defaultdict(list)
+    for answer in answers:
+        for num_tokens, _, _, seconds in answer.calls:
+            own[num_tokens].append(seconds)
+    plain_s = median(own[1]) if own[1] else 0.0
+    rises = [
+        (median(seconds) - plain_s) / (num_tokens - 1)
+        for num_tokens, seconds in own.items()
+        if num_tokens > 3 and len(seconds) >= _LEAST_CALLS
+    ]
+    return plain_s, max(median(rises), 0.0) if rises else 0.0
+
+
+def draft_costs(measured: CallCosts, records: Sequence[StepRecord], prompt_tokens: int) -> CallCosts:
+    """A draft model's curve, corrected by steps in which it drafted; the engine's own time for each of its
+    tokens is made part of its calls. `prompt_tokens` were read in these steps."""
+    drafting = [record for record in records if record.work.calls]
+    if not drafting:
+        return measured
+    expected_s = sum(measured.call_s(n, context=r.position) for r in drafting for n in r.work.call_tokens)
+    model_s = sum(record.work.model_s for record in drafting)
+    num_calls = sum(record.work.calls for record in drafting)
+    own_s = max(sum(r.draft_s - r.work.model_s for r in drafting), 0.0) / num_calls
+    ratio = min(max(model_s / expected_s, 1 / _MOST_RATIO), _MOST_RATIO)
+    points = [replace(point, seconds=point.seconds * ratio + own_s) for point in measured.points]
+    prefill_s = sum(record.work.prefill_s for record in records)
+    token_s = prefill_s / prompt_tokens if prefill_s and prompt_tokens else measured.prefill_token_s
+    return CallCosts(points, prefill_token_s=token_s)
+
+
+def curve_of(row: CostsRow) -> CallCosts:
+    """The curve that a row holds."""
+    return CallCosts.from_json(row.curve, f"costs of {row.model}")
+
+
+def _corrected(measured: CallCosts, calls: Sequence[Call]) -> CallCosts:
+    ratios: dict[int, list[float]] = defaultdict(list)
+    for num_tokens, context, seconds in calls:
+        ratios[num_tokens].append(seconds / measured.call_s(num_tokens, context=context))
+    known = {n: median(found) for n, found in ratios.items() if len(found) >= _LEAST_CALLS}
+    known = {n: min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO) for n, ratio in known.items()}
+    if not known:
+        return measured
+    there = {point.num_tokens for point in measured.points if point.num_sequences == 1}
+    points = [replace(p, seconds=p.seconds * _ratio(known, p.num_tokens)) for p in measured.points]
+    points += [
+        replace(
+            measured.points[0],
+            num_tokens=n,
+            seconds=measured.call_s(n, context=0) * ratio,
+            context_tokens=0,
+            num_sequences=1,
+        )
+        for n, ratio in sorted(known.items())
+        if n not in there
+    ]
+    return CallCosts(points, prefill_token_s=measured.prefill_token_s)
+
+
+def _ratio(known: Mapping[int, float], num_tokens: int) -> float:
+    sizes = sorted(known)
+    return float(np.interp(np.log(num_tokens), np.log(sizes), [known[n] for n in sizes]))

@@ -1,0 +1,148 @@
+"""A run as one flat table, for other tools: every request that ran, and every prediction."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.bench.results import Results
+from outrider.bench.rows import CaseOutcome, PredictionRow, RunRow
+from outrider.core.errors import InputError, SettingError
+from outrider.files import check_writable, write_whole
+
+__all__ = ["COLUMNS", "export", "table"]
+
+COLUMNS: Mapping[str, type] = {
+    "kind": str,
+    "run_started": str,
+    "target": str,
+    "target_fingerprint": str,
+    "draft": str,
+    "draft_fingerprint": str,
+    "contestant": str,
+    "setting": str,
+    "workload": str,
+    "case": str,
+    "block": str,
+    "repetition": int,
+    "order": int,
+    "started_s": float,
+    "tokens": int,
+    "timed_tokens": int,
+    "prefill_s": float,
+    "decode_s": float,
+    "plain_s": float,
+    "tokens_per_s": float,
+    "target_calls": int,
+    "draft_calls": int,
+    "drafted": int,
+    "accepted": int,
+    "forced": int,
+    "drafted_by_position": str,
+    "accepted_by_position": str,
+    "draft_s": float,
+    "verify_s": float,
+    "equal": bool,
+    "divergence": int,
+    "finish_reason": str,
+    "seed": int,
+}
+"""What each column holds. `kind` is "run" or "prediction"; in predictions `decode_s` is the replayed time and
+`plain_s` that of plain decoding. Counts by position are JSON lists."""
+
+_OF_RUN = (
+    *("target", "draft", "contestant", "setting", "workload", "case", "block", "repetition", "order"),
+    *("started_s", "tokens", "timed_tokens", "prefill_s", "decode_s", "target_calls", "draft_calls"),
+    *("forced", "draft_s", "verify_s", "equal", "divergence", "finish_reason", "seed"),
+)
+_OF_CASE = ("case", "tokens", "plain_s", "target_calls", "draft_calls", "draft_s", "verify_s")
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """One flat row for each request of a complete block, then one for each predicted case, as in COLUMNS."""
+    runs = [_of_run(row) for row in results.runs]
+    predicted = [_of_case(row, case) for row in results.predictions for case in row.cases]
+    prints = {row.model: row.fingerprint for row in results.models}
+    found = []
+    for row in [*runs, *predicted]:
+        row |= {
+            "run_started": results.head.started,
+            "target_fingerprint": prints.get(row["target"]),
+            "draft_fingerprint": prints.get(row["draft"]),
+        }
+        found.append({name: row.get(name) for name in COLUMNS})
+    return found
+
+
+def export(results: Results, path: Path) -> None:
+    """Write the table as CSV or Parquet, by the file's ending: all of it or nothing.
+
+    Raises SettingError for another ending, a place that cannot be written or a missing library, InputError
+    where there is nothing to write.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise SettingError(str(path), "its ending says neither CSV nor Parquet", "Name it .csv or .parquet.")
+    check_writable(path, "table")
+    rows = table(results)
+    if not rows:
+        why = "nothing ran and nothing was predicted yet"
+        raise InputError(f"the run of {results.head.started}", why, "Go on with the sweep first.")
+    if suffix == ".csv":
+        write_whole(path, _csv(rows), "table")
+    else:
+        _write_parquet(rows, path)
+
+
+def _of_run(row: RunRow) -> dict[str, Any]:
+    found = {name: getattr(row, name) for name in _OF_RUN}
+    rate = row.timed_tokens / row.decode_s if row.decode_s > 0 and row.timed_tokens else None
+    return {"kind": "run", "tokens_per_s": rate} | found | _counts(row.drafted, row.accepted)
+
+
+def _of_case(row: PredictionRow, case: CaseOutcome) -> dict[str, Any]:
+    found = {name: getattr(case, name) for name in _OF_CASE}
+    cell = {name: getattr(row, name) for name in ("target", "draft", "setting", "workload")}
+    rate = case.tokens / case.seconds if case.seconds > 0 else None
+    times = {"decode_s": case.seconds, "timed_tokens": case.tokens, "tokens_per_s": rate}
+    return {"kind": "prediction"} | cell | found | times | _counts(case.drafted, case.accepted)
+
+
+def _counts(drafted: tuple[int, ...] | None, accepted: tuple[int, ...] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, counts in (("drafted", drafted), ("accepted", accepted)):
+        if counts is not None:
+            found |= {name: sum(counts), f"{name}_by_position": json.dumps(counts)}
+    return found
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        why = "Parquet needs the library pyarrow, which is not installed"
+        raise SettingError(str(path), why, "Install outrider[parquet], or name a .csv file.") from error
+    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        parquet.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
+        partial.replace(path)
+    except OSError as error:
+        reason = f"the table could not be written ({(error.strerror or str(error)).lower()})"
+        raise SettingError(str(path), reason, "Free some space, or name another file.") from error
+    finally:
+        partial.unlink(missing_ok=True)

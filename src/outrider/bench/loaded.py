@@ -1,0 +1,157 @@
+"""Models that are loaded for a sweep: a target that answers prompts, and draft models beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions
+from outrider.bench.models import ModelFile
+from outrider.bench.prompts import Prompt
+from outrider.bench.rows import ModelRow, Role
+from outrider.chat import ChatTemplate
+from outrider.core.contracts import Constraint, Model
+from outrider.core.data import Grammar
+from outrider.core.errors import PromptError
+from outrider.engine import Engine
+from outrider.formats import ToolSpec, format_of
+from outrider.loading import load_weights, template_of
+from outrider.session import Session
+from outrider.vocab import Alignment
+
+__all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row"]
+
+_ROOM_TOKENS = 8
+"""of a context beyond the longest text: a call's draft is cut to what is left of it"""
+
+
+class LoadedTarget:
+    """A target and everything that turns prompts into its tokens."""
+
+    def __init__(self, name: str, model: Model, template: ChatTemplate | None = None) -> None:
+        self.name = name
+        self.model = model
+        self.template = template
+        self._session = Session(model, (), template=template)
+
+    @property
+    def engine(self) -> Engine:
+        """Runs one request at a time; who drafts is changed between them (`Engine.equip`)."""
+        return self._session.engine
+
+    @cached_property
+    def _format(self) -> Any:
+        return format_of(self.template, self.model.vocabulary)
+
+    def encode(self, prompt: Prompt, answers: Sequence[str] = ()) -> tuple[int, ...]:
+        """The tokens of a prompt, or of its follow-up behind so many answers.
+
+        Raises PromptError where the chat template cannot hold it, or where there is none.
+        """
+        if isinstance(prompt.messages, str):
+            text = prompt.messages
+            for answer, question in zip(answers, prompt.follow_ups, strict=False):
+                text += f"{answer}\n\n{question}"
+            return self._session.encode(text)
+        messages: list[Mapping[str, Any]] = list(prompt.messages)
+        for answer, question in zip(answers, prompt.follow_ups, strict=False):
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+        if self.template is None:
+            why = f"{self.name} has no chat template"
+            raise PromptError(prompt.id, why, "Sweep it with prompts of plain text.")
+        tools = [_tool(tool) for tool in prompt.tools]
+        told, listed = self._format.conversation(messages, tools)
+        tokens = self.template.tokenize(self.template.render(told, tools=listed), self.model.vocabulary)
+        return tuple(tokens)
+
+    def constrain(self, grammar: Grammar | None) -> Callable[[], Constraint] | None:
+        """What makes a fresh constraint of a prompt's grammar; None where it has none."""
+        if grammar is None:
+            return None
+        compiled = self._session.compile(grammar)
+        return compiled.start
+
+    def close(self) -> None:
+        """Free the model and its weights."""
+        self._session.close()
+
+
+def _tool(tool: Mapping[str, Any]) -> ToolSpec:
+    function = tool.get("function", tool)
+    return ToolSpec(function["name"], function.get("description", ""), function.get("parameters") or {})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model beside a target, and how their tokenizers line up."""
+
+    name: str
+    model: Model
+    alignment: Alignment
+
+    def close(self) -> None:
+        """Free the model and its weights."""
+        self.model.close()
+        if isinstance(self.model, LlamaCppModel):
+            self.model.weights.close()
+
+
+def load_model(
+    file: ModelFile, options: LoadOptions, context: int, notices: list[str]
+) -> tuple[LlamaCppModel, int]:
+    """The model of a file with a context of so many tokens (0: what it was trained with), and the bytes by
+    which the process grew.
+
+    Raises ModelFileError or OutOfMemory.
+    """
+    before = _resident_bytes()
+    weights = load_weights(file.path, file.card, options, notices)
+    try:
+        longest = min(context + _ROOM_TOKENS, weights.trained_context) if context else 0
+        model = weights.open(longest)
+    except BaseException:
+        weights.close()
+        raise
+    return model, max(_resident_bytes() - before, 0)
+
+
+def template_for(model: LlamaCppModel, file: ModelFile) -> ChatTemplate | None:
+    """The chat template of a loaded model."""
+    return template_of(model.weights, file.card)
+
+
+def model_row(file: ModelFile, role: Role, model: LlamaCppModel, memory_bytes: int | None) -> ModelRow:
+    """What is written down about a loaded model."""
+    effective = asdict(replace(model.options)) | {
+        "threads": model.threads,
+        "threads_batch": model.threads_batch,
+        "batch_tokens": model.max_batch_tokens,
+        "micro_batch_tokens": model.micro_batch_tokens,
+        "context_length": model.context_length,
+    }
+    return ModelRow(
+        model=file.name,
+        role=role,
+        path=str(file.path),
+        fingerprint=file.fingerprint,
+        architecture=file.card.architecture,
+        quantization=file.card.quantization,
+        parameters=file.card.parameters,
+        active_parameters=file.card.active_parameters,
+        file_bytes=file.card.file_bytes,
+        trained_context=file.card.context_length,
+        effective=effective,
+        memory_bytes=memory_bytes,
+    )
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not on this system
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

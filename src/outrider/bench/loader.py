@@ -1,0 +1,91 @@
+"""Loads the models of a sweep through llama.cpp, and measures what their calls cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.backends.llama_cpp import LlamaCppModel
+from outrider.bench.loaded import LoadedDraft, LoadedTarget, load_model, model_row, template_for
+from outrider.bench.models import ModelFile, find_models
+from outrider.bench.plan import Plan
+from outrider.bench.prompts import Workload
+from outrider.bench.rows import ModelRow, PairRow, Role
+from outrider.bench.score import pair_row
+from outrider.core.errors import BackendError, SettingError
+from outrider.costs import CallCosts, import_costs
+from outrider.loading import why_no_draft
+from outrider.models.hub import HubOptions
+from outrider.tuning import costs_of
+from outrider.vocab import compare
+
+__all__ = ["LlamaCppLoader"]
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+
+class LlamaCppLoader:
+    """The Loader of a real sweep. `notices` are lines about how models were loaded."""
+
+    def __init__(self, plan: Plan, workloads: Sequence[Workload], hub: HubOptions) -> None:
+        self._plan = plan
+        self._hub = hub
+        self._context = plan.context or _context(workloads)
+        self.notices: list[str] = []
+
+    def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
+        """Raises ModelFileError and HubError, which name the reference that leads nowhere."""
+        return find_models(references, hub=self._hub, taken=taken)
+
+    def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
+        """Raises ModelFileError or OutOfMemory."""
+        model, grown = load_model(file, self._plan.load_options(), self._context, self.notices)
+        return LoadedTarget(file.name, model, template_for(model, file)), model_row(
+            file, "target", model, grown
+        )
+
+    def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
+        """Raises ModelFileError or OutOfMemory."""
+        model, grown = load_model(file, self._plan.load_options(), self._context, self.notices)
+        try:
+            alignment = compare(target.model.vocabulary, model.vocabulary)
+            useless = None
+            if isinstance(target.model, LlamaCppModel):
+                useless = why_no_draft(target.model.weights, model.weights)
+            row = pair_row(target.name, file.name, alignment.report, why_not=useless)
+            if not row.usable:
+                model.close()
+                model.weights.close()
+                return row
+        except BaseException:
+            model.close()
+            model.weights.close()
+            raise
+        return LoadedDraft(file.name, model, alignment), model_row(file, "draft", model, grown)
+
+    def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
+        """Measured now, or those of the plan's file. Raises SettingError, or BackendError when a call
+        fails."""
+        if self._plan.costs is not None:
+            pair = import_costs(self._plan.costs)
+            curve = pair.target if role == "target" else pair.draft
+            if curve is None:
+                why = "it has no costs of a draft model"
+                raise SettingError(str(self._plan.costs), why, "Write one with -md.")
+            return curve
+        if not isinstance(model.model, LlamaCppModel):
+            raise BackendError(model.name, "only models of llama.cpp can be measured here")
+        costs, notices = costs_of(model.model, rows="all" if role == "target" else "last", fresh=True)
+        self.notices += notices
+        return costs
+
+
+def _context(workloads: Sequence[Workload]) -> int:
+    """Enough for what is asked, by a token for every two characters, and no less than is usual."""
+    most = 0
+    for workload in workloads:
+        for prompt in workload.prompts:
+            size = len(repr(prompt.messages)) + len(repr(prompt.tools))
+            size += sum(map(len, prompt.follow_ups))
+            answers = (1 + len(prompt.follow_ups)) * (prompt.max_tokens or workload.max_tokens)
+            most = max(most, size // 2 + answers)
+    return max(most, DEFAULT_CONTEXT_TOKENS)

@@ -1,0 +1,51 @@
+"""What a sweep is measured on: the head of its rows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from outrider.backends.llama_cpp import device_names, physical_cores
+from outrider.bench.plan import Plan
+from outrider.bench.rows import HeadRow
+from outrider.certify import machine, versions
+
+__all__ = ["head_row"]
+
+
+def head_row(plan: Plan) -> HeadRow:
+    """Machine, library build and plan."""
+    facts: dict[str, Any] = {
+        **machine(),
+        "physical_cores": physical_cores(),
+        "devices": list(device_names()),
+        "memory_bytes": _memory_bytes(),
+        **versions(version("outrider")),
+        "commit": _commit(),
+    }
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return HeadRow(started=started, machine=facts, plan=plan.model_dump(mode="json"))
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of a checkout that this runs from; None for an installed package."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / ".git").exists():
+        return None
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,99 @@
+"""The models of a sweep: globs, paths and hub references to files, each with a short name of its own."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.errors import ModelFileError
+from outrider.costs.store import fingerprint
+from outrider.models import HubOptions, ModelCard, embedded_default, read_card, resolve
+
+__all__ = ["DEFAULT", "ModelFile", "find_models"]
+
+DEFAULT = "default"
+"""The reference that means the embedded default model."""
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_WAY_OUT = "Check the path; a pattern may hold *, ?, [abc] and ** for folders at any depth."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model file that takes part. `path` is the file to load, of a split model the first part."""
+
+    name: str
+    """short, and no other's within the sweep"""
+    path: Path
+    card: ModelCard
+    fingerprint: str
+    """of the file's content"""
+
+
+def find_models(
+    references: Sequence[str], *, hub: HubOptions, taken: Sequence[ModelFile] = ()
+) -> list[ModelFile]:
+    """The models that are meant, in this order, each file once; those of a pattern are sorted by path.
+
+    Files among `taken` keep the names that they have there, and no other gets one of these.
+    Raises ModelFileError and HubError, which name the reference that leads nowhere.
+    """
+    known = {_identity(model.path): model for model in taken}
+    found: dict[tuple[int, int], Path] = {}
+    for reference in references:
+        for path in _paths(reference, hub):
+            found.setdefault(_identity(path), path)
+    fresh = {identity: path for identity, path in found.items() if identity not in known}
+    names = dict(zip(fresh, _names(list(fresh.values()), {m.name for m in taken}), strict=True))
+    return [
+        known[identity]
+        if identity in known
+        else ModelFile(names[identity], path, read_card(path), fingerprint(path))
+        for identity, path in found.items()
+    ]
+
+
+def _paths(reference: str, hub: HubOptions) -> list[Path]:
+    if reference == DEFAULT:
+        return [embedded_default()]
+    expanded = os.path.expanduser(reference)
+    if reference.startswith("hf:") or not glob.has_magic(expanded) or os.path.exists(expanded):
+        return [resolve(reference, hub=hub)]
+    matches = sorted(path for path in glob.glob(expanded, recursive=True) if os.path.isfile(path))
+    models = [path for path in matches if path.lower().endswith(".gguf")]
+    if not models:
+        why = f"none of the {len(matches)} files that it matches is a .gguf" if matches else "nothing matches"
+        raise ModelFileError(reference, why, _WAY_OUT)
+    return [resolve(path) for path in models]
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Of the file itself, whatever link leads to it."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _names(paths: Sequence[Path], taken: set[str]) -> list[str]:
+    """The files' stems; with their folder where two are alike, with a number where that is alike too."""
+    stems = [_PART.sub("", path.stem) for path in paths]
+    counts = Counter([*stems, *taken])
+    names: list[str] = []
+    for path, stem in zip(paths, stems, strict=True):
+        name = stem if counts[stem] == 1 else f"{_folder(path)}/{stem}"
+        number, unique = 1, name
+        while unique in taken or unique in names:
+            number += 1
+            unique = f"{name} ({number})"
+        names.append(unique)
+    return names
+
+
+def _folder(path: Path) -> str:
+    """The folder that a file lies in; of one in the hub's cache, its repository."""
+    repository = next((part for part in path.parts if part.startswith("models--")), None)
+    return repository.split("--")[-1] if repository else path.absolute().parent.name

@@ -1,0 +1,245 @@
+"""What a sweep is over: models, settings of speculation, workloads, and how often each is run.
+
+The same names everywhere: fields of `Plan`, keys of the TOML file, flags of `outrider bench`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from outrider.backends.llama_cpp import LoadOptions
+from outrider.bench.settings import PLAIN, Setting
+from outrider.bench.workloads.names import BUILT_IN
+from outrider.core.errors import SettingError
+
+__all__ = ["ContestantSpec", "Plan", "WorkloadSpec", "parse_lengths", "workload_values"]
+
+LONGEST_DRAFT = 64
+"""The longest draft that is swept: what the automatic choice goes to at most."""
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Draft lengths as people write them, ascending. Raises ValueError.
+
+    >>> parse_lengths("0-3,8")
+    (0, 1, 2, 3, 8)
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last > LONGEST_DRAFT:
+            raise ValueError(f"{part.strip()!r} is no length of 0 to {LONGEST_DRAFT}, as in 0-16 or 2,4,8")
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def _lengths(value: Any) -> Any:
+    parts = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(part, bool) or not isinstance(part, str | int) for part in parts):
+        raise ValueError("lengths are numbers, as in 0-16 or 2,4,8")
+    return parse_lengths(",".join(map(str, parts))) if parts else ()
+
+
+def _several(value: Any) -> Any:
+    """One name alone stands for a list of it."""
+    return (value,) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_switches(cls, data: Any) -> Any:
+        """A yes or no where a number belongs would pass for 1 or 0."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                raise ValueError(f"{name} is no switch: {str(value).lower()} means nothing")
+        return data
+
+
+class WorkloadSpec(_Part):
+    """Prompts of one kind, and how they are answered. One of `name` and `file` is enough."""
+
+    name: str = ""
+    """what it is called; without `file` the name of a built-in workload; empty: `file`'s stem"""
+    file: str | None = None
+    """a JSON-lines file, or a built-in workload under another name; "file.jsonl#coding" takes a category"""
+    categories: Names = ()
+    """only prompts of these categories"""
+    prompts: Count | None = None
+    """at most so many, evenly spread over the file; None: all"""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    max_tokens: Count = 128
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name(cls, data: Any) -> Any:
+        data = workload_values(data)
+        if isinstance(data, dict) and not data.get("name") and isinstance(data.get("file"), str):
+            data = data | {"name": name_of_file(data["file"])}
+        return data
+
+    @model_validator(mode="after")
+    def _is_known(self) -> WorkloadSpec:
+        if not self.name:
+            raise ValueError("it has neither name nor file")
+        if self.file is None and self.name not in BUILT_IN:
+            known = ", ".join(BUILT_IN)
+            raise ValueError(f"there is no built-in workload {self.name!r}; name its file, or one of {known}")
+        return self
+
+
+def workload_values(spec: Any) -> Any:
+    """The fields of a workload that is named by a text alone; anything else as it is."""
+    if not isinstance(spec, str):
+        return spec
+    return {"name": spec} if spec in BUILT_IN else {"file": spec}
+
+
+def name_of_file(file: str) -> str:
+    """What a workload is called by its file: "questions coding" for questions.jsonl#coding."""
+    path, _, category = file.partition("#")
+    return f"{Path(path).stem} {category}".strip()
+
+
+class ContestantSpec(_Part):
+    """Another engine: an endpoint that runs already (`url`), or a `command` that starts one."""
+
+    name: Annotated[str, Field(min_length=1)]
+    url: str | None = None
+    """up to /v1, which may be left out"""
+    command: str | None = None
+    """with {target}, {draft}, {port}, {context} and {threads} in their places"""
+    model: str | None = None
+    """what the endpoint calls its model; None: the first that it lists"""
+    api_key_env: str | None = None
+    """the variable of the environment that holds the key"""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> ContestantSpec:
+        if (self.url is None) == (self.command is None):
+            raise ValueError("give url (it runs already) or command (it is started), one of them")
+        if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
+            raise ValueError(f"{self.url!r} is no URL; write http://HOST:PORT/v1")
+        if self.command is not None and "{port}" not in self.command:
+            raise ValueError("its command does not say {port}, where it has to listen")
+        return self
+
+
+class Plan(_Part):
+    """What is swept, and how precisely. Lengths are tokens; `plan.toml` beside this module explains each."""
+
+    name: Annotated[str, Field(pattern=r"^[\w][\w .+-]*$")] = "bench"
+    targets: Annotated[Names, Field(min_length=1)] = ("default",)
+    drafts: Names = ()
+    lookup_only: bool = True
+    """whether "no draft model" is a column too"""
+    drafters: Annotated[
+        tuple[Literal["lookup", "model", "both"], ...], BeforeValidator(_several), Field(min_length=1)
+    ] = ("lookup", "model", "both")
+    draft_lengths: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=LONGEST_DRAFT)], ...],
+        BeforeValidator(_lengths),
+        Field(min_length=1),
+    ] = tuple(range(17))
+    p_mins: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0, 0.5, 0.75)
+    workloads: Annotated[tuple[WorkloadSpec, ...], Field(min_length=1)] = tuple(
+        WorkloadSpec(name=name) for name in ("chat", "code", "edits", "json")
+    )
+    finalists: Annotated[int, Field(ge=0, le=64)] = 2
+    controls: Names = ("model 3", "lookup 8")
+    """settings that run for real whatever is predicted, by name"""
+    repetitions_least: Annotated[int, Field(ge=1, le=1000)] = 3
+    repetitions_most: Annotated[int, Field(ge=1, le=1000)] = 8
+    interval_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.03
+    """repeated until half the width of a speed-up's 95 % interval is this part of it, or to the most"""
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """for real runs, over the whole sweep; None: as long as they take"""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    context: Annotated[int, Field(ge=0)] = 0
+    """0: as much as the prompts and answers need"""
+    quality: bool = True
+    """score quantizations of one model against the best of them"""
+    costs: Path | None = None
+    """cost curves to take instead of measuring them"""
+    contestants: tuple[ContestantSpec, ...] = ()
+
+    gpu_layers: int = -1
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    threads: int = 0
+    threads_batch: int = 0
+    batch_tokens: int = 2048
+    micro_batch_tokens: int = 512
+    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    mmap: bool = True
+    mlock: bool = False
+    full_window: bool = True
+    extra_buffer_types: bool = True
+
+    @field_validator("gpu_layers", mode="before")
+    @classmethod
+    def _all_layers(cls, value: Any) -> Any:
+        return -1 if value == "all" else value
+
+    @field_validator("controls")
+    @classmethod
+    def _settings(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            found = [Setting.of(name) for name in names]
+        except SettingError as error:
+            raise ValueError(f"{error.what}: {error.why}; {_lower(error.way_out).rstrip('.')}") from None
+        return tuple(dict.fromkeys(setting.name for setting in found if setting != PLAIN))
+
+    @field_validator("p_mins", "drafters")
+    @classmethod
+    def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(values))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Plan:
+        if not self.drafts and not self.lookup_only:
+            raise ValueError("there is no draft model and lookup_only is off: nothing is left to sweep")
+        if self.repetitions_least > self.repetitions_most:
+            least, most = self.repetitions_least, self.repetitions_most
+            raise ValueError(f"repetitions_least is {least}, more than repetitions_most, {most}")
+        way_out = 'call one of them otherwise: name = "…" beside its file'
+        _require_distinct("workloads", [spec.name for spec in self.workloads], way_out)
+        _require_distinct("contestants", [spec.name for spec in self.contestants], "rename one of them")
+        try:
+            self.load_options()
+        except SettingError as error:
+            raise ValueError(f"{error.what}: {error.why}; {_lower(error.way_out).rstrip('.')}") from None
+        return self
+
+    def load_options(self) -> LoadOptions:
+        """How the weights of every model are loaded."""
+        names = LoadOptions.__dataclass_fields__.keys() & Plan.model_fields.keys()
+        return LoadOptions(**{name: getattr(self, name) for name in names})
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _require_distinct(what: str, names: Sequence[str], way_out: str) -> None:
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two of the {what} are called {twice!r}; {way_out}")

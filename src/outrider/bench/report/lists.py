@@ -1,0 +1,158 @@
+"""The report's tables that stand for themselves: everything measured, quality, models, what was skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from outrider.bench import summary
+from outrider.bench.report import numbers
+from outrider.bench.report.tables import Table
+from outrider.bench.report.view import View, draft_name, workload_name
+
+__all__ = ["machine", "measured", "models", "plan", "quality", "skipped", "tokenizers"]
+
+
+def measured(view: View) -> Table:
+    """Everything that ran for real, other engines too, predicted beside measured."""
+    rows = []
+    for told in summary.verdicts(view.results):
+        cell = told.cell
+        ours = cell.contestant is None
+        asked = (cell.target, cell.draft, cell.setting, cell.workload)
+        predicted = view.predicted(*asked) if ours else None
+        speed = summary.measured_speed(view.results, *asked, contestant=cell.contestant)
+        per_call = summary.tokens_per_target_call(view.results, *asked) if ours else None
+        rows.append(
+            (
+                cell.target,
+                draft_name(cell.draft),
+                workload_name(cell.workload),
+                cell.setting if ours else f"{cell.contestant}: {cell.setting}",
+                numbers.rate(speed),
+                numbers.speedup(predicted),
+                numbers.speedup(told.speedup),
+                numbers.bounds(told.speedup),
+                numbers.NOTHING if per_call is None else f"{per_call:.2f}",
+                told.outcome,
+            )
+        )
+    figures = ("tokens/s", "predicted", "measured", "tokens a target call")
+    columns = ("target", "draft", "workload", "setting", *figures[:3], "95 % interval", figures[3], "verdict")
+    return Table.of("Everything that ran for real", columns, rows, figures=figures)
+
+
+def quality(view: View) -> Table:
+    """What each quantization of a target costs in quality, and its size."""
+    rows = []
+    for target in view.results.targets:
+        found = summary.quality_of(view.results, target)
+        model = view.results.model(target, "target")
+        if found:
+            rows.append(
+                (
+                    target,
+                    found.reference,
+                    f"{found.mean_kl:.4f}",
+                    numbers.percent(found.top1_agreement, 1),
+                    f"{found.num_tokens:,}",
+                    numbers.gigabytes(model.file_bytes if model else None),
+                )
+            )
+    figures = ("mean KL, nats", "top-1 agreement", "tokens", "file")
+    return Table.of("Quality of quantizations", ("target", "against", *figures), rows, figures=figures)
+
+
+def models(view: View) -> Table:
+    """The files that took part, by their content."""
+    rows = [
+        (
+            row.model,
+            row.role,
+            row.architecture,
+            row.quantization,
+            f"{row.parameters / 1e6:,.0f} M" + _active(row.parameters, row.active_parameters),
+            numbers.gigabytes(row.file_bytes),
+            numbers.gigabytes(row.memory_bytes),
+            row.fingerprint,
+            _plain(row.effective),
+            row.path,
+        )
+        for row in view.results.models
+    ]
+    figures = ("parameters", "file", "memory")
+    columns = (
+        "model",
+        "role",
+        "architecture",
+        "quantization",
+        *figures,
+        "fingerprint",
+        "load options",
+        "path",
+    )
+    return Table.of("Models", columns, rows, figures=figures)
+
+
+def _active(parameters: int, active: int) -> str:
+    return "" if active == parameters else f" ({active / 1e6:,.0f} M active)"
+
+
+def tokenizers(view: View) -> Table:
+    """How the tokenizers of each pair line up."""
+    rows = [
+        (
+            row.target,
+            row.draft,
+            "identical"
+            if row.identical
+            else "usable"
+            if row.usable
+            else f"not usable: {row.why_not or 'unknown'}",
+            f"{row.common_tokens:,}",
+            numbers.percent(row.text_ratio, 1),
+            numbers.percent(row.cut_ratio, 1),
+        )
+        for row in view.results.pairs
+    ]
+    figures = ("common tokens", "text in common tokens", "cut short")
+    columns = ("target", "draft", "tokenizers", *figures)
+    return Table.of("Tokenizers of the pairs", columns, rows, figures=figures)
+
+
+def skipped(view: View) -> Table:
+    """What takes no part, and why."""
+    rows = [(row.what, row.why) for row in view.results.skipped]
+    return Table.of("What took no part", ("what", "why"), rows)
+
+
+def machine(view: View) -> Table:
+    """What was measured on, and with which builds."""
+    return _facts("Machine and builds", view.results.head.machine)
+
+
+def plan(view: View) -> Table:
+    """What was asked for."""
+    effective = {}
+    for block in view.results.blocks:
+        for name, value in block.effective.items():
+            effective[f"in force: {name}"] = value
+    return _facts("Plan", {**view.results.head.plan, **effective})
+
+
+def _facts(caption: str, facts: Mapping[str, Any]) -> Table:
+    rows: Iterable[tuple[str, str]] = [
+        (name.replace("_", " "), _plain(value)) for name, value in facts.items()
+    ]
+    return Table.of(caption, ("what", "value"), rows)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) or numbers.NOTHING
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain(part) for part in value) or numbers.NOTHING
+    if value is None:
+        return numbers.NOTHING
+    return value if isinstance(value, str) else json.dumps(value)

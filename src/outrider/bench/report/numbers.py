@@ -1,0 +1,109 @@
+"""Numbers as people read them: the one place where seconds become milliseconds and bytes gigabytes."""
+
+from __future__ import annotations
+
+from outrider.bench.statistics import Interval
+
+__all__ = [
+    "bounds",
+    "digits",
+    "duration",
+    "gigabytes",
+    "milliseconds",
+    "percent",
+    "printable",
+    "rate",
+    "speedup",
+]
+
+NOTHING = "–"
+"""what stands where there is no number"""
+
+
+def speedup(interval: Interval | None) -> str:
+    """Its value, to two places.
+
+    >>> speedup(Interval(2.104, 2.0, 2.2)), speedup(None)
+    ('2.10x', '–')
+    """
+    return NOTHING if interval is None else f"{interval.value:.2f}x"
+
+
+def bounds(interval: Interval | None) -> str:
+    """Its two ends, to two places; nothing where there is only one.
+
+    >>> bounds(Interval(2.104, 2.0, 2.2))
+    '2.00 to 2.20'
+    """
+    if interval is None or interval.low == interval.high:  # of a single run nothing can be said
+        return NOTHING
+    return f"{interval.low:.2f} to {interval.high:.2f}"
+
+
+def rate(interval: Interval | None) -> str:
+    """Tokens per second, to three digits.
+
+    >>> rate(Interval(24.96, 24.0, 25.5)), rate(Interval(123.4, 1, 2)), rate(Interval(3.14159, 3, 4))
+    ('25.0', '123', '3.14')
+    """
+    return NOTHING if interval is None else digits(interval.value)
+
+
+def digits(value: float) -> str:
+    """A positive number to three digits, but whole from 100 on."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def percent(share: float | None, places: int = 0) -> str:
+    """A share of 1.
+
+    >>> percent(0.042, 1), percent(None)
+    ('4.2 %', '–')
+    """
+    return NOTHING if share is None else f"{100 * share:.{places}f} %"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A short time, to three digits."""
+    return NOTHING if seconds is None else f"{digits(1000 * seconds)} ms"
+
+
+def gigabytes(size: int | None) -> str:
+    """Bytes as people count them: 1 GB is 10^9 of them.
+
+    >>> gigabytes(1_117_000_000), gigabytes(98_000_000)
+    ('1.12 GB', '98 MB')
+    """
+    if size is None:
+        return NOTHING
+    return f"{digits(size / 1e9)} GB" if size >= 995_000_000 else f"{size / 1e6:.0f} MB"
+
+
+def duration(seconds: float | None) -> str:
+    """A long time, in its two largest units.
+
+    >>> duration(41.4), duration(150), duration(2460), duration(32700)
+    ('41 s', '2 min 30 s', '41 min', '9 h 5 min')
+    """
+    if seconds is None:
+        return NOTHING
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
+    if seconds < 600:
+        return _units(round(seconds), 60, "min", "s")
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else _units(minutes, 60, "h", "min")
+
+
+def _units(amount: int, size: int, large: str, small: str) -> str:
+    whole, rest = divmod(amount, size)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
+def printable(text: str) -> str:
+    r"""A text without characters that steer a terminal or break a document.
+
+    >>> printable("a\x1b[31mb")
+    'a�[31mb'
+    """
+    return "".join(c if c.isprintable() or c == " " else "\ufffd" for c in text)

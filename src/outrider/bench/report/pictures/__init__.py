@@ -1,0 +1,27 @@
+"""The report's pictures, in their order. Each module draws one of them from a `View`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.bench.report.pictures.acceptance import acceptance
+from outrider.bench.report.pictures.accuracy import accuracy
+from outrider.bench.report.pictures.costs import costs
+from outrider.bench.report.pictures.heat import heat
+from outrider.bench.report.pictures.lengths import lengths
+from outrider.bench.report.pictures.pareto import pareto
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.pictures.times import times
+from outrider.bench.report.view import View
+
+__all__ = ["PICTURES", "Missing", "Panel", "Picture"]
+
+PICTURES: tuple[Callable[[View], Picture | Missing], ...] = (
+    heat,
+    lengths,
+    acceptance,
+    costs,
+    times,
+    pareto,
+    accuracy,
+)

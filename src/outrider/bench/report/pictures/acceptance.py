@@ -1,0 +1,141 @@
+"""Acceptance by position in the draft, a line for each workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from outrider.bench import summary
+from outrider.bench.report import numbers
+from outrider.bench.report.pictures.drawing import INK, MARKERS, SERIES, STYLES, draw, legend_below
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.tables import Table
+from outrider.bench.report.view import View
+from outrider.bench.settings import Setting
+
+__all__ = ["acceptance"]
+
+TITLE = "Acceptance by position"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One pair under one workload; the longest fixed draft shows the most positions."""
+
+    target: str
+    draft: str | None
+    workload: str
+    setting: str
+    found: summary.Acceptance
+    ran: summary.Acceptance | None
+    """of the longest draft that ran for real, where `found` is replayed"""
+
+
+def acceptance(view: View) -> Picture | Missing:
+    """A panel for each pair: the draft model's tokens, or without one the lookup's."""
+    panels: list[Panel] = []
+    lines: list[_Line] = []
+    for target in view.results.targets:
+        for draft in view.columns:
+            mine = [line for w in view.results.workloads if (line := _line(view, target, draft, w))]
+            if mine:
+                panels.append(_panel(mine, len(panels)))
+                lines += mine
+    if not lines:
+        return Missing(TITLE, "no fixed draft was predicted or measured")
+    best = max(lines, key=_first)
+    return Picture(
+        id="acceptance",
+        title=TITLE,
+        finding=f"The first drafted token is accepted most often by {best.target} from "
+        f"{_drafter(best.draft)} on {best.workload}: {numbers.percent(_first(best))}.",
+        reading="The share of tokens drafted at a position that stood, which needs all tokens before it "
+        "to stand too. Lines come from the longest fixed draft; large marks from the longest that ran "
+        "for real, where the line is replayed.",
+        panels=tuple(panels),
+        table=_table(lines),
+    )
+
+
+def _drafter(draft: str | None) -> str:
+    return "the lookup" if draft is None else draft
+
+
+def _first(line: _Line) -> float:
+    return next(iter(line.found.ratios), None) or 0.0
+
+
+def _line(view: View, target: str, draft: str | None, workload: str) -> _Line | None:
+    kind = "lookup" if draft is None else "model"
+    known = [Setting.of(name) for name in view.settings(target, draft)]
+    fixed = [s for s in known if s.drafters == kind and s.draft_max and not s.p_min]
+    fixed.sort(key=lambda s: s.draft_max or 0, reverse=True)
+    asked = [
+        (s.name, summary.acceptance_by_position(view.results, target, draft, s.name, workload)) for s in fixed
+    ]
+    told = [(name, found) for name, found in asked if found and found.drafted]
+    if not told:
+        return None
+    setting, found = told[0]
+    ran = next((other for _, other in told if other.is_measured), None)
+    return _Line(target, draft, workload, setting, found, None if found.is_measured else ran)
+
+
+def _panel(lines: list[_Line], number: int) -> Panel:
+    title = f"{lines[0].target}, {_drafter(lines[0].draft)}"
+    ends = (f"{line.workload} {numbers.percent(_first(line))}" for line in lines)
+    alternative = f"{title}: accepted at the first position: {', '.join(ends)}."
+    svg = draw(f"acceptance-{number}", 384, 290, alternative, lambda axes: _paint(axes, lines))
+    return Panel(title, svg, alternative)
+
+
+def _paint(axes: Axes, lines: list[_Line]) -> None:
+    for number, line in enumerate(lines):
+        colour, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
+        style = STYLES[number % len(STYLES)]
+        shown = _points(line.found)
+        axes.plot(*zip(*shown, strict=True), color=colour, linestyle=style, marker=marker, markersize=4,
+                  label=line.workload)  # fmt: skip
+        if line.ran:
+            axes.plot(*zip(*_points(line.ran), strict=True), color=colour, linestyle="none", marker=marker,
+                      markersize=9, markeredgecolor=INK)  # fmt: skip
+    axes.set_ylim(0, 1.03)
+    axes.set_xlim(0.5, max(len(line.found.ratios) for line in lines) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+    axes.set_xlabel("position in the draft")
+    axes.set_ylabel("accepted")
+    legend_below(axes, columns=3)
+
+
+def _points(found: summary.Acceptance) -> list[tuple[int, float]]:
+    return [(place, ratio) for place, ratio in enumerate(found.ratios, 1) if ratio is not None]
+
+
+def _table(lines: list[_Line]) -> Table:
+    rows = []
+    for line in lines:
+        for setting, found in ((line.setting, line.found), ("the longest that ran", line.ran)):
+            if found:
+                kind = "measured" if found.is_measured else "replayed"
+                rows += [
+                    (
+                        line.target,
+                        _drafter(line.draft),
+                        line.workload,
+                        setting,
+                        kind,
+                        str(place),
+                        str(drafted),
+                        ratio,
+                    )
+                    for place, (drafted, ratio) in enumerate(_counted(found), 1)
+                ]
+    columns = ("target", "drafts by", "workload", "setting", "kind", "position", "drafted", "accepted")
+    return Table.of("Acceptance by position", columns, rows, figures=("position", "drafted", "accepted"))
+
+
+def _counted(found: summary.Acceptance) -> list[tuple[int, str]]:
+    return [(d, numbers.percent(r, 1)) for d, r in zip(found.drafted, found.ratios, strict=False)]

@@ -1,0 +1,158 @@
+"""Drawings as inline SVG that takes its colours from the page, so that they suit light, dark and print.
+
+Colours stand as placeholders while a drawing is made and become CSS variables afterwards. The same
+drawing gives the same bytes: no dates, and names within the SVG that depend on its own name alone.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+from cycler import cycler
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from outrider.bench.report.tables import escape
+
+__all__ = [
+    "HATCHES",
+    "INK",
+    "LINE",
+    "MARKERS",
+    "PAPER",
+    "SERIES",
+    "SOFT",
+    "STYLES",
+    "draw",
+    "legend_below",
+    "share_letters",
+    "wrapped",
+]
+
+INK, SOFT, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
+SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a")
+"""Colours of series, told apart by their markers and lines too."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+STYLES = ("-", "--", "-.", ":")
+HATCHES = ("", "//", "\\\\")
+
+_VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", PAPER: "paper"} | {
+    colour: f"series{number}" for number, colour in enumerate(SERIES)
+}
+
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "path",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 11.0,
+    "axes.labelsize": 11.0,
+    "xtick.labelsize": 10.0,
+    "ytick.labelsize": 10.0,
+    "legend.fontsize": 10.0,
+    "legend.frameon": False,
+    "axes.prop_cycle": cycler("color", [INK]),
+    "text.color": INK,
+    "text.usetex": False,
+    "text.parse_math": False,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "hatch.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.0,
+}
+
+
+def draw(name: str, width: int, height: int, alternative: str, paint: Callable[[Axes], None]) -> str:
+    """An `svg` element of this size in pixels that `paint` drew; `alternative` is its text.
+
+    `name` is unique on the page: the names within the drawing begin with it.
+    """
+    with rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+        FigureCanvasSVG(figure)
+        paint(figure.add_subplot())
+        written = StringIO()
+        with warnings.catch_warnings():
+            # A name in a script that the font lacks: the drawing shows boxes, its table the name.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            figure.savefig(written, format="svg", metadata=_NO_METADATA)
+    text = written.getvalue()
+    return _inline(text[text.index("<svg") :], name, width, height, alternative)
+
+
+def _inline(svg: str, name: str, width: int, height: int, alternative: str) -> str:
+    body = svg[svg.index(">") + 1 :]
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)
+    # Places, not scales, which are below 1: a hundredth of a pixel is enough.
+    body = re.sub(r"\b[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", body)
+    # Letters are the same in all drawings of a page, whatever else is named is not.
+    body = re.sub(r'\b(id="|url\(#|xlink:href="#)(?!DejaVu)', rf"\g<1>{name}-", body)
+    body = body.replace('xlink:href="', 'href="')
+    for colour, variable in _VARIABLES.items():
+        body = body.replace(colour, f"var(--{variable})")
+    opening = (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(alternative)}">'
+    )
+    return opening + body.strip()
+
+
+def share_letters(html: str) -> tuple[str, str]:
+    """The outlines of all letters that the drawings of a page use, each once, as an element that shows
+    nothing; and the page without them."""
+    letters: dict[str, str] = {}
+
+    def taken(match: re.Match[str]) -> str:
+        letters[match[1]] = " ".join(match[0].split())
+        return ""
+
+    rest = re.sub(r'<path id="(DejaVu[^"]*)"(?: d="[^"]*")? transform="[^"]*"/>\s*', taken, html)
+    rest = re.sub(r"<defs>\s*</defs>\s*", "", rest)
+    outlines = "\n".join(letters[name] for name in sorted(letters))
+    return f'<svg width="0" height="0" class="letters" aria-hidden="true"><defs>{outlines}</defs></svg>', rest
+
+
+def legend_below(axes: Axes, columns: int = 2) -> None:
+    """All labelled series, beneath the axes, where they hide nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure = axes.figure
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
+
+
+def wrapped(name: str, width: int = 14) -> str:
+    """A name over several lines: broken behind hyphens, underscores, dots and spaces, or where it must be.
+
+    >>> wrapped("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M").split(chr(10))
+    ['Qwen2.5-Coder-', '1.5B-Instruct-', 'Q4_K_M']
+    """
+    lines = [""]
+    for part in re.findall(r"[^-_. ]*[-_. ]?", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+        while len(lines[-1]) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return "\n".join(line.rstrip() for line in lines if line.strip())

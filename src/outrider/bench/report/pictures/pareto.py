@@ -1,0 +1,133 @@
+"""Speed against memory: which pairings nothing else beats in both, with the quality of quantizations."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+
+from outrider.bench import summary
+from outrider.bench.report import numbers
+from outrider.bench.report.pictures.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.tables import Table
+from outrider.bench.report.view import View, draft_name
+from outrider.bench.settings import PLAIN
+
+__all__ = ["pareto"]
+
+TITLE = "Speed against memory"
+
+
+def pareto(view: View) -> Picture | Missing:
+    """Every pairing at its best setting, over all workloads; numbers lead to the names beneath."""
+    points = summary.pareto(view.results)
+    if not points:
+        return Missing(TITLE, "no speed was measured")
+    points.sort(key=lambda point: (point.memory_bytes, point.tokens_per_s.value))
+    front = [point for point in points if not point.is_dominated]
+    finding = f"{len(front)} of {len(points)} pairings are beaten by no other in both: " + "; ".join(
+        f"{_name(point)} ({_figures(point)})" for point in front
+    )
+    svg = draw("pareto", 640, 440, f"{TITLE}: {finding}.", lambda axes: _paint(axes, points))
+    return Picture(
+        id="pareto",
+        title=TITLE,
+        finding=f"{finding}.",
+        reading="Filled marks are on the front: nothing else is as fast in as little memory. Hollow ones "
+        "are beaten; squares are plain decoding, dots speculation. Bars are 95 % intervals of the speed. "
+        "KL is the mean divergence from the reference quantization, in nats.",
+        panels=(Panel("all workloads", svg, finding, is_broad=True),),
+        table=_table(view, points),
+        key=tuple(f"{_name(point)}: {_figures(point)}" for point in points),
+    )
+
+
+def _name(point: summary.ParetoPoint) -> str:
+    if point.cell.draft is None and point.cell.setting == PLAIN.name:
+        return f"{point.cell.target}, plain"
+    draft = f" with {point.cell.draft}" if point.cell.draft else ""
+    return f"{point.cell.target}{draft}, {point.cell.setting}"
+
+
+def _figures(point: summary.ParetoPoint) -> str:
+    mark = "" if point.is_measured else "≈ "
+    quality = f", KL {point.quality.mean_kl:.3f}" if point.quality else ""
+    return (
+        f"{mark}{numbers.rate(point.tokens_per_s)} tokens/s, {numbers.gigabytes(point.memory_bytes)}{quality}"
+    )
+
+
+def _paint(axes: Axes, points: list[summary.ParetoPoint]) -> None:
+    front = [point for point in points if not point.is_dominated]
+    steps = [(point.memory_bytes / 1e9, point.tokens_per_s.value) for point in front]
+    axes.plot(*zip(*steps, strict=True), drawstyle="steps-post", color=SOFT, linestyle="--", linewidth=1.2,
+              label="front")  # fmt: skip
+    for point in points:
+        _mark(axes, point)
+    _number(axes, points)
+    axes.margins(0.12)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("memory, GB")
+    axes.set_ylabel("tokens/s at the best setting")
+    legend_below(axes)
+
+
+def _mark(axes: Axes, point: summary.ParetoPoint) -> None:
+    speed, memory = point.tokens_per_s, point.memory_bytes / 1e9
+    plain = point.cell.setting == PLAIN.name
+    colour = SERIES[0] if plain else SERIES[1]
+    bars = [[max(speed.value - speed.low, 0)], [max(speed.high - speed.value, 0)]]
+    axes.errorbar(memory, speed.value, yerr=bars, marker="s" if plain else "o", markersize=9, color=colour,
+                  markerfacecolor=PAPER if point.is_dominated else colour, markeredgecolor=colour,
+                  markeredgewidth=1.8, capsize=3, elinewidth=1.2)  # fmt: skip
+
+
+def _number(axes: Axes, points: list[summary.ParetoPoint]) -> None:
+    """Numbers beside the marks; where marks are close by, above and below in turn."""
+    ends = [point.memory_bytes / 1e9 for point in points]
+    top = max(point.tokens_per_s.value for point in points)
+    reach = (max(ends) - min(ends)) or 1.0
+    taken: list[tuple[float, float]] = []
+    for number, point in enumerate(points, 1):
+        x, y = point.memory_bytes / 1e9 / reach, point.tokens_per_s.value / top
+        close = sum(abs(x - a) < 0.05 and abs(y - b) < 0.06 for a, b in taken)
+        taken.append((x, y))
+        quality = (
+            f"  KL {point.quality.mean_kl:.3f}" if point.quality and point.cell.setting == PLAIN.name else ""
+        )
+        offset = ((9, 6), (9, -15), (-9, 6), (-9, -15))[close % 4]
+        place = (point.memory_bytes / 1e9, point.tokens_per_s.value)
+        axes.annotate(f"{number}{quality}", place, xytext=offset,
+                      textcoords="offset points", color=INK, fontsize=11, fontweight="bold",
+                      ha="left" if offset[0] > 0 else "right")  # fmt: skip
+
+
+def _table(view: View, points: list[summary.ParetoPoint]) -> Table:
+    rows = []
+    for number, point in enumerate(points, 1):
+        cell, quality = point.cell, point.quality
+        is_measured = summary.memory_is_measured(view.results, cell.target, cell.draft)
+        rows.append(
+            (
+                str(number),
+                cell.target,
+                draft_name(cell.draft),
+                cell.setting,
+                numbers.rate(point.tokens_per_s),
+                numbers.bounds(point.tokens_per_s),
+                numbers.gigabytes(point.memory_bytes) + ("" if is_measured else " (files)"),
+                f"{quality.mean_kl:.4f}" if quality else numbers.NOTHING,
+                "no" if point.is_dominated else "yes",
+            )
+        )
+    columns = (
+        "no.",
+        "target",
+        "draft",
+        "setting",
+        "tokens/s",
+        "95 % interval",
+        "memory",
+        "mean KL",
+        "on the front",
+    )
+    return Table.of("Speed against memory", columns, rows, figures=("no.", "tokens/s", "memory", "mean KL"))

@@ -1,0 +1,134 @@
+"""Where the time of a token goes, for every setting that ran: target calls, draft calls, the engine's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from outrider.bench import summary
+from outrider.bench.report import numbers
+from outrider.bench.report.pictures.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below, wrapped
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.tables import Table
+from outrider.bench.report.view import View, draft_name, workload_name
+from outrider.bench.settings import PLAIN
+from outrider.bench.statistics import Interval
+
+__all__ = ["times"]
+
+TITLE = "Where the time goes"
+_PARTS = ("target calls", "draft calls", "the engine's own")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    target: str
+    draft: str | None
+    workload: str | None
+    setting: str
+    shares: tuple[float, float, float]
+    speed: Interval
+    """tokens per second"""
+
+    @property
+    def parts_s(self) -> list[float]:
+        """Seconds of a token by part."""
+        return [share / self.speed.value for share in self.shares]
+
+    @property
+    def label(self) -> str:
+        return self.setting + (f"\n{wrapped(self.draft, 22)}" if self.draft else "")
+
+
+def times(view: View) -> Picture | Missing:
+    """A panel for each target over all workloads; those of single workloads are shown on demand."""
+    groups = [_bars(view, target, w) for w in view.pooled_first for target in view.results.targets]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return Missing(TITLE, "no setting ran for real and told where its time went")
+    first = groups[0][0].workload
+    panels = [(group, _panel(group, number)) for number, group in enumerate(groups)]
+    bars = [bar for group in groups for bar in group]
+    most = max((bar for bar in bars if bar.setting != PLAIN.name), key=lambda bar: bar.shares[2])
+    return Picture(
+        id="times",
+        title=TITLE,
+        finding=f"At most {numbers.percent(most.shares[2], 1)} of the time is the engine's own "
+        f"({_name(most)}).",
+        reading="Milliseconds of a generated token, stacked: the target's calls, the draft model's (its "
+        "reading of the prompt included), and all else. Whiskers are the 95 % interval of the whole.",
+        panels=tuple(panel for group, panel in panels if group[0].workload == first),
+        more=tuple(panel for group, panel in panels if group[0].workload != first),
+        table=_table(bars),
+    )
+
+
+def _name(bar: _Bar) -> str:
+    return f"{bar.setting}, {bar.target} with {draft_name(bar.draft)}, {workload_name(bar.workload)}"
+
+
+def _bars(view: View, target: str, workload: str | None) -> list[_Bar]:
+    """Plain decoding first, then what ran, by draft."""
+    results, found = view.results, []
+    asked: list[tuple[str | None, str]] = [(None, PLAIN.name)]
+    for draft in view.columns:
+        asked += [(draft, name) for name in summary.measured_settings(results, target, draft, workload)]
+    for draft, setting in asked:
+        shares = summary.time_shares(results, target, draft, setting, workload)
+        speed = summary.measured_speed(results, target, draft, setting, workload)
+        if shares and shares.is_measured and speed:
+            parts = (shares.target_calls, shares.draft_calls, shares.own)
+            found.append(_Bar(target, draft, workload, setting, parts, speed))
+    return found
+
+
+def _panel(bars: list[_Bar], number: int) -> Panel:
+    title = f"{bars[0].target}: {workload_name(bars[0].workload)}"
+    fast = max(bars, key=lambda bar: bar.speed.value)
+    share = f"{numbers.percent(fast.shares[0])} target calls, {numbers.percent(fast.shares[1])} draft calls"
+    alternative = (
+        f"{title}: a token takes {numbers.milliseconds(1 / bars[0].speed.value)} with {bars[0].setting} "
+        f"and least, {numbers.milliseconds(1 / fast.speed.value)}, with {fast.setting} ({share})."
+    )
+    lines = sum(max(bar.label.count("\n") + 1, 2) for bar in bars)
+    svg = draw(f"times-{number}", 480, 95 + 17 * lines, alternative, lambda axes: _paint(axes, bars))
+    return Panel(title, svg, alternative, is_broad=True)
+
+
+def _paint(axes: Axes, bars: list[_Bar]) -> None:
+    places = range(len(bars))
+    left = [0.0] * len(bars)
+    for part, name in enumerate(_PARTS):
+        widths = [1000 * bar.parts_s[part] for bar in bars]
+        axes.barh(places, widths, left=left, height=0.62, label=name, facecolor=SERIES[part],
+                  hatch=HATCHES[part], edgecolor=PAPER, linewidth=0.6)  # fmt: skip
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    low = [max(end - 1000 / bar.speed.high, 0) for end, bar in zip(left, bars, strict=True)]
+    high = [max(1000 / bar.speed.low - end, 0) for end, bar in zip(left, bars, strict=True)]
+    axes.errorbar(left, places, xerr=[low, high], linestyle="none", ecolor=INK, elinewidth=1.2, capsize=3)
+    farthest = max(end + over for end, over in zip(left, high, strict=True))
+    for place, end, over in zip(places, left, high, strict=True):
+        axes.text(end + over + farthest * 0.02, place, numbers.digits(end), va="center", fontsize=10)
+    axes.set_yticks(list(places), [bar.label for bar in bars])
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, farthest * 1.14)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("milliseconds of a token")
+    legend_below(axes, columns=3)
+
+
+def _table(bars: list[_Bar]) -> Table:
+    rows = [
+        (
+            bar.target,
+            draft_name(bar.draft),
+            workload_name(bar.workload),
+            bar.setting,
+            numbers.milliseconds(1 / bar.speed.value),
+            *(numbers.percent(share, 1) for share in bar.shares),
+        )
+        for bar in bars
+    ]
+    columns = ("target", "draft", "workload", "setting", "time of a token", *_PARTS)
+    return Table.of("Where the time of a token goes", columns, rows, figures=("time of a token", *_PARTS))

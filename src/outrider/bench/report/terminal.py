@@ -1,0 +1,100 @@
+"""The report in the terminal: a table for each target, and the sentences beneath."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from outrider.bench.report import lists, numbers, words
+from outrider.bench.report.tables import Table
+from outrider.bench.report.view import Cell, View
+from outrider.bench.results import Results
+
+__all__ = ["print_report"]
+
+_STYLES = {"faster": "green", "slower": "red", "tie": "yellow"}
+
+
+def print_report(results: Results, console: Console) -> None:
+    """Print what a run found; it fits 80 columns, and says everything without colour."""
+    view = View(results)
+    for target in results.targets:
+        _say(console, f"\n{target}", "bold")
+        if view.pooled_first:
+            console.print(_best(view, target))
+        _say(console, words.verdict(view, target))
+    if not results.targets:
+        _say(console, "Nothing was measured yet.")
+    for table in (_engines(view), lists.quality(view), lists.skipped(view)):
+        if table.rows:
+            _say(console, f"\n{table.caption}", "bold")
+            console.print(_rich(table))
+    console.print()
+    for line in (*words.notes(view), words.prediction_line(view), words.time_line(view)):
+        _say(console, line)
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text("\n".join(map(numbers.printable, text.split("\n"))), style=style))
+
+
+def _best(view: View, target: str) -> RichTable:
+    """Draft by workload: the fastest setting, by how much, and whether that means anything."""
+    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("draft", overflow="fold", max_width=32)
+    table.add_column("workload", overflow="fold")
+    table.add_column("plain\ntokens/s", justify="right", no_wrap=True)
+    table.add_column("setting", overflow="fold")
+    table.add_column("speed-up", justify="right", no_wrap=True)
+    table.add_column("95 %", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for draft in view.columns:
+        cells = [view.cell(target, draft, workload) for workload in view.pooled_first]
+        for place, cell in enumerate(cells):
+            name = (draft or "none") if place == 0 else ""
+            table.add_row(*_row(name, cell), end_section=place == len(cells) - 1)
+    return table
+
+
+def _row(name: str, cell: Cell) -> list[Text]:
+    mark = "" if cell.is_measured or cell.speedup is None else "≈ "
+    said = cell.outcome or "not known"
+    texts = [
+        name,
+        cell.workload or "all",
+        numbers.rate(cell.plain),
+        cell.setting or numbers.NOTHING,
+        mark + numbers.speedup(cell.speedup),
+        numbers.bounds(cell.speedup).replace(" to ", "–")
+        if cell.is_measured
+        else "predicted"
+        if mark
+        else numbers.NOTHING,
+        said,
+    ]
+    style = _STYLES.get(said, "dim")
+    return [
+        Text(numbers.printable(text), style=style if place > 3 else "") for place, text in enumerate(texts)
+    ]
+
+
+def _engines(view: View) -> Table:
+    """Other engines, of everything that ran."""
+    table = lists.measured(view)
+    names = {row.contestant for row in view.results.runs if row.contestant is not None}
+    kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
+    places = [table.columns.index(name) for name in kept]
+    setting = table.columns.index("setting")
+    rows = [row for row in table.rows if any(row[setting].startswith(f"{name}: ") for name in names)]
+    return Table.of("Other engines", kept, [[row[i] for i in places] for row in rows], figures=table.figures)
+
+
+def _rich(table: Table) -> RichTable:
+    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for column in table.columns:
+        made.add_column(column, justify="right" if column in table.figures else "left", overflow="fold")
+    for row in table.rows:
+        made.add_row(*(Text(numbers.printable(cell)) for cell in row))
+    return made

@@ -1,0 +1,168 @@
+"""What a run says, in sentences: for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from outrider.bench import summary
+from outrider.bench.report import numbers
+from outrider.bench.report.view import Cell, View, draft_name, workload_name
+
+__all__ = ["METHOD", "joined", "notes", "prediction_line", "time_line", "verdict"]
+
+METHOD = (
+    "Each target's answers were recorded once, decoded plainly. Each draft model was scored on them, and "
+    "the time of calls was measured; from these three every setting was replayed: that is “predicted”. "
+    "The most promising settings and a few controls then ran for real, interleaved with plain decoding "
+    "in shuffled order within blocks: that is “measured”. A figure is the median over a case's "
+    "repetitions and the geometric mean over cases, then over workloads. Speed counts decoding: the "
+    "draft model's reading of the prompt is in it, the target's is not. A speed-up is the time of plain "
+    "decoding over that of the setting, in the same blocks. Intervals are 95 %, by bootstrap over cases "
+    "and repetitions. The noise is what plain decoding differs by from itself. A tie is a result whose "
+    "interval holds 1, that lies within the noise, or that is not certain enough for one of so many "
+    "(Holm's procedure over all results of a table). docs/method.md of Outrider says all of this in full."
+)
+
+_WORDS = {"faster": "wins on", "slower": "loses on", "tie": "ties on"}
+
+
+def verdict(view: View, target: str) -> str:
+    """What to do with a target on this machine, in one sentence or two."""
+    first = view.pooled_first[0] if view.pooled_first else None
+    cells = [view.cell(target, draft, first) for draft in view.columns] if view.pooled_first else []
+    best = max(
+        (c for c in cells if c.speedup), key=lambda c: c.speedup.value if c.speedup else 0, default=None
+    )
+    if best is None or best.speedup is None:
+        return f"{target}: nothing was measured or predicted yet."
+    mine = [view.cell(target, best.draft, workload) for workload in view.results.workloads]
+    details = _details(mine)
+    if best.outcome == "faster":
+        start = "On this machine" if best.is_measured else "By prediction, not yet measured"
+        end = f": {details}." if len(mine) > 1 else "."
+        return (
+            f"{start}, {target} is fastest with {_with(best)}, {numbers.speedup(best.speedup)} over "
+            f"{workload_name(best.workload)}{_faster(best)}{end}"
+        )
+    if not any(cell.outcome == "faster" for cell in mine):
+        return (
+            f"On this machine, decode {target} plainly: the best that was tried, {_with(best)}, "
+            f"{'ties' if best.outcome == 'tie' else 'is slower'} ({numbers.speedup(best.speedup)})."
+        )
+    return (
+        f"On this machine, {target} gains nothing over all workloads ({_with(best)} "
+        f"{'ties' if best.outcome == 'tie' else 'loses'} at {numbers.speedup(best.speedup)}), but by "
+        f"workload it {details}."
+    )
+
+
+def _with(cell: Cell) -> str:
+    if cell.draft is None:
+        return f"no draft model and the setting “{cell.setting}”"
+    return f"the draft {cell.draft} and the setting “{cell.setting}”"
+
+
+def _faster(cell: Cell) -> str:
+    """Tokens per second before and after."""
+    if cell.plain is None or cell.speedup is None:
+        return ""
+    after = numbers.digits(cell.plain.value * cell.speedup.value)
+    return f" (from {numbers.rate(cell.plain)} to about {after} tokens/s)"
+
+
+def _details(cells: Iterable[Cell]) -> str:
+    """On which workloads it wins, ties, loses: each at the setting that is best there."""
+    by_outcome = defaultdict(list)
+    for cell in cells:
+        if cell.speedup and cell.outcome:
+            mark = "" if cell.is_measured else "≈ "
+            by_outcome[cell.outcome].append(f"{cell.workload} ({mark}{numbers.speedup(cell.speedup)})")
+    told = [
+        f"{word} {joined(by_outcome[outcome])}" for outcome, word in _WORDS.items() if by_outcome[outcome]
+    ]
+    return joined(told, ", ")
+
+
+def joined(names: Iterable[str], last: str = " and ") -> str:
+    """A list as people write it.
+
+    >>> joined(["a", "b", "c"])
+    'a, b and c'
+    """
+    *others, end = list(names) or [""]
+    return f"{', '.join(others)}{last}{end}" if others else end
+
+
+def prediction_line(view: View) -> str:
+    """How far predictions were off."""
+    found = summary.prediction_error(view.results)
+    figures = found.anchored or found.raw
+    if figures is None:
+        return "No setting was both predicted and run: nothing is known about the error of predictions."
+    what = "predicted speed-ups" if found.anchored else "predicted speeds"
+    return (
+        f"Over {figures.settings} results the {what} were off by "
+        f"{numbers.percent(figures.median_error, 1)} in the median; "
+        f"{numbers.percent(figures.within_5_ratio)} were within 5 %, "
+        f"{numbers.percent(figures.within_10_ratio)} within 10 %."
+    )
+
+
+def time_line(view: View) -> str:
+    """What the sweep took, and what running everything would have taken."""
+    account = summary.time_saved(view.results)
+    if not account.took_s:
+        return "Nothing has run yet."
+    text = f"Model calls took {numbers.duration(account.took_s)}"
+    if account.everything_s is None:
+        return f"{text}."
+    return (
+        f"{text}; running all {account.combinations} combinations for real would have taken about "
+        f"{numbers.duration(account.everything_s)} ({account.ran} of them ran)."
+    )
+
+
+def notes(view: View) -> list[str]:
+    """What to keep in mind: noise, hiccups, intervals that cannot be trusted, texts that differed."""
+    return [*_noise(view), *_hiccups(view), *_caveats(view), *_unequal(view)]
+
+
+def _noise(view: View) -> list[str]:
+    first = view.pooled_first[0] if view.pooled_first else None
+    found = [(target, view.noise(target, first)) for target in view.results.targets]
+    told = [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]
+    return [f"Noise of plain decoding against itself: {joined(told)}."] if told else []
+
+
+def _hiccups(view: View) -> list[str]:
+    found = summary.hiccups(view.results)
+    if not found.calls:
+        return []
+    return [
+        f"Hiccups of the machine: {found.hiccups} of {found.calls} single-token calls took more than "
+        f"twice the median ({numbers.percent(found.ratio, 2)})."
+    ]
+
+
+def _caveats(view: View) -> list[str]:
+    counts: dict[str, int] = defaultdict(int)
+    for cell in view.cells.values():
+        if cell.is_measured and cell.speedup and cell.speedup.caveat:
+            counts[cell.speedup.caveat] += 1
+    return [f"Of {count} measured best settings there was only {caveat}." for caveat, count in counts.items()]
+
+
+def _unequal(view: View) -> list[str]:
+    checked = [row for row in view.results.runs if row.equal is not None]
+    others = [row for row in checked if row.equal is False]
+    if not checked:
+        return []
+    if not others:
+        return [f"All {len(checked)} answers that can be compared equal the recorded ones."]
+    settings = {f"{row.contestant or row.setting} ({row.target}, {draft_name(row.draft)})" for row in others}
+    return [
+        f"{len(others)} of {len(checked)} answers differ from the recorded ones somewhere, in "
+        f"{joined(sorted(settings)[:4])}{' and others' if len(settings) > 4 else ''}. `outrider verify` "
+        "says by what margin."
+    ]

@@ -1,0 +1,155 @@
+"""The rows of a run, read back: by kind, without what does not count, and by cell."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from outrider.bench.rows import (
+    AnswerRow,
+    BlockRow,
+    ChoiceRow,
+    CostsRow,
+    HeadRow,
+    ModelRow,
+    OffersRow,
+    PairRow,
+    PredictionRow,
+    QualityRow,
+    Row,
+    RunRow,
+    SkippedRow,
+)
+from outrider.bench.store import read_rows
+from outrider.core.errors import InputError
+
+__all__ = ["Cell", "Results"]
+
+_R = TypeVar("_R")
+
+
+class Cell(NamedTuple):
+    """What one figure is about. `draft` None: no draft model; `workload` None: all of them together;
+    `contestant` None: our own engine."""
+
+    target: str
+    draft: str | None
+    setting: str
+    workload: str | None
+    contestant: str | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run's rows. Of two rows about the same thing the later one counts; `runs` are those of complete
+    blocks, every request of a block once."""
+
+    head: HeadRow
+    models: tuple[ModelRow, ...]
+    pairs: tuple[PairRow, ...]
+    answers: tuple[AnswerRow, ...]
+    costs: tuple[CostsRow, ...]
+    offers: tuple[OffersRow, ...]
+    quality: tuple[QualityRow, ...]
+    predictions: tuple[PredictionRow, ...]
+    choices: tuple[ChoiceRow, ...]
+    runs: tuple[RunRow, ...]
+    blocks: tuple[BlockRow, ...]
+    skipped: tuple[SkippedRow, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Results:
+        """The run in this folder. Raises InputError where there is none, or where it has no head."""
+        return cls._of(read_rows(folder), str(folder))
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Results:
+        """These rows, in the order in which they were written. Raises InputError without a head."""
+        return cls._of(rows, "the rows")
+
+    @classmethod
+    def _of(cls, rows: Sequence[Row], source: str) -> Results:
+        heads = [row for row in rows if isinstance(row, HeadRow)]
+        if not heads:
+            raise InputError(source, "they do not say what was measured", "Name the folder of a sweep.")
+        cases = ("target", "workload", "case")
+        return cls(
+            head=heads[0],
+            models=_last(rows, ModelRow, "model", "role"),
+            pairs=_last(rows, PairRow, "target", "draft"),
+            answers=_last(rows, AnswerRow, *cases),
+            costs=_last(rows, CostsRow, "model", "role"),
+            offers=_last(rows, OffersRow, "draft", *cases),
+            quality=_last(rows, QualityRow, "reference", *cases),
+            predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
+            choices=_last(rows, ChoiceRow, "target", "draft", "workload"),
+            runs=_counted(rows),
+            blocks=_last(rows, BlockRow, "block"),
+            skipped=_last(rows, SkippedRow, "what", "why"),
+        )
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the targets, in order."""
+        named = [row.model for row in self.models if row.role == "target"]
+        used: list[AnswerRow | RunRow | PredictionRow] = [*self.answers, *self.runs, *self.predictions]
+        return _in_order([*named, *(row.target for row in used)])
+
+    @cached_property
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the draft models, in order; "none" is not among them."""
+        named = [row.model for row in self.models if row.role == "draft"]
+        used: list[PairRow | PredictionRow | RunRow] = [*self.pairs, *self.predictions, *self.runs]
+        return _in_order([*named, *(row.draft for row in used if row.draft is not None)])
+
+    @cached_property
+    def workloads(self) -> tuple[str, ...]:
+        """Names of the workloads, in order."""
+        used: list[AnswerRow | PredictionRow | RunRow] = [*self.answers, *self.predictions, *self.runs]
+        return _in_order(row.workload for row in used)
+
+    @cached_property
+    def runs_by_cell(self) -> Mapping[Cell, tuple[RunRow, ...]]:
+        """Real requests, by what ran; always of a single workload."""
+        return _grouped(self.runs, lambda r: Cell(r.target, r.draft, r.setting, r.workload, r.contestant))
+
+    @cached_property
+    def prediction_by_cell(self) -> Mapping[Cell, PredictionRow]:
+        """Predictions, by what was replayed; always of a single workload."""
+        return {Cell(r.target, r.draft, r.setting, r.workload): r for r in self.predictions}
+
+    def model(self, name: str, role: str) -> ModelRow | None:
+        """The row of a model in this role; in the other one, where only that is there."""
+        found = [row for row in self.models if row.model == name]
+        return next((row for row in found if row.role == role), found[0] if found else None)
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _last(rows: Sequence[Row], kind: type[_R], *names: str) -> tuple[_R, ...]:
+    """Rows of a kind, in order of first appearance; of those alike in these fields the last."""
+    found = {tuple(getattr(row, name) for name in names): row for row in rows if isinstance(row, kind)}
+    return tuple(found.values())
+
+
+def _counted(rows: Sequence[Row]) -> tuple[RunRow, ...]:
+    """The requests of complete blocks: of a block that was begun twice those of its last beginning."""
+    ends = {row.block: place for place, row in enumerate(rows) if isinstance(row, BlockRow)}
+    found: dict[tuple[str | None, ...], RunRow] = {}
+    for place, row in enumerate(rows):
+        if isinstance(row, RunRow) and place < ends.get(row.block, -1):
+            found[row.block, row.draft, row.setting, row.contestant, row.case] = row
+    return tuple(found.values())
+
+
+def _grouped(rows: Iterable[RunRow], key: Callable[[RunRow], Cell]) -> dict[Cell, tuple[RunRow, ...]]:
+    groups: dict[Cell, list[RunRow]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return {cell: tuple(found) for cell, found in groups.items()}

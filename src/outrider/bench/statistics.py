@@ -1,0 +1,199 @@
+"""Intervals and p-values of speed-ups: bootstrap over cases and, within each, over repetitions.
+
+docs/method.md says what is done and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["DRAWS", "LEVEL", "Estimate", "Interval", "Strata", "estimate", "self_ratio", "t_tail"]
+
+Floats = npt.NDArray[np.float64]
+
+LEVEL = 0.95
+DRAWS = 2_000
+_SEED = 20_260
+_REPETITION_DRAWS = 400
+"""Draws of each case's repetitions, from which every draw of cases takes one at random."""
+_MOST_SPLITS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure and its 95 % interval. `cases` and `repetitions` are what was drawn from: one case says
+    nothing about others, one repetition nothing about the machine's noise (0: none was drawn)."""
+
+    value: float
+    low: float
+    high: float
+    cases: int = 0
+    repetitions: int = 0
+
+    @property
+    def half_width_ratio(self) -> float:
+        """Half of the interval's width over its value."""
+        return (self.high - self.low) / (2 * abs(self.value)) if self.value else math.inf
+
+    @property
+    def caveat(self) -> str | None:
+        """What the interval cannot know, in a few words; None where it knows both."""
+        if self.cases == 1 and self.repetitions == 1:
+            return "one case, run once: no interval"
+        if self.cases == 1:
+            return "one case: other prompts may differ"
+        return "run once: the machine's noise is not in it" if self.repetitions == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A geometric mean over cases with its interval, and the chance that a true value of 1 looks as far off
+    (two-sided; 1 where nothing was drawn)."""
+
+    interval: Interval
+    p_value: float
+
+
+Strata = Sequence[Sequence[tuple[Floats, Floats]]]
+"""Groups of cases that count the same, workloads; of each case the seconds per token of two settings, shape
+(repetitions,) each, in the same blocks. The figure is first over second."""
+
+
+def estimate(strata: Strata, *, draw_cases: bool = True, paired: bool = True) -> Estimate:
+    """Of each case the ratio of medians; over the cases of a group, then over groups, the geometric mean.
+
+    Each draw takes cases anew within their group, and within each case its repetitions, the same for both
+    settings. Without `draw_cases` the cases stay as they are: the interval of these prompts alone, which
+    narrows as they are repeated. Not `paired`: the two were not measured in the same blocks, and are drawn
+    apart; they may differ in number.
+    """
+    rng = np.random.default_rng(_SEED)
+    logs = [np.array([_log_ratio(*case) for case in cases]) for cases in strata]
+    value = float(np.mean([group.mean() for group in logs]))
+    drawn = np.mean([_draws(cases, rng, draw_cases, paired) for cases in strata], axis=0)
+    num_cases, repetitions = _sizes(strata)
+    degrees, stretch = _freedom(strata, draw_cases)
+    low, high = _expanded(drawn, degrees, stretch)
+    interval = Interval(math.exp(value), *_around(value, low, high), num_cases, repetitions)
+    spread = float(drawn.std()) * stretch
+    known = degrees > 0 and spread > 1e-12
+    return Estimate(interval, t_tail(abs(value) / spread, degrees) if known else 1.0)
+
+
+def self_ratio(strata: Sequence[Sequence[Floats]]) -> Interval | None:
+    """Plain decoding against itself: ratios between disjoint halves of the repetitions, over all ways to part
+    them. None where nothing ran twice. Halves have fewer repetitions than a result, so it is rather wide.
+
+    `strata` holds the seconds per token of each case, shape (repetitions,), by group.
+    """
+    repetitions = min((len(case) for cases in strata for case in cases), default=0)
+    if repetitions < 2:
+        return None
+    splits = _splits(repetitions)
+    first, second = np.array([split[0] for split in splits]), np.array([split[1] for split in splits])
+    groups = []
+    for cases in strata:
+        rates = np.array([case[:repetitions] for case in cases])
+        log_ratios = np.log(np.median(rates[:, first], axis=-1) / np.median(rates[:, second], axis=-1))
+        groups.append(log_ratios.mean(axis=0))
+    ratios = np.mean(groups, axis=0)
+    edge = float(np.quantile(np.abs(ratios), LEVEL))
+    return Interval(1.0, math.exp(-edge), math.exp(edge), sum(map(len, strata)), repetitions)
+
+
+def _log_ratio(first: Floats, second: Floats) -> float:
+    return float(np.log(np.median(first) / np.median(second)))
+
+
+def _sizes(strata: Strata) -> tuple[int, int]:
+    cases = [case for group in strata for case in group]
+    return len(cases), min(min(len(first), len(second)) for first, second in cases)
+
+
+def _freedom(strata: Strata, draw_cases: bool) -> tuple[int, float]:
+    """Degrees of freedom of what is drawn, and by how much drawing anew understates the spread: of cases, or
+    of repetitions where the cases are fixed or single."""
+    cases, repetitions = _sizes(strata)
+    free = cases - len(strata)
+    if draw_cases and free > 0:
+        return free, math.sqrt(cases / free)
+    return repetitions - 1, math.sqrt(repetitions / max(repetitions - 1, 1))
+
+
+def _draws(
+    cases: Sequence[tuple[Floats, Floats]], rng: np.random.Generator, draw_cases: bool, paired: bool
+) -> Floats:
+    """Means over one group's cases of log ratios, shape (draws,)."""
+    resampled = np.array([_case_draws(first, second, rng, paired) for first, second in cases])
+    number = len(cases)
+    shape = (DRAWS, number)
+    chosen = rng.integers(number, size=shape) if draw_cases else np.broadcast_to(np.arange(number), shape)
+    means: Floats = resampled[chosen, rng.integers(resampled.shape[1], size=shape)].mean(axis=1)
+    return means
+
+
+def _case_draws(first: Floats, second: Floats, rng: np.random.Generator, paired: bool) -> Floats:
+    """Log ratios of one case's medians over repetitions drawn anew."""
+    chosen = rng.integers(len(first), size=(_REPETITION_DRAWS, len(first)))
+    theirs = chosen if paired else rng.integers(len(second), size=(_REPETITION_DRAWS, len(second)))
+    log_ratios: Floats = np.log(np.median(first[chosen], axis=1) / np.median(second[theirs], axis=1))
+    return log_ratios
+
+
+def _expanded(drawn: Floats, degrees: int, stretch: float) -> tuple[float, float]:
+    """The percentile interval, its level raised as a t-interval is wider than a normal one (Hesterberg 2015):
+    plain percentiles of few cases are too narrow."""
+    if degrees < 1:
+        return float(drawn.min()), float(drawn.max())
+    tail = NormalDist().cdf(-_t_quantile(degrees) * stretch)
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _around(value: float, low: float, high: float) -> tuple[float, float]:
+    """An interval always holds its figure: medians of few repetitions can be lopsided."""
+    return math.exp(min(low, value)), math.exp(max(high, value))
+
+
+def t_tail(statistic: float, degrees: int) -> float:
+    """The two-sided tail of Student's t for a whole number of degrees of freedom (Abramowitz and Stegun,
+    26.7.3 and 26.7.4)."""
+    angle = math.atan(statistic / math.sqrt(degrees))
+    sine, square = math.sin(angle), math.cos(angle) ** 2
+    term, total = 1.0, 0.0
+    start = degrees % 2
+    for i in range(start, degrees - 1, 2):
+        total += term
+        term *= square * (i + 1) / (i + 2)
+    inside = 2 / math.pi * (angle + sine * math.cos(angle) * total) if start else sine * total
+    return min(max(1 - inside, 1e-15), 1.0)
+
+
+@cache
+def _t_quantile(degrees: int) -> float:
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, degrees) > 1 - LEVEL else (low, middle)
+    return high
+
+
+def _splits(repetitions: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of disjoint halves of the repetitions; of many, some that are spread evenly over them."""
+    repetitions = min(repetitions, 12)
+    half, everything = repetitions // 2, range(repetitions)
+    found = [
+        (first, second)
+        for first in combinations(everything, half)
+        for second in combinations([r for r in everything if r not in first], half)
+    ]
+    step = max(1, math.ceil(len(found) / _MOST_SPLITS))
+    return found[::step]

@@ -1,0 +1,166 @@
+"""The folder of a run: its rows as JSON lines, appended one by one, found again by the next run.
+
+A row is written whole or not at all, as far as that is in the program's hands; a line that a kill or a full
+disk cut off is taken away when the run goes on, and passed over by readers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from outrider.bench.rows import SCHEMA, HeadRow, Row
+from outrider.core.errors import InputError, SettingError
+
+__all__ = ["ROWS", "Store", "read_rows"]
+
+ROWS = "rows.jsonl"
+
+_ADAPTER: TypeAdapter[Row] = TypeAdapter(Row)
+_DIGITS = 9
+"""of every float: nanoseconds, and probabilities finer than they are known"""
+_NOT_OURS = "Name the folder of a run of `outrider bench`."
+
+
+class Store:
+    """The rows of one run, on disk and in `rows`. Close it, or use it as a context manager."""
+
+    def __init__(self, folder: Path, file: FileIO, rows: list[Row]) -> None:
+        self.folder = folder
+        self.rows = rows
+        self._file = file
+
+    @classmethod
+    def open(cls, folder: Path, head: HeadRow) -> Self:
+        """Begin a run in `folder`, or go on with the one that is there.
+
+        Raises SettingError where that has another plan, where another process is at work on it, or where
+        nothing can be written; InputError where its rows cannot be read.
+        """
+        path = folder / ROWS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise SettingError(str(path), why, "Name a folder that can be written (-o).") from error
+        try:
+            _lock(file, folder)
+            rows, size = _parse(file.readall(), path)
+            file.truncate(size)
+            file.seek(size)
+            store = cls(folder, file, rows)
+            if not rows:
+                store.append(head)
+            _check_same(rows[0], head, folder)
+        except BaseException:
+            file.close()
+            raise
+        return store
+
+    def append(self, row: Row) -> None:
+        """Add a row. Raises SettingError, and leaves the file as it was, where it cannot be written."""
+        data = (json.dumps(_rounded(row.model_dump(mode="json")), separators=(",", ":")) + "\n").encode()
+        start = self._file.tell()
+        try:
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:]) or 0
+        except OSError as error:
+            self._file.truncate(start)
+            self._file.seek(start)
+            why = f"a row could not be written ({(error.strerror or str(error)).lower()})"
+            way_out = "Free some space and run it again: it goes on where it was."
+            raise SettingError(str(self.folder / ROWS), why, way_out) from error
+        self.rows.append(row)
+
+    def close(self) -> None:
+        """Let go of the folder. Closing twice is harmless."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The rows of a run, its head first; a last line that was cut off is passed over.
+
+    Raises InputError where there is no run, or where a row cannot be read.
+    """
+    path = folder / ROWS if folder.is_dir() else folder
+    try:
+        rows, _ = _parse(path.read_bytes(), path)
+    except OSError as error:
+        raise InputError(str(path), (error.strerror or str(error)).lower(), _NOT_OURS) from error
+    if not rows:
+        raise InputError(str(path), "it holds no rows", _NOT_OURS)
+    return rows
+
+
+def _lock(file: FileIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        why = "another process is at work on this run"
+        raise SettingError(str(folder), why, "Wait for it, or name another folder (-o).") from error
+
+
+def _parse(data: bytes, path: Path) -> tuple[list[Row], int]:
+    """The rows of all whole lines, and the bytes that these take."""
+    whole = data[: data.rfind(b"\n") + 1]
+    rows = [_row(line, f"{path}, line {number}") for number, line in enumerate(_lines(whole), 1)]
+    if rows and not isinstance(rows[0], HeadRow):
+        raise InputError(str(path), "it does not begin with the head of a run", _NOT_OURS)
+    if rows and isinstance(rows[0], HeadRow) and rows[0].schema_version != SCHEMA:
+        why = f"its schema is {rows[0].schema_version!r}, not {SCHEMA!r}"
+        raise InputError(str(path), why, "Read it with the version of Outrider that wrote it.")
+    return rows, len(whole)
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    return iter(data.split(b"\n")[:-1])
+
+
+def _row(line: bytes, where: str) -> Row:
+    try:
+        return _ADAPTER.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise InputError(where, f"it is no row: {place}: {first['msg']}", _NOT_OURS) from error
+
+
+def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
+    """Rows of different plans, machines or builds do not belong together."""
+    assert isinstance(first, HeadRow)
+    plain = json.loads(head.model_dump_json())
+    then = json.loads(first.model_dump_json())
+    different = [f"plan: {key}" for key, value in plain["plan"].items() if then["plan"].get(key) != value]
+    same = ("cpu", "physical_cores", "devices", "llama_cpp", "outrider")
+    different += [key for key in same if then["machine"].get(key) != plain["machine"].get(key)]
+    if different:
+        why = f"it holds a run with another {', '.join(different)}"
+        raise SettingError(str(folder), why, "Name another folder (-o), or run it as it was.")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

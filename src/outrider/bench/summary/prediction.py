@@ -1,0 +1,149 @@
+"""What replay said, how far hindsight could have come, and how well both met what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.bench.results import Cell, Results
+from outrider.bench.rows import PredictionRow
+from outrider.bench.settings import PLAIN
+from outrider.bench.statistics import Interval, estimate
+from outrider.bench.summary.rates import plain_cell, rates
+
+__all__ = [
+    "ErrorFigures",
+    "PredictedPoint",
+    "PredictionError",
+    "bound_share",
+    "bound_speedup",
+    "predicted_speedup",
+    "prediction_error",
+]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedPoint:
+    """A setting that was replayed and run, in tokens per second over the cases that have both."""
+
+    cell: Cell
+    measured_tokens_per_s: float
+    predicted_tokens_per_s: float
+    anchored_tokens_per_s: float | None
+    """the prediction, corrected by what plain decoding took against its own; None where it did not run"""
+
+    @property
+    def raw_error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_tokens_per_s / self.measured_tokens_per_s - 1
+
+    @property
+    def anchored_error(self) -> float | None:
+        """The same of the anchored prediction: the error of the predicted speed-up."""
+        anchored = self.anchored_tokens_per_s
+        return None if anchored is None else anchored / self.measured_tokens_per_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFigures:
+    """Over `settings` errors: the median of their sizes, and shares that are small."""
+
+    settings: int
+    median_error: float
+    within_5_ratio: float
+    within_10_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionError:
+    """Prediction against measurement, for every setting, pair and workload that has both; None: none has."""
+
+    raw: ErrorFigures | None
+    anchored: ErrorFigures | None
+    points: tuple[PredictedPoint, ...]
+
+
+def predicted_speedup(
+    results: Results, target: str, draft: str | None, setting: str, workload: str | None
+) -> Interval | None:
+    """Replayed plain decoding's time over the setting's; over cases (and then workloads) the geometric mean.
+    The interval is over cases; that costs were measured with an error is not in it."""
+    rows = _rows(results, target, draft, setting, workload)
+    strata = [_ratios(row, [case.seconds for case in row.cases]) for row in rows]
+    return estimate(strata).interval if strata and all(strata) else None
+
+
+def bound_speedup(
+    results: Results, target: str, draft: str | None, workload: str | None, setting: str = "auto"
+) -> Interval | None:
+    """What the best choice at every step, known in hindsight, would have given with the same drafts."""
+    strata = []
+    for row in _rows(results, target, draft, setting, workload):
+        if row.bound_s is None or len(row.bound_s) != len(row.cases):
+            return None
+        strata.append(_ratios(row, row.bound_s))
+    return estimate(strata).interval if strata and all(strata) else None
+
+
+def bound_share(
+    results: Results, target: str, draft: str | None, workload: str | None, setting: str = "auto"
+) -> float | None:
+    """How much of the bound's speed the automatic choice reaches, both replayed."""
+    bound = bound_speedup(results, target, draft, workload, setting)
+    reached = predicted_speedup(results, target, draft, setting, workload)
+    return reached.value / bound.value if bound and reached else None
+
+
+def prediction_error(results: Results) -> PredictionError:
+    """How far predictions were off, for every setting of ours that ran for real."""
+    cells = [cell for cell in results.runs_by_cell if cell.contestant is None and cell.setting != PLAIN.name]
+    points = tuple(point for cell in cells if (point := _point(results, cell)) is not None)
+    anchored = [error for point in points if (error := point.anchored_error) is not None]
+    return PredictionError(_figures([point.raw_error for point in points]), _figures(anchored), points)
+
+
+def _rows(
+    results: Results, target: str, draft: str | None, setting: str, workload: str | None
+) -> list[PredictionRow]:
+    """The predictions of a cell, one a workload; none where one of several is missing."""
+    replayed = {row.workload for row in results.predictions if row.target == target}
+    names = [name for name in results.workloads if name in replayed] if workload is None else [workload]
+    found = [results.prediction_by_cell.get(Cell(target, draft, setting, name)) for name in names]
+    return [row for row in found if row is not None] if all(found) else []
+
+
+def _ratios(row: PredictionRow, seconds: Sequence[float]) -> list[tuple[Floats, Floats]]:
+    pairs = zip(row.cases, seconds, strict=True)
+    return [(np.array([c.plain_s]), np.array([s])) for c, s in pairs if s > 0 and c.plain_s > 0]
+
+
+def _point(results: Results, cell: Cell) -> PredictedPoint | None:
+    row = results.prediction_by_cell.get(cell)
+    ran = rates(results, cell)
+    cases = (
+        [case for case in row.cases if case.case in ran and case.tokens and case.seconds > 0] if row else []
+    )
+    if not cases:
+        return None
+    plain = rates(results, plain_cell(cell.target, cell.workload))
+    measured = 1 / geometric_mean(median(ran[case.case].values()) for case in cases)
+    predicted = geometric_mean(case.tokens / case.seconds for case in cases)
+    anchored = None
+    if all(plain.get(case.case) for case in cases):
+        plain_took = geometric_mean(median(plain[case.case].values()) for case in cases)
+        anchored = predicted * geometric_mean(case.plain_s / case.tokens for case in cases) / plain_took
+    return PredictedPoint(cell, measured, predicted, anchored)
+
+
+def _figures(errors: Sequence[float]) -> ErrorFigures | None:
+    if not errors:
+        return None
+    sizes = np.abs(errors)
+    within_5, within_10 = float((sizes <= 0.05).mean()), float((sizes <= 0.1).mean())
+    return ErrorFigures(len(errors), float(np.median(sizes)), within_5, within_10)

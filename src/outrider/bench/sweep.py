@@ -1,0 +1,230 @@
+"""The sweep: target by target, record once, replay everything, run the finalists for real.
+
+Everything that was found out is a row in the run's folder, so a run that was interrupted goes on where it
+was; a block of real runs that was interrupted is run again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from outrider.backends.llama_cpp import physical_cores
+from outrider.bench.contestants import Answer, Contestant, ContestantError
+from outrider.bench.loader import LlamaCppLoader
+from outrider.bench.machine import head_row
+from outrider.bench.measure import Rival
+from outrider.bench.models import ModelFile
+from outrider.bench.plan import Plan
+from outrider.bench.progress import Meter, Progress
+from outrider.bench.prompts import Workload
+from outrider.bench.quality import families, quality_of, save_reference
+from outrider.bench.record import Case, cases_of
+from outrider.bench.results import Results
+from outrider.bench.rounds import Rounds
+from outrider.bench.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
+from outrider.bench.stages import Loader, Stages
+from outrider.bench.store import Store
+from outrider.bench.workloads import load_workload
+from outrider.core.errors import BackendError, InputError
+from outrider.models.hub import HubOptions
+
+__all__ = ["Progress", "run_sweep"]
+
+_BYTES_PER_S = 8e9
+"""of weights that a step reads, as long as nothing is measured"""
+_SCORED_SHARE = 0.5
+"""Scoring a draft takes about so much of recording the answers; a better guess follows."""
+_REPLAYED_CASE_S = 0.02
+
+
+def run_sweep(
+    plan: Plan,
+    folder: Path,
+    *,
+    hub: HubOptions | None = None,
+    progress: Callable[[Progress], None] = lambda _progress: None,
+    loader: Loader | None = None,
+) -> Results:
+    """Run `plan`, or go on with the run that is in `folder`; the rows that are there in the end.
+
+    Raises SettingError for a folder that holds another run, and whatever the models' files are wrong with.
+    """
+    workloads = [load_workload(spec) for spec in plan.workloads]
+    loading = loader or LlamaCppLoader(plan, workloads, hub or HubOptions())
+    targets = loading.find(plan.targets)
+    drafts = loading.find(plan.drafts, targets)
+    with Store.open(folder, head_row(plan)) as store:
+        sweep = _Sweep(plan, store, loading, workloads, Meter(progress), perf_counter())
+        sweep.run(targets, drafts)
+        return Results.of(store.rows)
+
+
+@dataclass
+class _Sweep:
+    plan: Plan
+    store: Store
+    loader: Loader
+    workloads: Sequence[Workload]
+    meter: Meter
+    started_s: float
+    relatives: dict[str, str] = field(default_factory=dict)
+    """of each target the one that it is a quantization of, or itself"""
+
+    def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        groups = families(targets)
+        self.relatives = {model.name: group[0].name for group in groups for model in group}
+        ordered = [model for group in groups for model in group]
+        waiting = [file for file in ordered if not self._is_done(file.name)]
+        for file in waiting:
+            self._expect(file, drafts)
+        for file in waiting:
+            self._target(file, drafts)
+
+    def _is_done(self, target: str) -> bool:
+        return any(isinstance(row, DoneRow) and row.target == target for row in self.store.rows)
+
+    def _expect(self, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
+        """A first guess, by the size of the file."""
+        tokens = sum(len(cases_of(w)) * w.max_tokens for w in self.workloads)
+        record_s = 1.5 * tokens * file.card.file_bytes / _BYTES_PER_S
+        runs = (self.plan.finalists + 2) * (1 + len(drafts)) + 1
+        self.meter.expect(f"later {file.name}", record_s * (1 + self.plan.repetitions_least * runs * 0.7))
+
+    def _target(self, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
+        self.meter.say("loading", file.name)
+        target, row = self.loader.target(file)
+        try:
+            known = [r for r in self.store.rows if isinstance(r, ModelRow) and r.role == "target"]
+            if row.model not in {r.model for r in known}:
+                self.store.append(row)
+            stages = Stages(self.plan, self.store, self.loader, target, self.workloads, self.meter)
+            stages.record()
+            self._expect_stages(stages, drafts)
+            if not stages.all_cases():
+                self.store.append(SkippedRow(what=file.name, why="it answered none of the prompts"))
+                return
+            stages.measure_target()
+            if self.plan.quality:
+                self._quality(stages, target.name, self.relatives[file.name])
+            for draft in drafts:
+                if draft.fingerprint != file.fingerprint:
+                    stages.score(draft)
+                self.meter.expect(f"score {draft.name}", 0)
+            for name in [*([None] if self.plan.lookup_only else []), *stages.drafts]:
+                stages.predict(name)
+            for draft in drafts:
+                self.meter.expect(f"replay {draft.name}", 0)
+            self._measure(stages, file, drafts)
+            self.store.append(DoneRow(target=file.name))
+        finally:
+            target.close()
+
+    def _expect_stages(self, stages: Stages, drafts: Sequence[ModelFile]) -> None:
+        """Better guesses, now that the target's speed is known."""
+        self.meter.known()
+        recorded_s = sum(answer.prefill_s + answer.decode_s for _, answer in stages.all_cases())
+        num_cases, num_settings = len(stages.all_cases()), 2 + len(self.plan.draft_lengths) * 3
+        for draft in drafts:
+            self.meter.expect(f"score {draft.name}", recorded_s * _SCORED_SHARE)
+            self.meter.expect(f"replay {draft.name}", num_cases * num_settings * _REPLAYED_CASE_S)
+        runs = (self.plan.finalists + 2) * (1 + len(drafts)) + 1
+        self.meter.expect("measure", recorded_s * 0.7 * runs * self.plan.repetitions_least)
+        self.meter.expect(f"later {stages.name}", 0)
+
+    # Quantizations
+
+    def _quality(self, stages: Stages, target: str, reference: str) -> None:
+        """Keep a reference's distributions, or compare with them: one pass over its texts."""
+        folder = self.store.folder / "references" / _plain(reference)
+        answers = [row for row in self.store.rows if isinstance(row, AnswerRow) and row.target == reference]
+        self.meter.say("scoring", f"{target} as a quantization of {reference}")
+        try:
+            if target == reference:
+                if any(other != target for other, ref in self.relatives.items() if ref == reference):
+                    save_reference(stages.target.model, folder, answers, name=reference)
+                return
+            known = {
+                (row.workload, row.case)
+                for row in self.store.rows
+                if isinstance(row, QualityRow) and row.target == target
+            }
+            missing = [row for row in answers if (row.workload, row.case) not in known]
+            for found in quality_of(stages.target.model, folder, missing, name=target):
+                self.store.append(found)
+        except (InputError, BackendError) as error:
+            self.store.append(SkippedRow(what=f"quality of {target}", why=f"{error.what}: {error.why}"))
+
+    # Real runs
+
+    def _measure(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
+        with ExitStack() as stack:
+            rivals = list(self._rivals(stack, stages, file, drafts))
+            Rounds(self.plan, stages, self.loader, self.meter, rivals, self._is_over).run()
+
+    def _is_over(self) -> bool:
+        minutes = self.plan.minutes
+        return minutes is not None and perf_counter() - self.started_s > 60 * minutes
+
+    def _rivals(
+        self, stack: ExitStack, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]
+    ) -> Iterator[Rival]:
+        """Other engines that start; one that needs a draft model is started with each."""
+        for spec in self.plan.contestants:
+            wanting = spec.command is not None and "{draft}" in spec.command
+            usable = [draft for draft in drafts if draft.name in stages.drafts]
+            for draft in usable if wanting else [None]:
+                name = spec.name if draft is None or len(usable) == 1 else f"{spec.name} ({draft.name})"
+                self.meter.say("starting", name)
+                try:
+                    engine = Contestant.open(
+                        spec,
+                        file.path,
+                        None if draft is None else draft.path,
+                        context=stages.target.model.context_length,
+                        threads=self.plan.threads or physical_cores(),
+                    )
+                except ContestantError as error:
+                    what = f"{name} with {file.name}"
+                    if not stages.has_skipped(what):
+                        self.store.append(SkippedRow(what=what, why=f"{error.why}"))
+                    continue
+                stack.enter_context(engine)
+                yield _Engine(name, engine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """A contestant that answers cases."""
+
+    name: str
+    engine: Contestant
+
+    def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
+        asked: list[Mapping[str, Any]] | str
+        if isinstance(case.prompt.messages, str):
+            asked = case.prompt.messages
+            for earlier, question in zip(case.earlier, case.prompt.follow_ups, strict=False):
+                asked += f"{answered[earlier].text}\n\n{question}"
+        else:
+            asked = list(case.prompt.messages)
+            for earlier, question in zip(case.earlier, case.prompt.follow_ups, strict=False):
+                asked.append({"role": "assistant", "content": answered[earlier].text})
+                asked.append({"role": "user", "content": question})
+        return self.engine.ask(
+            asked,
+            sampling=replace(case.workload.sampling, seed=seed),
+            max_tokens=case.prompt.max_tokens or case.workload.max_tokens,
+            grammar=case.prompt.grammar,
+            tools=case.prompt.tools,
+        )
+
+
+def _plain(name: str) -> str:
+    """A model's name as a folder's."""
+    return re.sub(r"[^\w.-]+", "_", name)

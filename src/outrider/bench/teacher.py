@@ -1,0 +1,157 @@
+"""What a model says at every position of a text, kept small: its likeliest tokens, the mass of the rest."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import Model
+from outrider.core.data import Row, Span
+from outrider.core.errors import BackendError, InputError, SettingError
+from outrider.sampling.selection import top_k
+
+__all__ = ["DEFAULT_TOP", "Teacher", "log_softmax", "score"]
+
+DEFAULT_TOP = 256
+
+_CHUNK_TOKENS = 64
+_ARRAYS = {"ids": np.int32, "log_probs": np.float16, "rest": np.float32, "vocabulary_size": np.int32}
+
+Floats64 = npt.NDArray[np.float64]
+
+
+def score(
+    model: Model, prompt: Sequence[int], answer: Sequence[int], *, sequence: int = 0
+) -> Generator[Row, None, None]:
+    """The model's logits for each token of `answer`, given all before it, in a few batched calls.
+
+    A row is valid until the next one is asked for. The sequence of the model is used and left empty, also
+    when the generator is closed early. Raises BackendError when a call fails, the text does not fit, or the
+    logits are no numbers.
+    """
+    tokens = [*prompt, *answer[:-1]]
+    if not prompt:
+        raise BackendError(model.name, "nothing stands before the text to be scored", "Give a prompt.")
+    if len(tokens) > model.context_length:
+        reason = f"{len(tokens)} tokens do not fit its context of {model.context_length}"
+        raise BackendError(model.name, reason, "Give a larger one.")
+    try:
+        model.truncate(sequence, 0)
+        if answer:
+            _read(model, sequence, tokens[: len(prompt) - 1])
+            yield from _rows(model, sequence, tokens, len(prompt) - 1)
+    finally:
+        model.truncate(sequence, 0)
+
+
+def _read(model: Model, sequence: int, tokens: Sequence[int]) -> None:
+    for start in range(0, len(tokens), model.max_batch_tokens):
+        chunk = tuple(tokens[start : start + model.max_batch_tokens])
+        model.decode([Span(sequence, chunk, start, 0)])
+
+
+def _rows(model: Model, sequence: int, tokens: Sequence[int], start: int) -> Iterator[Row]:
+    size = max(1, min(_CHUNK_TOKENS, model.max_rows, model.max_batch_tokens))
+    for at in range(start, len(tokens), size):
+        chunk = tuple(tokens[at : at + size])
+        for row in model.decode([Span(sequence, chunk, at, len(chunk))])[0]:
+            if np.isnan(row.max()):
+                raise BackendError(
+                    model.name, "its logits are no numbers", "The file is damaged: make it anew."
+                )
+            yield row
+
+
+def log_softmax(row: Row) -> Floats64:
+    """Log probabilities of a row of logits, worked out in 64 bits."""
+    logits = row.astype(np.float64)
+    logits -= logits.max()
+    return np.asarray(logits - np.log(np.exp(logits).sum()), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A model's distributions at the positions of a text, cut to its K likeliest tokens.
+
+    `ids` (positions, K) int32: the tokens, the likeliest first. `log_probs` (positions, K) float16: theirs,
+    in nats. `rest` (positions,) float32: the probability of all other tokens together.
+    `vocabulary_size`: how many tokens the model has.
+    """
+
+    ids: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float16]
+    rest: npt.NDArray[np.float32]
+    vocabulary_size: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], top: int = DEFAULT_TOP) -> Teacher:
+        """Of rows of logits, one a position; each is read before the next is asked for."""
+        found: list[tuple[npt.NDArray[Any], Floats64, float]] = []
+        size = 0
+        for row in rows:
+            size = len(row)
+            log_probs = log_softmax(row)
+            ids = top_k(row, min(top, size))
+            found.append((ids, log_probs[ids], float(np.exp(np.delete(log_probs, ids)).sum())))
+        if not found:
+            empty = np.empty((0, top))
+            return cls(empty.astype(np.int32), empty.astype(np.float16), np.empty(0, np.float32), size)
+        all_ids, all_log_probs, rest = zip(*found, strict=True)
+        return cls(
+            np.asarray(all_ids, dtype=np.int32),
+            np.asarray(all_log_probs).astype(np.float16),
+            np.asarray(rest, dtype=np.float32),
+            size,
+        )
+
+    def probabilities(self, position: int) -> tuple[Floats64, float]:
+        """Of the K tokens, and of the rest. They sum to 1: the rounding of what is stored is evened out."""
+        likely = np.exp(self.log_probs[position].astype(np.float64))
+        rest = float(self.rest[position])
+        total = float(likely.sum()) + rest
+        return likely / total, rest / total
+
+    def save(self, path: Path) -> None:
+        """Write a .npz file, whole or not at all. Raises SettingError when it cannot be written."""
+        data = io.BytesIO()
+        np.savez(
+            data, ids=self.ids, log_probs=self.log_probs, rest=self.rest,
+            vocabulary_size=np.int32(self.vocabulary_size),
+        )  # fmt: skip
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            partial.write_bytes(data.getvalue())
+            partial.replace(path)
+        except OSError as error:
+            reason = f"the distributions could not be written ({(error.strerror or str(error)).lower()})"
+            raise SettingError(str(path), reason, "Free some space, or name another folder.") from error
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Teacher:
+        """Read what `save` wrote. Raises InputError when it is missing or damaged."""
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as data:
+                arrays = {name: data[name] for name in _ARRAYS}
+        except FileNotFoundError:
+            raise InputError(str(path), "there is no such file", "Check the path.") from None
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
+        ids, log_probs, rest = arrays["ids"], arrays["log_probs"], arrays["rest"]
+        fits = ids.ndim == 2 and log_probs.shape == ids.shape and rest.shape == ids.shape[:1]
+        if not fits or any(arrays[name].dtype != kind for name, kind in _ARRAYS.items()):
+            raise InputError(str(path), "it holds something else", "Remove it: it is made again.")
+        return cls(ids, log_probs, rest, int(arrays["vocabulary_size"]))

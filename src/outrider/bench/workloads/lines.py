@@ -1,0 +1,139 @@
+"""One line of a prompt file: Spec-Bench's shape, a chat request's, or a text as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from outrider.bench.prompts import Prompt
+from outrider.bench.workloads.limits import grammar_of_fields
+
+__all__ = ["Unreadable", "messages_of", "prompt_of", "tools_of"]
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_KNOWN = ("messages", "prompt", "text", "turns", "tools", "response_format", "max_tokens", "category")
+_ALIKE = 0.85
+
+
+class Unreadable(Exception):
+    """Why a line holds no prompt; `way_out` where there is a better one than to show the forms."""
+
+    def __init__(self, why: str, way_out: str = "") -> None:
+        super().__init__(why)
+        self.way_out = way_out
+
+
+def prompt_of(value: Any, name: str) -> Prompt:
+    """The prompt that a line's value stands for; `name` is its id where it has none. Raises Unreadable."""
+    if isinstance(value, str):
+        raise Unreadable("it is no JSON object")
+    if not isinstance(value, dict):
+        raise Unreadable(f"it is a JSON {_kind(value)}, no object")
+    name = str(next((value[key] for key in ("id", "question_id") if _is_id(value.get(key))), name))
+    if "turns" in value:
+        return _from_turns(value["turns"], name)
+    _refuse_slips(value)
+    if "messages" in value:
+        return Prompt(
+            name,
+            messages_of(value["messages"]),
+            grammar=grammar_of_fields(value, Unreadable),
+            tools=tools_of(value.get("tools")),
+            max_tokens=max_tokens_of(value.get("max_tokens")),
+        )
+    text = value.get("prompt", value.get("text"))
+    if not isinstance(text, str) or not text:
+        found = ", ".join(map(repr, list(value)[:6])) or "nothing"
+        raise Unreadable(f"it holds no prompt but {found}" if text is None else "its prompt is no text")
+    limit = max_tokens_of(value.get("max_tokens"))
+    return Prompt(name, text, grammar=grammar_of_fields(value, Unreadable), max_tokens=limit)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "array", bool: "true or false", int: "number", float: "number"}
+    return kinds.get(type(value), "null")
+
+
+def _refuse_slips(value: Mapping[str, Any]) -> None:
+    """Raise Unreadable for a key that all but spells one of ours: it would do nothing."""
+    for key in value:
+        near = get_close_matches(key, _KNOWN, 1, _ALIKE)
+        if near and near[0] != key:
+            raise Unreadable(f"it has no use for {key!r}", f"Did you mean {near[0]!r}?")
+
+
+def _from_turns(turns: Any, name: str) -> Prompt:
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
+        raise Unreadable("its turns are no list of texts")
+    return Prompt(name, ({"role": "user", "content": turns[0]},), follow_ups=tuple(turns[1:]))
+
+
+def max_tokens_of(value: Any) -> int | None:
+    """A limit on the answer. Raises Unreadable for what is none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Unreadable(f"its max_tokens is {value!r}, no number of tokens")
+    return value
+
+
+def messages_of(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """OpenAI's messages with each content as one text. Raises Unreadable."""
+    if not isinstance(value, list) or not value:
+        raise Unreadable("its messages are no list")
+    return tuple(_message(message, i) for i, message in enumerate(value, 1))
+
+
+def _message(message: Any, number: int) -> Mapping[str, Any]:
+    role = message.get("role") if isinstance(message, dict) else None
+    if role not in _ROLES:
+        raise Unreadable(f"message {number} has no role of {', '.join(_ROLES)}")
+    calls, content = message.get("tool_calls"), text_of(message.get("content"))
+    if content is None and not calls:
+        raise Unreadable(f"message {number} says nothing: its content is no text")
+    plain = {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if message.get(key)}
+    if calls:
+        plain["tool_calls"] = _calls(calls, number)
+    return {"role": "system" if role == "developer" else role, "content": content or "", **plain}
+
+
+def text_of(content: Any) -> str | None:
+    """A content, which may come in parts, as one text; None for what is no text."""
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        return "".join(texts) if texts and len(texts) == len(parts) else None
+    return content if isinstance(content, str) else None
+
+
+def _calls(calls: Any, number: int) -> list[dict[str, Any]]:
+    found = []
+    for i, call in enumerate(calls if isinstance(calls, list) else [None]):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Unreadable(f"message {number} has tool calls without a function's name")
+        arguments = function.get("arguments", "{}")
+        if not isinstance(arguments, str):
+            why = f"message {number} has arguments of a tool that are no text"
+            raise Unreadable(why, 'OpenAI\'s are JSON in a string: "{\\"path\\": \\"a.txt\\"}".')
+        plain = {"name": function["name"], "arguments": arguments}
+        found.append({"id": call.get("id") or f"call_{i}", "type": "function", "function": plain})
+    return found
+
+
+def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """OpenAI's tools. Raises Unreadable."""
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise Unreadable("its tools are no list")
+    for number, tool in enumerate(value, 1):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Unreadable(f"tool {number} is no function with a name")
+    return tuple(value)

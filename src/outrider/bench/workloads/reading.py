@@ -1,0 +1,158 @@
+"""A workload from its file: the lines that hold prompts, those of the categories asked for, evenly spread."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.bench.prompts import Prompt, Workload
+from outrider.bench.workloads.lines import Unreadable, prompt_of
+from outrider.bench.workloads.names import BUILT_IN
+from outrider.bench.workloads.traffic import PassedOver, is_event, prompts_of_event
+from outrider.core.errors import PromptError
+from outrider.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.bench.plan import WorkloadSpec
+
+__all__ = ["load_workload"]
+
+_FORMS = 'Each line is {"turns": […]}, {"messages": […]}, {"prompt": "…"} or an event of a server\'s log.'
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A prompt and the category that its line names."""
+
+    prompt: Prompt
+    category: str
+
+
+def load_workload(spec: WorkloadSpec) -> Workload:
+    """The prompts of a workload, each with an id of its own, and how they are answered.
+
+    Raises PromptError, which names the file and the line.
+    """
+    reference = spec.file or spec.name
+    if reference in BUILT_IN:
+        text, what, categories = _built_in(reference), f"the built-in workload {reference}", spec.categories
+        source = "built in"
+    else:
+        path, categories = _parts(reference, spec.categories)
+        text, what, source = _text(path), str(path), str(path)
+    found, passed_over = _read(text, what, spec.max_tokens)
+    chosen = _spread(_of_categories(found, categories, what), spec.prompts)
+    told = [f"{count} passed over: {why}" for why, count in sorted(passed_over.items())]
+    return Workload(
+        name=spec.name,
+        prompts=tuple(chosen),
+        sampling=SamplingParams(temperature=spec.temperature, seed=spec.seed),
+        max_tokens=spec.max_tokens,
+        source=f"{source} ({'; '.join(told)})" if told else source,
+    )
+
+
+def _built_in(name: str) -> str:
+    return (files("outrider.bench.workloads") / f"{name}.jsonl").read_text(encoding="utf-8")
+
+
+def _parts(reference: str, categories: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """The file and the categories that "file.jsonl#coding,math" means."""
+    whole = Path(reference).expanduser()
+    name, mark, wanted = reference.rpartition("#")
+    if whole.exists() or not mark:
+        return whole, tuple(categories)
+    more = tuple(part.strip() for part in wanted.split(",") if part.strip())
+    return Path(name).expanduser(), tuple(dict.fromkeys((*categories, *more)))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = (error.strerror or "it cannot be read").lower()
+        way_out = f"Name a JSON-lines file, or a built-in workload: {', '.join(BUILT_IN)}."
+        raise PromptError(str(path), reason, way_out) from None
+    except UnicodeDecodeError:
+        raise PromptError(str(path), "it is no UTF-8 text", "Name a JSON-lines file.") from None
+
+
+def _read(text: str, what: str, max_tokens: int) -> tuple[list[_Found], Counter[str]]:
+    """All prompts in the order of the file, and what of a log was passed over, by reason."""
+    # Not splitlines: text may hold its line ends, which JSON leaves as they are.
+    lines = [(number, _json(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    passed_over: Counter[str] = Counter()
+    if any(is_event(value) for _, value in lines):
+        found = _read_log([value for _, value in lines], what, max_tokens, passed_over)
+    else:
+        found = [_read_line(value, what, number) for number, value in lines]
+    if not found:
+        raise PromptError(what, "it holds no prompts", _FORMS)
+    return list(_with_own_ids(found)), passed_over
+
+
+def _read_line(value: Any, what: str, number: int) -> _Found:
+    try:
+        return _Found(prompt_of(value, str(number)), _category(value))
+    except Unreadable as error:
+        raise PromptError(f"{what}, line {number}", str(error), error.way_out or _FORMS) from None
+
+
+def _read_log(values: Sequence[Any], what: str, max_tokens: int, passed_over: Counter[str]) -> list[_Found]:
+    """The requests of a log; those that cannot be asked again are counted in `passed_over`."""
+    found: list[_Found] = []
+    for value in values:
+        try:
+            found += [_Found(prompt, "") for prompt in prompts_of_event(value, max_tokens)]
+        except PassedOver as error:
+            passed_over[str(error)] += 1
+    if not found:
+        reasons = [f"; {why} ({count})" for why, count in sorted(passed_over.items())]
+        why = "the log holds no request that could be asked again" + "".join(reasons)
+        raise PromptError(what, why, "Log the bodies too: outrider serve --log-json --log-prompts.")
+    return found
+
+
+def _json(line: str) -> Any:
+    """What a line says; the line itself where it is no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+
+
+def _category(value: Any) -> str:
+    category = value.get("category") if isinstance(value, dict) else None
+    return category if isinstance(category, str) else ""
+
+
+def _with_own_ids(found: Sequence[_Found]) -> Iterator[_Found]:
+    """The same prompts; one whose id another has before it gets a number behind it."""
+    used: set[str] = set()
+    for each in found:
+        number, unique = 1, each.prompt.id
+        while unique in used:
+            number += 1
+            unique = f"{each.prompt.id}.{number}"
+        used.add(unique)
+        yield replace(each, prompt=replace(each.prompt, id=unique))
+
+
+def _of_categories(found: Sequence[_Found], wanted: Sequence[str], what: str) -> list[Prompt]:
+    there = dict.fromkeys(each.category for each in found if each.category)
+    if missing := [category for category in wanted if category not in there]:
+        known = f"It has: {', '.join(there)}." if there else "Its lines name none; leave the category out."
+        raise PromptError(what, f"it has no category {missing[0]!r}", known)
+    return [each.prompt for each in found if not wanted or each.category in wanted]
+
+
+def _spread(prompts: Sequence[Prompt], number: int | None) -> list[Prompt]:
+    """At most so many, from the first on at even distances."""
+    if number is None or number >= len(prompts):
+        return list(prompts)
+    return [prompts[i * len(prompts) // number] for i in range(number)]

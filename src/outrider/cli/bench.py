@@ -1,0 +1,146 @@
+"""`outrider bench`: a plan from file and flags, the sweep, and its report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.backends.llama_cpp import show_log
+from outrider.bench.plan import Plan, workload_values
+from outrider.bench.plan_file import make_plan, plan_values
+from outrider.bench.store import ROWS
+from outrider.cli.bench_progress import show_progress
+from outrider.cli.bench_runs import REPORT, show
+from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.output import readable
+from outrider.core.errors import SettingError
+from outrider.models import HubOptions
+
+__all__ = ["bench", "plan_of"]
+
+INTERRUPTED = 130
+
+_FLAGS = {
+    "targets": "-m",
+    "drafts": "-md",
+    "lookup_only": "--no-lookup-only",
+    "workloads": "--workload",
+    "drafters": "--drafters",
+    "draft_lengths": "--draft-lengths",
+    "p_mins": "--p-mins",
+    "contestants": "--contestant",
+    "quality": "--quality",
+    "finalists": "--finalists",
+    "controls": "--control",
+    "repetitions_least": "--repetitions",
+    "repetitions_most": "--repetitions",
+    "interval_ratio": "--interval",
+    "minutes": "--minutes",
+    "costs": "--costs",
+    "seed": "--seed",
+    "context": "-c",
+    "threads": "-t",
+    "threads_batch": "-tb",
+    "gpu_layers": "-ngl",
+    "flash_attention": "-fa",
+}
+"""What a plan's settings are called on the command line."""
+
+_OF_WORKLOADS = ("prompts", "max_tokens", "temperature", "seed")
+"""Flags that hold for every workload."""
+
+
+def bench(given: Mapping[str, Any]) -> int:
+    """Run what file and flags ask for; `given` are the arguments of the command line that were given.
+
+    Returns the exit status. Raises the errors of `outrider.core.errors`.
+    """
+    plan = plan_of(given)
+    folder = given.get("out") or Path(plan.name)
+    _check(plan, folder)
+    # What follows takes a second to import: a plan that is wrong is refused before.
+    from outrider.bench.sweep import run_sweep
+
+    show_log(bool(given.get("verbose")))
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    hub = HubOptions(token=given.get("hf_token"), offline=bool(given.get("offline")))
+    try:
+        with LoadInterrupt(), show_progress(errors) as progress:
+            results = run_sweep(plan, folder, hub=hub, progress=progress)
+        show(results, folder / REPORT, as_json=bool(given.get("json")), folder=folder)
+    except KeyboardInterrupt:
+        errors.print(Text("interrupted: run it again to go on"))
+        return INTERRUPTED
+    errors.print(Text(readable(f"report: {folder / REPORT}")))
+    return 0
+
+
+def plan_of(given: Mapping[str, Any]) -> Plan:
+    """The plan that file and flags make together. Raises SettingError, which names the field or the flag."""
+    path = given.get("plan")
+    values = plan_values(path) if path else {}
+    flags = _plain_flags(given)
+    if any(name in given for name in ("workload", *_OF_WORKLOADS)):
+        flags["workloads"] = _workloads(given, values)
+    names = {name: _FLAGS[name] for name in flags if name != "workloads" or "workload" in given}
+    return make_plan(values | flags, f"{path}: " if path else "", names)
+
+
+def _plain_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan's settings that flags give, but for the workloads."""
+    flags = {name: given[name] for name in _FLAGS if name in given}
+    for name in ("p_mins", "drafters"):
+        if name in flags:
+            flags[name] = [part.strip() for part in flags[name].split(",") if part.strip()]
+    if "gpu_layers" in flags and flags["gpu_layers"] != "all" and not flags["gpu_layers"].isdecimal():
+        raise SettingError(f"-ngl {flags['gpu_layers']}", "it is no number of layers", "Give one, or all.")
+    if "repetitions" in given:
+        flags["repetitions_least"], flags["repetitions_most"] = _repetitions(given["repetitions"])
+    if "contestant" in given:
+        flags["contestants"] = [_contestant(text) for text in given["contestant"]]
+    return flags
+
+
+def _repetitions(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    if not match:
+        raise SettingError(f"--repetitions {text}", "it is no range", "Write 3-8, or one number.")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _contestant(text: str) -> dict[str, str]:
+    name, mark, what = text.partition("=")
+    if not mark or not name.strip() or not what.strip():
+        way_out = "Write NAME=http://HOST:PORT/v1 or NAME='COMMAND'."
+        raise SettingError(f"--contestant {text}", "it is no engine with a name", way_out)
+    is_url = what.strip().startswith(("http://", "https://"))
+    return {"name": name.strip(), "url" if is_url else "command": what.strip()}
+
+
+def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+    """The workloads of the flags, of the file, or the usual ones, with what flags say about all of them."""
+    usual = [spec.name for spec in Plan().workloads]
+    specs = given.get("workload") or values.get("workloads", usual)
+    if not isinstance(specs, list):
+        return specs
+    said = {name: given[name] for name in _OF_WORKLOADS if name in given}
+    found = [workload_values(spec) for spec in specs]
+    return [spec | said if isinstance(spec, dict) else spec for spec in found]
+
+
+def _check(plan: Plan, folder: Path) -> None:
+    """Refuse what would fail only after hours. Raises SettingError."""
+    if plan.costs is not None and not plan.costs.is_file():
+        raise SettingError(
+            str(plan.costs), "there is no such file", "`outrider costs --costs FILE` writes one."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise SettingError(str(folder), "it is a file, no folder", "Name another one (-o).")
+    if folder.is_dir() and not (folder / ROWS).exists() and any(folder.iterdir()):
+        why = "the folder holds other files, and no run to go on with"
+        raise SettingError(str(folder), why, "Name another one (-o).")

@@ -1,0 +1,78 @@
+"""How far a sweep is: one line with the time left on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from outrider.bench.progress import Progress
+from outrider.cli.output import readable
+
+__all__ = ["show_progress", "time_left"]
+
+_EVERY_S = 10.0
+
+
+@contextmanager
+def show_progress(
+    errors: Console, clock: Callable[[], float] = monotonic
+) -> Iterator[Callable[[Progress], None]]:
+    """What is to be told how far a sweep is. Where `errors` is no terminal, a line every 10 s at most."""
+    if errors.is_terminal:
+        columns = (
+            TextColumn("{task.fields[stage]}"),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[detail]}", style="dim"),
+        )
+        with Bar(*columns, console=errors, transient=True) as bar:
+            task = bar.add_task("", total=1.0, stage="starting", left="", detail="")
+
+            def show(told: Progress) -> None:
+                bar.update(
+                    task,
+                    completed=told.done,
+                    stage=_escaped(told.stage),
+                    left=time_left(told.left_s),
+                    detail=_escaped(told.detail),
+                )
+
+            yield show
+        return
+    last_s: float | None = None
+
+    def tell(told: Progress) -> None:
+        nonlocal last_s
+        now_s = clock()
+        if last_s is None or now_s - last_s >= _EVERY_S:
+            last_s = now_s
+            parts = [f"{told.stage}: {told.done:.0%} of all", time_left(told.left_s), told.detail]
+            errors.print(Text(readable(", ".join(part for part in parts if part))))
+
+    yield tell
+
+
+def _escaped(text: str) -> str:
+    """Names of files may look like rich's markup."""
+    return readable(text).replace("[", "\\[")
+
+
+def time_left(seconds: float | None) -> str:
+    """The time left for people; nothing where it is not known.
+
+    >>> time_left(200), time_left(7500), time_left(9)
+    ('3 min left', '2 h 05 min left', '9 s left')
+    """
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.0f} s left"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min left" if hours else f"{minutes} min left"

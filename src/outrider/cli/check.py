@@ -1,0 +1,101 @@
+"""`outrider check`: do these models line up, and would the draft, or lookup alone, pay here?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.text import Text
+
+from outrider.bench.models import ModelFile, find_models
+from outrider.bench.plan import WorkloadSpec
+from outrider.bench.prompts import Workload
+from outrider.bench.workloads import BUILT_IN, load_workload
+from outrider.check import Asking
+from outrider.check import check as judge
+from outrider.check.loaded import Progress
+from outrider.cli.check_report import print_check
+from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.output import readable, write
+from outrider.cli.settings import RunSettings
+from outrider.core.errors import ModelFileError, SettingError
+from outrider.models.hub import HubOptions
+
+__all__ = ["CheckSettings", "check"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """What the command line asked for; `run` holds the options that `outrider run` has too."""
+
+    run: RunSettings
+    target: str
+    drafts: Sequence[str]
+    prompts: Sequence[str]
+    seconds: float
+    print_json: bool
+
+
+def check(settings: CheckSettings) -> int:
+    """Check, and show; returns the exit status: 0 where something pays, else 1."""
+    errors = Console(stderr=True, highlight=False)
+    asking = _asking(settings)
+    with LoadInterrupt(), _status(errors) as progress:
+        report = judge(asking, progress)
+    for notice in report.notices:
+        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    if settings.print_json:
+        write(json.dumps(report.as_json()) + "\n")
+    else:
+        print_check(Console(highlight=False, emoji=False, markup=False), report)
+    return 0 if report.pays else 1
+
+
+def _asking(settings: CheckSettings) -> Asking:
+    """What is to be done. All that can be refused is refused here, before anyone waits."""
+    settings.run.check_contexts()
+    workloads = tuple(map(_workload, settings.prompts or BUILT_IN))
+    hub = HubOptions(token=settings.run.hf_token, offline=settings.run.offline)
+    target = _only(settings.target, hub)
+    return Asking(
+        target=target,
+        drafts=tuple(find_models(settings.drafts, hub=hub, taken=[target])),
+        workloads=workloads,
+        seconds=settings.seconds,
+        context_length=settings.run.ctx_size,
+        options=settings.run.load_options(),
+        draft_options=settings.run.load_options(draft=True),
+    )
+
+
+def _only(reference: str, hub: HubOptions) -> ModelFile:
+    found = find_models([reference], hub=hub)
+    if len(found) > 1:
+        why = f"{len(found)} files match, and one target is checked at a time"
+        raise ModelFileError(reference, why, "Name one of them; `outrider bench` compares targets.")
+    return found[0]
+
+
+def _workload(name: str) -> Workload:
+    try:
+        spec = WorkloadSpec.model_validate(name)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        way_out = f"Name a JSON-lines file, or one of {', '.join(BUILT_IN)}."
+        raise SettingError(f"--prompts {name}", reason, way_out) from None
+    return load_workload(spec)
+
+
+@contextmanager
+def _status(errors: Console) -> Iterator[Progress]:
+    """One line on standard error where that is a terminal, for what is being done; gone at the end."""
+    with errors.status("reading") as status:
+
+        def progress(what: str, part: float | None) -> None:
+            status.update(Text(readable(what if part is None else f"{what}: {part:.0%}")))
+
+        yield progress

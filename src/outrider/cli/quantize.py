@@ -1,0 +1,153 @@
+"""`outrider quantize`: files of other quantizations, made of one; what each is like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from outrider.backends.llama_cpp.file_types import read_type
+from outrider.backends.llama_cpp.quantizer import Quantized, check_output, quantize, requantizing
+from outrider.cli.output import readable, write
+from outrider.core.errors import SettingError
+from outrider.models import HubOptions, embedded_default, resolve
+from outrider.models.quantizations import requantized_name
+
+__all__ = ["QuantizeSettings", "make"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeSettings:
+    """What the command line asked for."""
+
+    model: str | None
+    to: Sequence[str]
+    pure: bool
+    keep_output: bool
+    hf_token: str | None
+    offline: bool
+    out: Path | None
+    force: bool
+    print_json: bool
+    threads: int
+
+
+def make(settings: QuantizeSettings) -> None:
+    """Make one file after the other, and show what they are. All that can be refused is refused before the
+    first is begun."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    types = _types(settings.to)
+    hub = HubOptions(token=settings.hf_token, offline=settings.offline)
+    source = embedded_default() if settings.model is None else resolve(settings.model, hub=hub)
+    outputs = {to: _folder(settings, source) / f"{requantized_name(source.stem, to)}.gguf" for to in types}
+    for output in outputs.values():
+        check_output(source, output, force=settings.force)
+    if warning := requantizing(source):
+        errors.print(Text(readable(f"note: {warning}"), style="yellow"))
+    made = []
+    for to, output in outputs.items():
+        made.append(_make_one(settings, source, to, output, errors))
+        errors.print(Text(readable(_line(made[-1]))))
+    if settings.print_json:
+        write(json.dumps(_as_json(source, made)) + "\n")
+    else:
+        _print(source, made)
+
+
+def _types(given: Sequence[str]) -> list[str]:
+    """The types that were asked for, each once. Raises SettingError."""
+    names = [name for part in given for name in part.split(",") if name.strip()]
+    if not names:
+        raise SettingError("--to", "it names no type", "Write, for instance, --to Q8_0,Q4_K_M.")
+    return list(dict.fromkeys(read_type(name) for name in names))
+
+
+def _folder(settings: QuantizeSettings, source: Path) -> Path:
+    """Where the files go; made where it is new. Raises SettingError."""
+    if settings.out is None:
+        is_local = settings.model is not None and not settings.model.startswith("hf:")
+        return source.parent if is_local else Path()
+    try:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"it is no folder and cannot become one ({(error.strerror or str(error)).lower()})"
+        raise SettingError(f"--out {settings.out}", reason, "Name another.") from error
+    return settings.out
+
+
+def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, errors: Console) -> Quantized:
+    with _bar(errors, output.name) as progress:
+        return quantize(
+            source,
+            to,
+            output,
+            threads=settings.threads,
+            pure=settings.pure,
+            keep_output=settings.keep_output,
+            force=settings.force,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _bar(errors: Console, name: str) -> Iterator[Any]:
+    """A bar on standard error where that is a terminal; gone at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(readable(name).replace("[", r"\["), total=1.0)
+        yield lambda part: bar.update(task, completed=part)
+
+
+def _line(made: Quantized) -> str:
+    size = f"{made.file_bytes / 1e6:,.0f} MB, {_ratio(made)} of {made.source.name}"
+    return f"{made.path.name}: {size}, {made.seconds:.1f} s"
+
+
+def _ratio(made: Quantized) -> str:
+    return f"{made.file_bytes / made.source_bytes:.2f}x"
+
+
+def _types_of(made: Quantized) -> str:
+    """The types of its matrices with their share; those below a hundredth go without."""
+    shown = [f"{name} {share:.0%}" for name, share in made.tensor_types.items() if share >= 0.01]
+    return ", ".join(shown) if len(shown) > 1 else next(iter(made.tensor_types), "")
+
+
+def _print(source: Path, made: Sequence[Quantized]) -> None:
+    head = ("file", "type", "MB", "ratio", "s", "weights in")
+    rows = [
+        (
+            readable(one.path.name),
+            one.quantization,
+            f"{one.file_bytes / 1e6:,.0f}",
+            _ratio(one),
+            f"{one.seconds:.1f}",
+            _types_of(one),
+        )
+        for one in made
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [f"made of {readable(source.name)} ({made[0].source_quantization})"]
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if name in ("MB", "ratio", "s") else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    about_source = requantizing(source)  # said already
+    lines += [
+        f"{one.quantization}: {readable(note)}" for one in made for note in one.notes if note != about_source
+    ]
+    write("\n".join(lines) + "\n")
+
+
+def _as_json(source: Path, made: Sequence[Quantized]) -> dict[str, Any]:
+    files = [asdict(one) | {"path": str(one.path), "source": str(one.source)} for one in made]
+    return {"source": str(source), "files": files}
