@@ -50,21 +50,30 @@ def own_times(answers: Sequence[AnswerRow]) -> tuple[float, float]:
     return plain_s, max(median(rises), 0.0) if rises else 0.0
 
 
-def draft_costs(measured: CallCosts, records: Sequence[StepRecord], prompt_tokens: int) -> CallCosts:
+def draft_costs(
+    measured: CallCosts, records: Sequence[StepRecord], prompt_tokens: int, target: CallCosts
+) -> CallCosts:
     """A draft model's curve, corrected by steps in which it drafted; the engine's own time for each of its
-    tokens is made part of its calls. `prompt_tokens` were read in these steps."""
+    tokens is made part of its calls. `prompt_tokens` were read in these steps.
+
+    All times are those of a machine on which the `target`'s calls take what its curve says: a slow moment
+    shows in the target's calls of the same steps, and is taken out.
+    """
     drafting = [record for record in records if record.work.calls]
     if not drafting:
         return measured
-    expected_s = sum(measured.call_s(n, context=r.position) for r in drafting for n in r.work.call_tokens)
-    model_s = sum(record.work.model_s for record in drafting)
-    num_calls = sum(record.work.calls for record in drafting)
-    own_s = max(sum(r.draft_s - r.work.model_s for r in drafting), 0.0) / num_calls
-    ratio = min(max(model_s / expected_s, 1 / _MOST_RATIO), _MOST_RATIO)
+    slowness = median(r.verify_s / target.call_s(r.num_evaluated, context=r.position) for r in drafting)
+    ratio = median(r.work.model_s / _expected_s(measured, r) for r in drafting) / slowness
+    ratio = min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO)
+    own_s = median(max(r.draft_s - r.work.model_s, 0.0) / r.work.calls for r in drafting) / slowness
     points = [replace(point, seconds=point.seconds * ratio + own_s) for point in measured.points]
-    prefill_s = sum(record.work.prefill_s for record in records)
-    token_s = prefill_s / prompt_tokens if prefill_s and prompt_tokens else measured.prefill_token_s
+    read_s = sum(record.work.prefill_s for record in records) / slowness
+    token_s = read_s / prompt_tokens if read_s and prompt_tokens else measured.prefill_token_s
     return CallCosts(points, prefill_token_s=token_s)
+
+
+def _expected_s(measured: CallCosts, record: StepRecord) -> float:
+    return sum(measured.call_s(n, context=record.position) for n in record.work.call_tokens)
 
 
 def curve_of(row: CostsRow) -> CallCosts:

@@ -40,7 +40,8 @@ __all__ = ["Loader", "Stages"]
 
 PROBED_ANSWERS = 2
 """of each workload, behind which calls of every size are timed"""
-_PROBED_DRAFT_CASES = 3
+_PROBED_PLACES = (0.25, 0.5, 1.0)
+"""of the cases by length of their prompts, on which the draft model is timed"""
 
 
 class Loader(Protocol):
@@ -230,12 +231,13 @@ class Stages:
             return
         self._meter.say("measuring calls", draft.name)
         free = [(c, a) for c, a in self.all_cases() if c.prompt.grammar is None] or self.all_cases()
-        step = max(len(free) // _PROBED_DRAFT_CASES, 1)
-        probed = free[::step][:_PROBED_DRAFT_CASES]
+        by_length = sorted(free, key=lambda pair: len(pair[1].prompt))
+        probed = [by_length[int(place * (len(by_length) - 1))] for place in _PROBED_PLACES]
         curve = self._loader.costs(draft, "draft")
         if self.plan.costs is None:
             records = list(probe_draft(self.target, draft, probed))
-            curve = draft_costs(curve, records, sum(len(answer.prompt) for _, answer in probed))
+            read = sum(len(answer.prompt) for _, answer in probed)
+            curve = draft_costs(curve, records, read, self.prices(None).target)
         self.store.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
         self._meter.did(f"score {draft.name}", 1)
 

@@ -129,4 +129,4 @@ def _closing(view: View) -> Iterable[str]:
 def _setup(table: Table) -> str:
     if not table.rows:
         return f"<p>{_text(table.caption)}: nothing.</p>"
-    return f"<h3>{_text(table.caption)}</h3>{table.html()}"
+    return table.html()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
 
 from outrider.bench import summary
 from outrider.bench.results import Cell as Ran
@@ -54,12 +53,8 @@ def workload_name(workload: str | None) -> str:
     return "all workloads" if workload is None else workload
 
 
-class _Ask(Protocol):
-    """A function of the summary's."""
-
-    __name__: str
-
-    def __call__(self, results: Results, *asked: Any) -> Interval | None: ...
+_Ask = Callable[..., Interval | None]
+"""A function of the summary's."""
 
 
 class View:

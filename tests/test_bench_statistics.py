@@ -1,0 +1,198 @@
+"""Intervals and verdicts: known answers, coverage, and how often pure noise is called a result."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from outrider.bench.results import Results
+from outrider.bench.rows import BlockRow, HeadRow, Row, RunRow
+from outrider.bench.statistics import Interval, estimate, self_ratio, t_tail
+from outrider.bench.summary import outcome, verdicts
+
+Floats = npt.NDArray[np.float64]
+
+
+def constant(plain: float, ratio: float, repetitions: int = 3) -> tuple[Floats, Floats]:
+    return np.full(repetitions, plain), np.full(repetitions, plain / ratio)
+
+
+def measured(
+    rng: np.random.Generator, cases: int, repetitions: int, ratio: float, between: float, within: float
+) -> list[tuple[Floats, Floats]]:
+    """Cases whose speed-ups spread by `between` around `ratio`, requests with noise `within` (both log)."""
+    found = []
+    for _ in range(cases):
+        own = ratio * math.exp(between * rng.standard_normal())
+        noise = np.exp(within * rng.standard_normal((2, repetitions)))
+        found.append((0.05 * noise[0], 0.05 / own * noise[1]))
+    return found
+
+
+def test_the_figure_is_the_geometric_mean_of_the_cases_ratios() -> None:
+    interval = estimate([[constant(0.05, 2.0), constant(0.1, 8.0)]]).interval
+    assert interval.value == pytest.approx(4.0)
+    assert interval.low >= 2.0 - 1e-9 and interval.high <= 8.0 + 1e-9
+    assert (interval.cases, interval.repetitions) == (2, 3)
+
+
+def test_workloads_count_the_same_however_many_cases_they_have() -> None:
+    strata = [[constant(0.05, 1.0)] * 9, [constant(0.05, 4.0)] * 2]
+    assert estimate(strata).interval.value == pytest.approx(2.0)
+
+
+def test_one_slow_repetition_changes_nothing() -> None:
+    plain, ours = constant(0.05, 2.0, 5)
+    ours = ours.copy()
+    ours[3] *= 40
+    assert estimate([[(plain, ours)] * 4]).interval.value == pytest.approx(2.0)
+
+
+def test_repetitions_are_drawn_in_pairs() -> None:
+    """A machine that changes its pace between blocks does so for both."""
+    pace = np.array([1.0, 1.5, 0.7, 2.0, 0.9])
+    together = [(0.05 * pace, 0.025 * pace)] * 6
+    assert estimate([together]).interval.half_width_ratio < 1e-9
+    assert estimate([together], paired=False).interval.half_width_ratio > 0.1
+
+
+def test_fixed_cases_narrow_with_repetitions_drawn_ones_do_not() -> None:
+    rng = np.random.default_rng(1)
+    strata = [measured(rng, 8, 8, 2.0, between=0.4, within=0.01)]
+    drawn, fixed = estimate(strata).interval, estimate(strata, draw_cases=False).interval
+    assert drawn.value == fixed.value
+    assert fixed.half_width_ratio < 0.02 < 0.15 < drawn.half_width_ratio
+
+
+@pytest.mark.parametrize(
+    ("cases", "repetitions", "caveat"),
+    [(1, 1, "one case, run once"), (1, 4, "one case: other"), (4, 1, "run once: the machine"), (4, 4, None)],
+)
+def test_what_an_interval_cannot_know_is_said(cases: int, repetitions: int, caveat: str | None) -> None:
+    rng = np.random.default_rng(2)
+    found = estimate([measured(rng, cases, repetitions, 1.5, 0.1, 0.02)])
+    told = found.interval.caveat
+    assert told is None if caveat is None else told is not None and told.startswith(caveat)
+    if cases == repetitions == 1:
+        assert found.interval.low == found.interval.value == found.interval.high and found.p_value == 1
+
+
+@pytest.mark.parametrize(("cases", "between", "within"), [(6, 0.2, 0.03), (8, 0.02, 0.05), (16, 0.2, 0.02)])
+def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, between: float, within: float) -> None:
+    rng = np.random.default_rng(3)
+    inside = 0
+    for _ in range(400):
+        interval = estimate([measured(rng, cases, 4, 1.3, between, within)]).interval
+        inside += interval.low <= 1.3 <= interval.high
+    assert inside / 400 >= 0.925  # more where repetitions' noise is most of it: it is drawn on both levels
+
+
+def test_p_values_of_nothing_are_spread_and_no_smaller_than_that() -> None:
+    rng = np.random.default_rng(4)
+    found = np.array([estimate([measured(rng, 8, 4, 1.0, 0.1, 0.02)]).p_value for _ in range(400)])
+    assert (found < 0.05).mean() <= 0.075 and (found < 0.5).mean() > 0.35
+
+
+def test_students_t() -> None:
+    known = {(12.706, 1): 0.05, (4.303, 2): 0.05, (2.365, 7): 0.05, (2.228, 10): 0.05, (1.0, 1): 0.5}
+    for (statistic, degrees), tail in known.items():
+        assert t_tail(statistic, degrees) == pytest.approx(tail, abs=2e-4)
+
+
+def test_plain_against_itself() -> None:
+    rng = np.random.default_rng(5)
+    quiet = [[0.05 * np.exp(0.001 * rng.standard_normal(4)) for _ in range(8)]]
+    loud = [[0.05 * np.exp(0.1 * rng.standard_normal(4)) for _ in range(8)]]
+    narrow, wide = self_ratio(quiet), self_ratio(loud)
+    assert narrow is not None and wide is not None
+    assert narrow.value == 1 and narrow.low * narrow.high == pytest.approx(1)
+    assert narrow.high < 1.002 and 1.01 < wide.high < 1.2
+    assert self_ratio([[np.array([0.05])]]) is None and self_ratio([]) is None
+
+
+def test_drift_between_blocks_is_in_the_noise() -> None:
+    drifting = [[0.05 * np.array([1.0, 1.2]) for _ in range(8)]]
+    found = self_ratio(drifting)
+    assert found is not None and found.high == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "noise", "said"),
+    [
+        ((1.5, 1.4, 1.6), None, "faster"),
+        ((0.8, 0.7, 0.9), (1.0, 0.98, 1.02), "slower"),
+        ((1.1, 0.99, 1.2), None, "tie"),
+        ((1.03, 1.02, 1.04), (1.0, 0.95, 1.05), "tie"),
+        ((1.06, 1.02, 1.1), (1.0, 0.95, 1.05), "faster"),
+    ],
+)
+def test_a_result_within_the_noise_is_a_tie(
+    speedup: tuple[float, float, float], noise: tuple[float, float, float] | None, said: str
+) -> None:
+    assert outcome(Interval(*speedup), Interval(*noise) if noise else None) == said
+
+
+SETTINGS = [f"model {n}" for n in range(1, 11)]
+
+
+def noisy_table(seed: int, true_ratio: float = 1.0, between: float = 0.0, within: float = 0.03) -> Results:
+    """Ten settings under two workloads, all as fast as plain decoding but the first, and noise:
+    of each case `between`, of each request `within` (log)."""
+    rng = np.random.default_rng(seed)
+    rows: list[Row] = [HeadRow(started="2026-01-01T00:00:00Z", machine={}, plan={})]
+    for workload in ("a", "b"):
+        own = between * rng.standard_normal((6, len(SETTINGS)))
+        for repetition in range(3):
+            block = f"{workload}/{repetition}"
+            for case in range(6):
+                for setting in ("plain", *SETTINGS):
+                    ratio = true_ratio if setting == SETTINGS[0] else 1.0
+                    offset = own[case, SETTINGS.index(setting)] if setting != "plain" else 0.0
+                    seconds = 5 / ratio * math.exp(offset + within * rng.standard_normal())
+                    rows.append(run_row(block, setting, workload, str(case), repetition, seconds))
+            rows.append(
+                BlockRow(
+                    block=block, target="t", workload=workload, repetition=repetition, hiccups=0, calls=1
+                )
+            )
+    return Results.of(rows)
+
+
+def run_row(
+    block: str, setting: str, workload: str, case: str, repetition: int, decode_s: float, tokens: int = 100
+) -> RunRow:
+    return RunRow(
+        block=block,
+        target="t",
+        draft=None if setting == "plain" else "d",
+        setting=setting,
+        workload=workload,
+        case=case,
+        repetition=repetition,
+        order=0,
+        tokens=tokens,
+        timed_tokens=tokens,
+        prefill_s=0.5,
+        decode_s=decode_s,
+        target_calls=tokens,
+        draft_calls=0,
+        drafted=(),
+        accepted=(),
+    )
+
+
+@pytest.mark.parametrize(("tables", "between", "within"), [(200, 0.1, 0.01), (60, 0.0, 0.03)])
+def test_tables_of_nothing_but_chance_are_called_ties(tables: int, between: float, within: float) -> None:
+    """By the prompts that happened to be drawn, or by the machine's noise."""
+    found = [verdicts(noisy_table(seed, between=between, within=within)) for seed in range(tables)]
+    assert sum(any(v.outcome != "tie" for v in table) for table in found) / tables <= 0.07
+
+
+def test_a_true_difference_is_found_among_nineteen_ties() -> None:
+    told = [(v.cell.setting, v.outcome) for v in verdicts(noisy_table(1000, true_ratio=1.5))]
+    assert told.count(("model 1", "faster")) == 2 and sum(said == "tie" for _, said in told) == 18
+    [slow] = {v.outcome for v in verdicts(noisy_table(1001, true_ratio=0.7)) if v.cell.setting == "model 1"}
+    assert slow == "slower"

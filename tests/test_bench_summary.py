@@ -1,0 +1,375 @@
+"""The figures of a report: each against rows whose answer is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_rows import bench_rows
+from outrider.bench import summary
+from outrider.bench.results import Cell, Results
+from outrider.bench.rows import (
+    AnswerRow,
+    BlockRow,
+    CaseOutcome,
+    HeadRow,
+    ModelRow,
+    OffersRow,
+    PredictionRow,
+    QualityRow,
+    Row,
+    RunRow,
+)
+from outrider.bench.store import Store
+from outrider.core.errors import InputError
+
+HEAD = HeadRow(started="2026-01-01T00:00:00Z", machine={}, plan={"repetitions_least": 3})
+
+
+def run(setting: str, decode_s: float, **fields: Any) -> RunRow:
+    values: dict[str, Any] = {
+        "block": "w/0",
+        "target": "t",
+        "draft": "d" if setting.startswith(("model", "auto")) else None,
+        "setting": setting,
+        "workload": "w",
+        "case": "1",
+        "repetition": 0,
+        "order": 0,
+        "tokens": 100,
+        "timed_tokens": 100,
+        "prefill_s": 1.0,
+        "decode_s": decode_s,
+        "target_calls": 100,
+        "draft_calls": 0,
+        "drafted": (),
+        "accepted": (),
+    }
+    return RunRow(**(values | fields))
+
+
+def block(name: str = "w/0", workload: str = "w", **fields: Any) -> BlockRow:
+    values: dict[str, Any] = {"target": "t", "repetition": 0, "hiccups": 1, "calls": 200}
+    return BlockRow(block=name, workload=workload, **(values | fields))
+
+
+def prediction(
+    setting: str, seconds: Mapping[str, float], plain_s: float = 10.0, **fields: Any
+) -> PredictionRow:
+    cases = tuple(
+        CaseOutcome(
+            case=case,
+            tokens=100,
+            seconds=took,
+            plain_s=plain_s,
+            target_calls=40,
+            draft_calls=50,
+            drafted=(40, 20),
+            accepted=(30, 10),
+            draft_s=0.2 * took,
+            verify_s=0.7 * took,
+        )
+        for case, took in seconds.items()
+    )
+    values: dict[str, Any] = {"target": "t", "draft": "d", "workload": "w"}
+    return PredictionRow(setting=setting, cases=cases, **(values | fields))
+
+
+def results(*rows: Row) -> Results:
+    return Results.of([HEAD, *rows])
+
+
+def two_settings(ratios: Mapping[str, Sequence[float]], workload: str = "w") -> list[Row]:
+    """Plain decoding at 0.1 s a token and `model 3`, so much faster in each repetition of each case."""
+    rows: list[Row] = []
+    for repetition in range(len(next(iter(ratios.values())))):
+        name = f"{workload}/{repetition}"
+        for case, found in ratios.items():
+            where = {"case": case, "block": name, "repetition": repetition, "workload": workload}
+            rows += [run("plain", 10.0, **where), run("model 3", 10.0 / found[repetition], **where)]
+        rows.append(block(name, workload, repetition=repetition))
+    return rows
+
+
+# Which rows count
+
+
+def test_only_complete_blocks_count() -> None:
+    rows: list[Row] = [run("plain", 10.0), block(), run("plain", 99.0, block="w/1")]
+    assert [row.decode_s for row in results(*rows).runs] == [10.0]
+    assert results(run("plain", 10.0)).runs == ()
+
+
+def test_of_a_block_begun_twice_the_last_beginning_counts() -> None:
+    twice = [run("plain", 99.0), run("plain", 10.0), run("model 3", 5.0)]
+    found = results(*twice, block(), run("plain", 77.0))
+    assert [(row.setting, row.decode_s) for row in found.runs] == [("plain", 10.0), ("model 3", 5.0)]
+
+
+def test_the_later_of_two_rows_about_the_same_counts() -> None:
+    found = results(prediction("auto", {"1": 9.0}), prediction("auto", {"1": 4.0}))
+    assert [row.cases[0].seconds for row in found.predictions] == [4.0]
+
+
+def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "run", HEAD) as store:
+        for row in two_settings({"1": [2.0, 2.0]}):
+            store.append(row)
+    found = Results.read(tmp_path / "run")
+    assert (found.targets, found.drafts, found.workloads) == (("t",), ("d",), ("w",))
+    assert len(found.runs) == 4 and len(found.blocks) == 2
+    with pytest.raises(InputError):
+        Results.read(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="do not say what was measured"):
+        Results.of([])
+
+
+# Speed
+
+
+def test_a_speed_up_is_the_geometric_mean_of_the_cases_medians() -> None:
+    found = results(*two_settings({"1": [2.0, 2.0, 9.0], "2": [8.0, 8.0, 8.0]}))
+    interval = summary.measured_speedup(found, "t", "d", "model 3", "w")
+    assert interval is not None and interval.value == pytest.approx(4.0)
+    assert (interval.cases, interval.repetitions) == (2, 3)
+    speed = summary.measured_speed(found, "t", "d", "model 3", "w")
+    plain = summary.plain_speed(found, "t", "w")
+    assert speed is not None and plain is not None
+    assert [speed.value, plain.value] == pytest.approx([40.0, 10.0])
+
+
+def test_the_rate_is_over_the_tokens_that_the_time_produced() -> None:
+    rows: list[Row] = [
+        run("plain", 10.0),
+        run("", 5.0, contestant="them", tokens=51, timed_tokens=50),
+        run("", 0.0, contestant="them", case="2", tokens=4, timed_tokens=0),
+        block(),
+    ]
+    found = results(*rows)
+    interval = summary.measured_speedup(found, "t", None, "", "w", contestant="them")
+    assert interval is not None and interval.value == pytest.approx(1.0) and interval.cases == 1
+    assert summary.contestants(found, "t", "w") == [Cell("t", None, "", "w", "them")]
+    assert summary.measured_settings(found, "t", None, "w") == []
+
+
+def test_only_blocks_that_have_both_are_compared() -> None:
+    rows = two_settings({"1": [2.0, 2.0]})
+    rows += [run("plain", 1000.0, block="w/9"), block("w/9")]
+    interval = summary.measured_speedup(results(*rows), "t", "d", "model 3", "w")
+    assert interval is not None and interval.value == pytest.approx(2.0) and interval.repetitions == 2
+
+
+def test_over_all_workloads_is_over_each_of_them_or_nothing() -> None:
+    both = results(*two_settings({"1": [1.0], "2": [1.0], "3": [1.0]}, "a"), *two_settings({"1": [4.0]}, "b"))
+    pooled = summary.measured_speedup(both, "t", "d", "model 3", None)
+    assert pooled is not None and pooled.value == pytest.approx(2.0)
+    half = results(
+        *two_settings({"1": [4.0]}, "b"), run("plain", 10.0, block="a/0", workload="a"), block("a/0", "a")
+    )
+    assert summary.measured_speedup(half, "t", "d", "model 3", None) is None
+    assert summary.measured_speedup(half, "t", "d", "model 3", "b") is not None
+    assert summary.measured_settings(half, "t", "d", None) == []
+
+
+def test_what_did_not_run_has_no_figure() -> None:
+    empty = results()
+    assert summary.measured_speedup(empty, "t", "d", "auto", "w") is None
+    assert summary.predicted_speedup(empty, "t", "d", "auto", None) is None
+    assert summary.plain_speed(empty, "t", None) is None and summary.noise(empty, "t", None) is None
+    assert summary.acceptance_by_position(empty, "t", "d", "auto", None) is None
+    assert summary.time_shares(empty, "t", "d", "auto", None) is None
+    assert summary.tokens_per_target_call(empty, "t", "d", "auto", None) is None
+    assert summary.best_setting(empty, "t", "d", None) == "plain"
+    assert summary.prediction_error(empty).raw is None and summary.verdicts(empty) == []
+    assert summary.time_saved(empty).everything_s is None and summary.pareto(empty) == []
+    assert summary.hiccups(empty).ratio is None and summary.quality_of(empty, "t") is None
+
+
+def test_the_best_setting_is_measured_before_predicted() -> None:
+    measured = two_settings({"1": [2.0], "2": [2.0]})
+    promising = prediction("auto", {"1": 1.0, "2": 1.0})
+    assert summary.best_setting(results(*measured, promising), "t", "d", "w") == "model 3"
+    assert summary.best_setting(results(promising), "t", "d", "w") == "auto"
+    assert summary.best_setting(results(*two_settings({"1": [0.5]})), "t", "d", "w") == "plain"
+
+
+# Prediction
+
+
+def test_predicted_speed_ups_and_the_bound() -> None:
+    row = prediction("auto", {"1": 5.0, "2": 1.25}, bound_s=(2.5, 1.25))
+    found = results(row)
+    predicted = summary.predicted_speedup(found, "t", "d", "auto", "w")
+    bound = summary.bound_speedup(found, "t", "d", "w")
+    assert predicted is not None and predicted.value == pytest.approx(4.0)
+    assert bound is not None and bound.value == pytest.approx(32**0.5)
+    assert summary.bound_share(found, "t", "d", "w") == pytest.approx(4 / 32**0.5)
+    assert summary.bound_speedup(results(prediction("auto", {"1": 5.0})), "t", "d", "w") is None
+
+
+def test_prediction_errors_raw_and_anchored() -> None:
+    """The machine is a quarter slower than its curve; one of two speed-ups is predicted right."""
+    rows: list[Row] = [
+        run("plain", 12.5),
+        run("model 3", 6.25),
+        run("model 4", 5.0),
+        block(),
+        prediction("model 3", {"1": 5.0}),
+        prediction("model 4", {"1": 5.0}),
+    ]
+    found = summary.prediction_error(results(*rows))
+    assert [point.raw_error for point in found.points] == pytest.approx([0.25, 0.0])
+    assert [point.anchored_error for point in found.points] == pytest.approx([0.0, -0.2])
+    assert found.raw is not None and found.anchored is not None
+    assert found.raw.settings == 2 and found.raw.median_error == pytest.approx(0.125)
+    assert (found.anchored.within_10_ratio, found.anchored.within_5_ratio) == (0.5, 0.5)
+
+
+# Counts
+
+
+def test_counts_are_sums_over_requests() -> None:
+    rows: list[Row] = [
+        run("model 3", 5.0, drafted=(10, 8, 6), accepted=(9, 4), target_calls=20, verify_s=3.0, draft_s=1.0),
+        run(
+            "model 3", 5.0, case="2", drafted=(10,), accepted=(1,), target_calls=80, verify_s=4.0, draft_s=0.5
+        ),
+        block(),
+    ]
+    found = results(*rows)
+    acceptance = summary.acceptance_by_position(found, "t", "d", "model 3", None)
+    assert acceptance is not None and acceptance.is_measured
+    assert acceptance.ratios == (0.5, 0.5, 0.0) and acceptance.overall_ratio == 14 / 34
+    assert summary.tokens_per_target_call(found, "t", "d", "model 3", None) == 2.0
+    shares = summary.time_shares(found, "t", "d", "model 3", "w")
+    assert shares is not None
+    assert (shares.target_calls, shares.draft_calls, shares.own) == pytest.approx((0.7, 0.15, 0.15))
+    assert summary.hiccups(found).ratio == 1 / 200
+
+
+def test_counts_of_what_did_not_run_are_replays() -> None:
+    found = results(prediction("auto", {"1": 5.0}))
+    acceptance = summary.acceptance_by_position(found, "t", "d", "auto", "w")
+    shares = summary.time_shares(found, "t", "d", "auto", "w")
+    assert acceptance is not None and acceptance.ratios == (0.75, 0.5) and not acceptance.is_measured
+    assert shares is not None and not shares.is_measured and shares.own == pytest.approx(0.1)
+    assert summary.tokens_per_target_call(found, "t", "d", "auto", "w") == 2.5
+
+
+def model(name: str, role: str, file_bytes: int, memory_bytes: int | None = None) -> ModelRow:
+    return ModelRow(
+        model=name,
+        role="target" if role == "target" else "draft",
+        path=f"{name}.gguf",
+        fingerprint=name,
+        architecture="llama",
+        quantization="Q8_0",
+        parameters=1,
+        active_parameters=1,
+        file_bytes=file_bytes,
+        trained_context=None,
+        effective={},
+        memory_bytes=memory_bytes,
+    )
+
+
+def test_memory_is_that_of_both_models() -> None:
+    found = results(model("t", "target", 100, 150), model("d", "draft", 10))
+    assert summary.memory_bytes(found, "t", None) == 150 and summary.memory_is_measured(found, "t", None)
+    assert summary.memory_bytes(found, "t", "d") == 160 and not summary.memory_is_measured(found, "t", "d")
+    assert summary.memory_bytes(found, "t", "unknown") is None
+
+
+def test_quality_is_over_tokens() -> None:
+    rows = [
+        QualityRow(
+            target="t",
+            reference="r",
+            workload="w",
+            case=case,
+            num_tokens=n,
+            mean_kl=kl,
+            top1_agreement=1 - kl,
+        )
+        for case, n, kl in (("1", 100, 0.1), ("2", 300, 0.5))
+    ]
+    found = summary.quality_of(results(*rows), "t")
+    assert found is not None and found.num_tokens == 400
+    assert (found.mean_kl, found.top1_agreement) == pytest.approx((0.4, 0.6))
+
+
+def test_what_is_slower_and_larger_is_dominated() -> None:
+    rows = [
+        model("t", "target", 100),
+        model("d", "draft", 50),
+        *two_settings({"1": [2.0]}),
+        prediction("auto lookup", {"1": 20.0}, draft=None),
+    ]
+    points = summary.pareto(results(*rows))
+    told = [(point.cell.setting, point.memory_bytes, point.is_dominated) for point in points]
+    assert told == [("plain", 100, False), ("model 3", 150, False)]
+    slow = [*rows, prediction("lookup 8", {"1": 2.5}, draft=None)]
+    points = summary.pareto(results(*slow))
+    assert {(p.cell.setting, p.is_measured, p.is_dominated) for p in points} == {
+        ("plain", True, True),
+        ("lookup 8", False, False),
+        ("model 3", True, True),
+    }
+
+
+# The time
+
+
+def test_the_time_saved() -> None:
+    answer = AnswerRow(
+        target="t",
+        workload="w",
+        case="1",
+        prompt=(1,),
+        tokens=(2,),
+        text="",
+        finish_reason="length",
+        prefill_s=1.0,
+        decode_s=10.0,
+        own_s=0.0,
+        seed=0,
+    )
+    offers = OffersRow(
+        target="t",
+        draft="d",
+        workload="w",
+        case="1",
+        tokens=(),
+        confidence=(),
+        departures={},
+        seconds=2.0,
+    )
+    rows: list[Row] = [
+        answer,
+        offers,
+        *two_settings({"1": [2.0, 2.0, 2.0]}),
+        prediction("model 3", {"1": 4.0}),
+        prediction("model 4", {"1": 6.0}),
+        prediction("lookup 8", {"1": 8.0}),
+        prediction("lookup 8", {"1": 8.0}, draft="another"),
+    ]
+    found = summary.time_saved(results(*rows))
+    assert (found.recording_s, found.scoring_s) == (11.0, 2.0)
+    assert found.running_s == pytest.approx(3 * (11 + 6))
+    # Plain, model 3, model 4 and the lookup once; what ran took 5/4 of its prediction; each reads its prompt.
+    assert found.everything_s == pytest.approx(3 * ((10 + 4 + 6 + 8) * 1.25 + 4))
+    assert (found.combinations, found.ran) == (4, 2)
+    assert found.took_ratio == pytest.approx((13 + 51) / 117)
+
+
+def test_a_whole_sweep_has_all_of_its_figures() -> None:
+    found = Results.of(bench_rows())
+    told = summary.verdicts(found)
+    assert len(told) == len(summary.measured_cells(found)) > 20
+    assert {verdict.outcome for verdict in told} <= {"faster", "slower", "tie"}
+    error = summary.prediction_error(found)
+    assert error.anchored is not None and error.anchored.settings == len(told)
+    assert len({point.cell for point in summary.pareto(found)}) > 4
