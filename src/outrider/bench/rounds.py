@@ -42,9 +42,9 @@ class Rounds:
         self._drafts: dict[str, LoadedDraft] = {}
         self._left = 0
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Repeat blocks over all workloads until the least number is done, and on until the intervals are
-        tight, the most are done or the time is over."""
+        tight or the most are done. False when the time was over before."""
         workloads = list(dict.fromkeys(row.workload for row in self._stages.choices()))
         with ExitStack() as stack:
             self._load(stack)
@@ -53,10 +53,11 @@ class Rounds:
                     if self._is_done(workload, repetition):
                         continue
                     if self._is_over():
-                        return
+                        return False
                     self._expect(workloads[number:], repetition)
                     self._block(workload, repetition)
         self._meter.expect("measure", 0)
+        return True
 
     def _load(self, stack: ExitStack) -> None:
         """Every draft model that something chosen needs."""

@@ -120,8 +120,8 @@ class _Sweep:
                 stages.predict(name)
             for draft in drafts:
                 self.meter.expect(f"replay {draft.name}", 0)
-            self._measure(stages, file, drafts)
-            self.store.append(DoneRow(target=file.name))
+            if self._measure(stages, file, drafts):
+                self.store.append(DoneRow(target=file.name))
         finally:
             target.close()
 
@@ -162,10 +162,10 @@ class _Sweep:
 
     # Real runs
 
-    def _measure(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
+    def _measure(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> bool:
         with ExitStack() as stack:
             rivals = list(self._rivals(stack, stages, file, drafts))
-            Rounds(self.plan, stages, self.loader, self.meter, rivals, self._is_over).run()
+            return Rounds(self.plan, stages, self.loader, self.meter, rivals, self._is_over).run()
 
     def _is_over(self) -> bool:
         minutes = self.plan.minutes

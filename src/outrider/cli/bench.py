@@ -14,6 +14,7 @@ from outrider.backends.llama_cpp import show_log
 from outrider.bench.plan import Plan, workload_values
 from outrider.bench.plan_file import make_plan, plan_values
 from outrider.bench.store import ROWS
+from outrider.bench.workloads import load_workload
 from outrider.cli.bench_progress import show_progress
 from outrider.cli.bench_runs import REPORT, show
 from outrider.cli.interrupt import LoadInterrupt
@@ -63,11 +64,14 @@ def bench(given: Mapping[str, Any]) -> int:
     plan = plan_of(given)
     folder = given.get("out") or Path(plan.name)
     _check(plan, folder)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    for workload in map(load_workload, plan.workloads):  # a line that cannot be read ends it here
+        if "passed over" in workload.source:
+            errors.print(Text(readable(f"note: {workload.name}: {workload.source}"), style="yellow"))
     # What follows takes a second to import: a plan that is wrong is refused before.
     from outrider.bench.sweep import run_sweep
 
     show_log(bool(given.get("verbose")))
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     hub = HubOptions(token=given.get("hf_token"), offline=bool(given.get("offline")))
     try:
         with LoadInterrupt(), show_progress(errors) as progress:

@@ -1,0 +1,304 @@
+"""Workloads: every shape of prompt file, the server's own log, and the prompts that come with the program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grammars import COMPILER
+from outrider.bench.plan import WorkloadSpec
+from outrider.bench.prompts import Workload
+from outrider.bench.workloads import BUILT_IN, load_workload
+from outrider.core.data import Grammar
+from outrider.core.errors import PromptError
+from outrider.server.logs import RequestLog, log_to_stderr
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+
+
+def read(folder: Path, *lines: Any, suffix: str = "", **settings: Any) -> Workload:
+    path = folder / "mine.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return load_workload(WorkloadSpec(file=f"{path}{suffix}", **settings))
+
+
+def refusal(folder: Path, *lines: Any, **settings: Any) -> PromptError:
+    with pytest.raises(PromptError) as caught:
+        read(folder, *lines, **settings)
+    assert caught.value.way_out and "\n" not in str(caught.value)
+    return caught.value
+
+
+# Files
+
+
+def test_spec_bench_as_it_is(tmp_path: Path) -> None:
+    lines = [
+        {
+            "question_id": 81,
+            "category": "writing",
+            "turns": ["Write.", "Rewrite.", "Again."],
+            "reference": [],
+        },
+        {"id": 82, "category": "coding", "turns": ["Code."]},
+    ]
+    workload = read(tmp_path, *lines, max_tokens=64, temperature=0.7, seed=5)
+    first, second = workload.prompts
+    assert (first.id, second.id) == ("81", "82") and second.follow_ups == ()
+    assert first.messages == ({"role": "user", "content": "Write."},)
+    assert first.follow_ups == ("Rewrite.", "Again.") and first.max_tokens is None
+    assert (workload.name, workload.max_tokens, workload.source) == ("mine", 64, str(tmp_path / "mine.jsonl"))
+    assert (workload.sampling.temperature, workload.sampling.seed) == (0.7, 5)
+
+
+def test_categories_by_the_name_of_the_file_or_by_a_field(tmp_path: Path) -> None:
+    lines = [{"id": i, "category": "abc"[i % 3], "turns": ["x"]} for i in range(9)]
+    by_name = read(tmp_path, *lines, suffix="#b")
+    assert [prompt.id for prompt in by_name.prompts] == ["1", "4", "7"] and by_name.name == "mine b"
+    both = read(tmp_path, *lines, suffix="#b", categories=["c"])
+    assert [prompt.id for prompt in both.prompts] == ["1", "2", "4", "5", "7", "8"]
+    missing = refusal(tmp_path, *lines, suffix="#d")
+    assert "no category 'd'" in missing.why and missing.way_out == "It has: a, b, c."
+    hashed = tmp_path / "odd#b"
+    hashed.write_text('{"prompt": "x"}')
+    assert len(load_workload(WorkloadSpec(file=str(hashed))).prompts) == 1
+
+
+def test_chat_requests(tmp_path: Path) -> None:
+    messages = [
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+    ]
+    line = {"id": "x", "messages": messages, "tools": [TOOL], "max_tokens": 9, "model": "any", "stream": True}
+    (prompt,) = read(tmp_path, line).prompts
+    assert prompt.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "seen", "tool_call_id": "c1"},
+    )
+    assert prompt.tools == (TOOL,) and prompt.max_tokens == 9 and prompt.grammar is None
+
+
+def test_what_limits_an_answer_is_what_the_server_makes_of_it(tmp_path: Path) -> None:
+    schema = json.dumps(SCHEMA)
+    lenient = {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}
+    for fields, grammar in (
+        ({"response_format": FORMAT}, Grammar("json_schema", schema)),
+        ({"response_format": lenient}, Grammar("json_schema", schema, lenient=True)),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_schema", '{"type": "object"}')),
+        ({"response_format": {"type": "text"}}, None),
+        ({"json_schema": SCHEMA}, Grammar("json_schema", schema)),
+        ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
+        ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a", "b"]')),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+    ):
+        (prompt,) = read(tmp_path, {"prompt": "x", **fields}).prompts
+        assert prompt.grammar == grammar, fields
+
+
+def test_raw_texts(tmp_path: Path) -> None:
+    prompts = read(tmp_path, {"prompt": "Once\u2028upon"}, "", {"text": "a time", "id": 7}).prompts
+    assert [(prompt.id, prompt.messages) for prompt in prompts] == [("1", "Once\u2028upon"), ("7", "a time")]
+
+
+def test_ids_are_made_different(tmp_path: Path) -> None:
+    lines = [{"id": name, "prompt": "x"} for name in ("a", "a", "a.2", "a")]
+    assert [prompt.id for prompt in read(tmp_path, *lines).prompts] == ["a", "a.2", "a.2.2", "a.3"]
+
+
+def test_at_most_so_many_are_spread_evenly(tmp_path: Path) -> None:
+    lines = [{"prompt": "x"} for _ in range(10)]
+    for number, ids in ((1, ["1"]), (2, ["1", "6"]), (3, ["1", "4", "7"]), (10, None), (99, None)):
+        taken = [prompt.id for prompt in read(tmp_path, *lines, prompts=number).prompts]
+        assert taken == (ids or [str(i) for i in range(1, 11)])
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{'prompt': 1}", "it is no JSON object"),
+        ("[1]", "it is a JSON array, no object"),
+        ({"question": "x", "answer": "y"}, "it holds no prompt but 'question', 'answer'"),
+        ({"prompt": ["x"]}, "its prompt is no text"),
+        ({"turns": []}, "its turns are no list of texts"),
+        ({"messages": []}, "its messages are no list"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "message 1 has no role of system, developer, user"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "message 1 says nothing"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "message 1 has tool calls without"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
+            "tool 1 is no function with a name",
+        ),
+        ({"prompt": "x", "max_tokens": 0}, "its max_tokens is 0, no number of tokens"),
+        ({"prompt": "x", "response_format": {"type": "xml"}}, "its response_format asks for nothing"),
+        ({"prompt": "x", "respone_format": FORMAT}, "it has no use for 'respone_format'"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: Any, why: str) -> None:
+    error = refusal(tmp_path, {"prompt": "fine"}, "", line)
+    assert error.what == f"{tmp_path / 'mine.jsonl'}, line 3" and why in error.why
+
+
+def test_files_that_hold_nothing(tmp_path: Path) -> None:
+    assert "it holds no prompts" in refusal(tmp_path, "").why
+    for path, why in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "is a directory")):
+        with pytest.raises(PromptError, match=why):
+            load_workload(WorkloadSpec(file=str(path)))
+
+
+# Recorded traffic
+
+
+class Traffic:
+    """Requests that go through the server's own log."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def log(self, path: str, body: Any, *, status: int = 200, bodies: bool = True) -> str:
+        """The line that the server logs of a request."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": []}
+        scope["route"] = SimpleNamespace(path=path)
+
+        async def app(_scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": data}
+
+        async def send(_message: Any) -> None: ...
+
+        self._capture.readouterr()
+        log_to_stderr(as_json=True)
+        asyncio.run(RequestLog(app, bodies=bodies)(scope, receive, send))
+        return self._capture.readouterr().err.strip()
+
+
+@pytest.fixture
+def traffic(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    for name in ("outrider", "uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        for attribute in ("handlers", "level", "propagate"):
+            monkeypatch.setattr(logger, attribute, getattr(logger, attribute))
+    return Traffic(capsys)
+
+
+def test_a_servers_log_is_asked_again(tmp_path: Path, traffic: Traffic) -> None:
+    user = {"role": "user", "content": "Hi"}
+    chat = {"messages": [user], "tools": [TOOL], "max_completion_tokens": 20, "temperature": 1.0}
+    silent = {"messages": [user], "tools": [TOOL], "tool_choice": "none", "response_format": FORMAT}
+    response = {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Look"}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "seen"},
+        ],
+        "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+        "text": {"format": {"type": "json_schema", "name": "p", "schema": SCHEMA}},
+        "max_output_tokens": 5000,
+    }
+    lines = [
+        "llama.cpp says something",
+        '{"time": "t", "level": "info", "event": "started"}',
+        traffic.log("/v1/chat/completions", chat),
+        traffic.log("/v1/chat/completions", silent),
+        traffic.log("/v1/chat/completions", chat, status=400),
+        traffic.log("/v1/completions", {"prompt": ["Once", "Twice"], "max_tokens": 8}),
+        traffic.log("/v1/responses", response),
+        traffic.log("/v1/tokens", {"text": "x"}),
+    ]
+    workload = read(tmp_path, *lines, max_tokens=100)
+    called, quiet, once, twice, answered = workload.prompts
+    assert called.messages == (user,) and called.tools == (TOOL,) and called.max_tokens == 20
+    assert quiet.tools == () and quiet.grammar == Grammar("json_schema", json.dumps(SCHEMA))
+    assert (once.messages, twice.messages, twice.max_tokens) == ("Once", "Twice", 8)
+    assert answered.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [CALL]},
+        {"role": "tool", "content": "seen", "tool_call_id": "c1"},
+    )
+    assert answered.tools == (TOOL,) and answered.grammar == quiet.grammar
+    assert answered.max_tokens == 100, "no more than the workload's"
+    assert len({prompt.id for prompt in workload.prompts}) == 5
+    assert workload.sampling.temperature == 0 and "passed over" not in workload.source
+
+
+def test_requests_that_cannot_be_asked_again_are_counted(tmp_path: Path, traffic: Traffic) -> None:
+    long = json.dumps({"messages": [{"role": "user", "content": "x" * 70_000}]}).encode()
+    tokens = traffic.log("/v1/completions", {"prompt": [1, 2, 3]})
+    fine = traffic.log("/v1/completions", {"prompt": "Once"})
+    workload = read(tmp_path, traffic.log("/v1/chat/completions", long), tokens, tokens, fine)
+    assert len(workload.prompts) == 1
+    assert workload.source.endswith(
+        "(1 passed over: the body is longer than what is logged; "
+        "2 passed over: the prompt is given in tokens)"
+    )
+
+
+def test_a_log_without_bodies_says_what_to_log(tmp_path: Path, traffic: Traffic) -> None:
+    error = refusal(tmp_path, traffic.log("/v1/completions", {"prompt": "Once"}, bodies=False))
+    assert "the body was not logged (1)" in error.why and "--log-prompts" in error.way_out
+
+
+# Built in
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_workloads(name: str) -> None:
+    workload = load_workload(WorkloadSpec(name=name))
+    assert (workload.name, workload.source, len(workload.prompts)) == (name, "built in", 8)
+    assert len({prompt.id for prompt in workload.prompts}) == 8
+    for prompt in workload.prompts:
+        assert not isinstance(prompt.messages, str)
+        length = sum(len(json.dumps(message)) for message in prompt.messages)
+        assert 120 < length < 2_200, (prompt.id, length)
+        assert prompt.messages[-1]["role"] in ("user", "tool")
+        assert (prompt.grammar is not None) == (name == "json")
+        assert bool(prompt.tools) == (name == "agent")
+        if prompt.grammar is not None:
+            COMPILER.compile(prompt.grammar)
+
+
+def test_agents_call_the_tools_that_they_have() -> None:
+    for prompt in load_workload(WorkloadSpec(name="agent")).prompts:
+        tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in prompt.tools}
+        assert not isinstance(prompt.messages, str)
+        open_calls: set[str] = set()
+        for message in prompt.messages:
+            for call in message.get("tool_calls", ()):
+                arguments = json.loads(call["function"]["arguments"])
+                parameters = tools[call["function"]["name"]]
+                assert set(parameters["required"]) <= set(arguments) <= set(parameters["properties"])
+                open_calls.add(call["id"])
+            if message["role"] == "tool":
+                open_calls.remove(message["tool_call_id"])
+        assert not open_calls, prompt.id
+
+
+def test_a_built_in_workload_twice() -> None:
+    hot = load_workload(WorkloadSpec(name="hot", file="code", temperature=0.8, prompts=2))
+    assert (hot.name, hot.source, [prompt.id for prompt in hot.prompts]) == (
+        "hot",
+        "built in",
+        ["code-1", "code-5"],
+    )

@@ -1,0 +1,288 @@
+"""`outrider bench` as its users call it: plan and flags, progress, reports, refusals. A stand-in sweeps."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bench_rows import bench_rows
+from cli_helpers import Outcome, call
+from outrider.bench.plan import Plan, WorkloadSpec
+from outrider.bench.plan_file import plan_text
+from outrider.bench.progress import Progress
+from outrider.bench.results import Results
+from outrider.bench.store import ROWS
+from outrider.cli.bench_progress import show_progress, time_left
+from outrider.models import HubOptions
+
+Run = Callable[..., Outcome]
+
+
+class Sweep:
+    """Stands in for the sweep: keeps what it was asked for and gives rows that were made up."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.folders: list[Path] = []
+        self.hubs: list[HubOptions] = []
+        self.raises: BaseException | None = None
+
+    def __call__(
+        self, plan: Plan, folder: Path, *, hub: HubOptions, progress: Callable[[Progress], None]
+    ) -> Results:
+        self.plans.append(plan)
+        self.folders.append(folder)
+        self.hubs.append(hub)
+        progress(Progress("recording", 0.25, 7500.0, "tiny, chat"))
+        progress(Progress("running", 0.5, 60.0, "tiny, chat"))
+        if self.raises is not None:
+            raise self.raises
+        folder.mkdir(parents=True, exist_ok=True)
+        return Results.of(bench_rows())
+
+
+@pytest.fixture
+def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sweep:
+    module, stand_in = ModuleType("outrider.bench.sweep"), Sweep()
+    vars(module)["run_sweep"] = stand_in
+    monkeypatch.setitem(sys.modules, "outrider.bench.sweep", module)
+    monkeypatch.setattr("outrider.bench.report.write_report", lambda _, path: path.write_text("<!doctype"))
+    monkeypatch.chdir(tmp_path)
+    return stand_in
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    def run_(*arguments: object) -> Outcome:
+        return call(monkeypatch, capfdbinary, "bench", *map(str, arguments))
+
+    return run_
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """The folder of a run that is over."""
+    folder = tmp_path / "finished"
+    folder.mkdir()
+    lines = [row.model_dump_json() for row in bench_rows()]
+    (folder / ROWS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def refused(outcome: Outcome) -> str:
+    """The one message of a command line that was refused."""
+    assert outcome.status == 2 and outcome.out == "", outcome
+    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
+    return outcome.err.removeprefix("error: ").strip()
+
+
+def test_without_anything_the_defaults_are_swept(run: Run, sweep: Sweep, tmp_path: Path) -> None:
+    outcome = run()
+    assert outcome.status == 0, outcome.err
+    assert sweep.plans == [Plan()] and sweep.folders == [Path("bench")]
+    assert (tmp_path / "bench" / "report.html").read_text().startswith("<!")
+    assert outcome.out.strip() and outcome.err.strip().endswith("report: bench/report.html")
+    assert "recording: 25% of all, 2 h 05 min left, tiny, chat" in outcome.err
+    assert "running" not in outcome.err, "one line in ten seconds"
+
+
+def test_flags_override_the_file(run: Run, sweep: Sweep, tmp_path: Path) -> None:
+    plan = tmp_path / "mine.toml"
+    plan.write_text(
+        'targets = ["a.gguf"]\nfinalists = 5\nworkloads = ["chat", {name = "code", max_tokens = 9}]'
+    )
+    assert run(plan, "-md", "d.gguf", "-md", "e*.gguf", "--finalists", 1, "--temp", "0.5").status == 0
+    found = sweep.plans[0]
+    assert found.targets == (str(tmp_path / "a.gguf"),) and found.drafts == ("d.gguf", "e*.gguf")
+    assert found.finalists == 1 and found.name == "mine" and sweep.folders == [Path("mine")]
+    assert found.workloads == (
+        WorkloadSpec(name="chat", temperature=0.5),
+        WorkloadSpec(name="code", temperature=0.5, max_tokens=9),
+    )
+
+
+def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text("{}")
+    (tmp_path / "q.jsonl").write_text('{"category": "math", "turns": ["1 + 1?"]}')
+    flags = shlex.split("""
+        -m t.gguf --draft d.gguf --no-lookup-only --workload edits --workload q.jsonl#math --prompts 3
+        --max-tokens 40 --temp 0.2 --seed 7 --drafters lookup,model --draft-lengths 2,4-6 --p-mins 0,0.9
+        --finalists 4 --control auto --repetitions 2-5 --interval 0.1 --minutes 1.5 --costs costs.json
+        -c 512 -t 2 -tb 3 -ngl 12 -fa on --no-quality --offline -hft secret -o out
+    """)
+    outcome = run(
+        *flags, "--contestant", "up=http://h:1/v1", "--contestant", "ls=srv -m {target} --port {port}"
+    )
+    assert outcome.status == 0, outcome.err
+    plan = sweep.plans[0]
+    assert (plan.targets, plan.drafts, plan.lookup_only) == (("t.gguf",), ("d.gguf",), False)
+    said: dict[str, Any] = {"prompts": 3, "max_tokens": 40, "temperature": 0.2, "seed": 7}
+    assert plan.workloads == (
+        WorkloadSpec(name="edits", **said),
+        WorkloadSpec(name="q math", file="q.jsonl#math", **said),
+    )
+    assert (plan.drafters, plan.draft_lengths, plan.p_mins) == (("lookup", "model"), (2, 4, 5, 6), (0.0, 0.9))
+    assert (plan.finalists, plan.controls, plan.seed) == (4, ("auto",), 7)
+    assert (plan.repetitions_least, plan.repetitions_most, plan.interval_ratio) == (2, 5, 0.1)
+    assert (plan.minutes, plan.costs, plan.context, plan.quality) == (1.5, Path("costs.json"), 512, False)
+    options = plan.load_options()
+    assert (options.threads, options.threads_batch, options.gpu_layers, options.flash_attention) == (
+        2,
+        3,
+        12,
+        "on",
+    )
+    up, started = plan.contestants
+    assert (up.name, up.url, started.command) == ("up", "http://h:1/v1", "srv -m {target} --port {port}")
+    assert sweep.hubs == [HubOptions(token="secret", offline=True)] and sweep.folders == [Path("out")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("none.toml", "none.toml: no such file"),
+        ("--draft-lengths 9-3", "--draft-lengths: '9-3' is no length"),
+        ("--repetitions few", "--repetitions few: it is no range"),
+        ("--repetitions 5-3", "repetitions_least is 5, more than repetitions_most, 3"),
+        ("--finalists -1", "--finalists: -1: input should be greater"),
+        ("--drafters oracle", "--drafters: 'oracle': input should be"),
+        ("--p-mins 0,x", "--p-mins: 'x': input should be a valid number"),
+        ("--control fast", "--control: 'fast': it is no setting"),
+        ("--workload chats --prompts 0", "--workload: 0: input should be greater"),
+        ("--contestant llama-server", "--contestant llama-server: it is no engine with a name"),
+        ("--contestant x=serve", "--contestant: its command does not say {port}"),
+        ("--workload none.jsonl", "none.jsonl: no such file"),
+        ("--workload other/file", "other/file: it holds no prompts"),
+        ("-ngl some", "-ngl some: it is no number of layers"),
+        ("--costs none.json", "none.json: there is no such file"),
+        ("-o other", "other: the folder holds other files, and no run to go on with"),
+        ("-o other/file", "other/file: it is a file, no folder"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_runs(
+    run: Run, sweep: Sweep, tmp_path: Path, flags: str, said: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    assert said in refused(run(*flags.split()))
+    assert sweep.plans == []
+
+
+def test_what_of_a_log_is_passed_over_is_said(run: Run, sweep: Sweep, tmp_path: Path) -> None:
+    event = {"level": "info", "event": "request", "method": "POST", "route": "/v1/completions", "status": 200}
+    bodies = [json.dumps({"prompt": prompt}) for prompt in ("Once", [1, 2])]
+    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps({**event, "body": body}) for body in bodies))
+    outcome = run("--workload", "log.jsonl")
+    assert outcome.status == 0 and len(sweep.plans) == 1
+    assert "note: log: log.jsonl (1 passed over: the prompt is given in tokens)" in outcome.err
+
+
+def test_interrupted_it_says_how_to_go_on(run: Run, sweep: Sweep) -> None:
+    sweep.raises = KeyboardInterrupt()
+    outcome = run()
+    assert outcome.status == 130 and outcome.out == ""
+    assert outcome.err.splitlines()[-1] == "interrupted: run it again to go on"
+
+
+def test_a_run_that_is_there_is_gone_on_with(run: Run, sweep: Sweep, finished: Path) -> None:
+    assert run("-o", finished).status == 0
+    assert sweep.folders == [finished]
+
+
+@pytest.mark.usefixtures("sweep")
+def test_the_summary_as_json(run: Run, finished: Path, tmp_path: Path) -> None:
+    for arguments in (("--json",), ("report", finished, "--json")):
+        outcome = run(*arguments)
+        assert outcome.status == 0, outcome.err
+        summary = json.loads(outcome.out)
+        results = Results.read(finished)
+        places = {(cell["target"], cell["draft"], cell["workload"]) for cell in summary["cells"]}
+        drafts = (None, *results.drafts)
+        workloads = (None, *results.workloads)
+        assert places == {(t, d, w) for t in results.targets for d in drafts for w in workloads}
+        measured = [cell for cell in summary["cells"] if cell["measured_speedup"]]
+        assert measured, "some cells ran"
+        for cell in measured:
+            bounds = cell["measured_speedup"]
+            assert bounds["low"] <= bounds["value"] <= bounds["high"]
+            assert cell["outcome"] in ("faster", "slower", "tie") and cell["plain_tokens_per_s"]["value"] > 0
+    assert not list(tmp_path.glob("finished/*.html")), "a report is written where it is asked for"
+
+
+def test_init_writes_the_plan_and_never_over_another(run: Run, tmp_path: Path, sweep: Sweep) -> None:
+    outcome = run("init")
+    assert outcome.status == 0 and "outrider bench bench.toml" in outcome.out
+    assert (tmp_path / "bench.toml").read_text() == plan_text()
+    (tmp_path / "bench.toml").write_text("mine")
+    assert "bench.toml: the file exists" in refused(run("init"))
+    assert (tmp_path / "bench.toml").read_text() == "mine"
+    assert run("init", "bench.toml", "--force").status == 0
+    assert run("bench.toml").status == 0 and sweep.plans == [Plan()]
+    assert "its folder does not exist" in refused(run("init", tmp_path / "no" / "p.toml"))
+
+
+@pytest.mark.slow
+def test_a_page_of_a_run(run: Run, finished: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    outcome = run("report", finished, "--html", page)
+    assert outcome.status == 0 and outcome.out.strip() and "<html" in page.read_text()
+
+
+def test_reports_of_runs(run: Run, finished: Path, tmp_path: Path) -> None:
+    outcome = run("report", finished)
+    assert outcome.status == 0 and outcome.out.strip() and not list(tmp_path.rglob("*.html"))
+    assert "no such file" in refused(run("report", tmp_path / "none"))
+    assert "its folder does not exist" in refused(
+        run("report", finished, "--html", tmp_path / "a" / "b.html")
+    )
+
+
+def test_comparing_and_exporting_runs(run: Run, finished: Path, tmp_path: Path) -> None:
+    outcome = run("compare", finished, finished)
+    assert outcome.status == 0 and outcome.out.strip(), outcome.err
+    table = tmp_path / "rows.csv"
+    assert run("export", finished, "--to", table).status == 0
+    assert len(table.read_text().splitlines()) > len(Results.read(finished).runs)
+    assert "End it in .csv or .parquet" in refused(run("export", finished, "--to", tmp_path / "rows.xls"))
+
+
+def test_help_reads_well_at_80_columns(run: Run) -> None:
+    outcome = run("-h")
+    assert outcome.status == 0 and max(map(len, outcome.out.splitlines())) <= 80
+    for word in ("PLAN.toml", "--target", "--workload", "--repetitions", "--contestant", "bench init"):
+        assert word in outcome.out
+    for name in ("init", "report", "compare", "export"):
+        shown = run(name, "-h").out
+        assert f"Usage: outrider bench {name}" in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_progress_on_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = io.StringIO()
+    with show_progress(Console(file=shown, force_terminal=True, width=80)) as tell:
+        tell(Progress("running", 0.5, 90.0, "a [red]name"))
+    text = shown.getvalue()
+    assert "running" in text and "50%" in text and "2 min left" in text and "[red]name" in text
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_elsewhere_is_a_line_every_ten_seconds() -> None:
+    shown, now_s = io.StringIO(), [0.0]
+    with show_progress(Console(file=shown, width=80), clock=lambda: now_s[0]) as tell:
+        for second in range(25):
+            now_s[0] = float(second)
+            tell(Progress("running", second / 25, None, f"at {second}"))
+    assert shown.getvalue().splitlines() == [
+        f"running: {share} of all, at {second}" for share, second in (("0%", 0), ("40%", 10), ("80%", 20))
+    ]
+    assert [time_left(left) for left in (None, 9.0, 200.0, 7500.0)] == [
+        "", "9 s left", "3 min left", "2 h 05 min left",
+    ]  # fmt: skip
