@@ -124,14 +124,17 @@ def template_for(model: LlamaCppModel, file: ModelFile) -> ChatTemplate | None:
     return template_of(model.weights, file.card)
 
 
-def model_row(file: ModelFile, role: Role, model: LlamaCppModel, memory_bytes: int | None) -> ModelRow:
-    """What is written down about a loaded model."""
+def model_row(
+    file: ModelFile, role: Role, model: LlamaCppModel, memory_bytes: int | None, notices: Sequence[str]
+) -> ModelRow:
+    """What is written down about a loaded model; `notices` are lines about how it was loaded."""
     effective = asdict(replace(model.options)) | {
         "threads": model.threads,
         "threads_batch": model.threads_batch,
         "batch_tokens": model.max_batch_tokens,
         "micro_batch_tokens": model.micro_batch_tokens,
         "context_length": model.context_length,
+        **({"notices": list(notices)} if notices else {}),
     }
     return ModelRow(
         model=file.name,

@@ -13,6 +13,7 @@ from outrider.bench.rows import ModelRow, PairRow, Role
 from outrider.bench.score import pair_row
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
+from outrider.costs.timing import Rows
 from outrider.loading import why_no_draft
 from outrider.models.hub import HubOptions
 from outrider.tuning import costs_of
@@ -24,13 +25,12 @@ DEFAULT_CONTEXT_TOKENS = 4096
 
 
 class LlamaCppLoader:
-    """The Loader of a real sweep. `notices` are lines about how models were loaded."""
+    """The Loader of a real sweep."""
 
     def __init__(self, plan: Plan, workloads: Sequence[Workload], hub: HubOptions) -> None:
         self._plan = plan
         self._hub = hub
         self._context = plan.context or _context(workloads)
-        self.notices: list[str] = []
 
     def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
         """Raises ModelFileError and HubError, which name the reference that leads nowhere."""
@@ -38,14 +38,15 @@ class LlamaCppLoader:
 
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
         """Raises ModelFileError or OutOfMemory."""
-        model, grown = load_model(file, self._plan.load_options(), self._context, self.notices)
-        return LoadedTarget(file.name, model, template_for(model, file)), model_row(
-            file, "target", model, grown
-        )
+        notices: list[str] = []
+        model, grown = load_model(file, self._plan.load_options(), self._context, notices)
+        row = model_row(file, "target", model, grown, notices)
+        return LoadedTarget(file.name, model, template_for(model, file)), row
 
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
         """Raises ModelFileError or OutOfMemory."""
-        model, grown = load_model(file, self._plan.load_options(), self._context, self.notices)
+        notices: list[str] = []
+        model, grown = load_model(file, self._plan.load_options(), self._context, notices)
         try:
             alignment = compare(target.model.vocabulary, model.vocabulary)
             useless = None
@@ -60,7 +61,7 @@ class LlamaCppLoader:
             model.close()
             model.weights.close()
             raise
-        return LoadedDraft(file.name, model, alignment), model_row(file, "draft", model, grown)
+        return LoadedDraft(file.name, model, alignment), model_row(file, "draft", model, grown, notices)
 
     def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
         """Measured now, or those of the plan's file. Raises SettingError, or BackendError when a call
@@ -74,9 +75,8 @@ class LlamaCppLoader:
             return curve
         if not isinstance(model.model, LlamaCppModel):
             raise BackendError(model.name, "only models of llama.cpp can be measured here")
-        costs, notices = costs_of(model.model, rows="all" if role == "target" else "last", fresh=True)
-        self.notices += notices
-        return costs
+        rows: Rows = "all" if role == "target" else "last"
+        return costs_of(model.model, rows=rows, fresh=True)[0]
 
 
 def _context(workloads: Sequence[Workload]) -> int:

@@ -8,8 +8,8 @@ from time import perf_counter
 
 __all__ = ["Meter", "Progress"]
 
-_LEAST_DONE_S = 10.0
-_MOST_RATIO = 4.0
+_LEAST_DONE_S = 60.0
+_MOST_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)

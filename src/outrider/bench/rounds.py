@@ -10,10 +10,9 @@ from outrider.bench.measure import Block, Entry, Rival, run_block
 from outrider.bench.plan import Plan
 from outrider.bench.progress import Meter
 from outrider.bench.results import Results
-from outrider.bench.rows import BlockRow, PairRow, PredictionRow, RunRow, SkippedRow
+from outrider.bench.rows import BlockRow, PairRow, PredictionRow, RunRow
 from outrider.bench.settings import PLAIN, Setting
 from outrider.bench.stages import Loader, Stages
-from outrider.bench.store import Store
 from outrider.bench.summary import measured_speedup
 
 __all__ = ["Rounds"]
@@ -37,7 +36,7 @@ class Rounds:
         self._meter = meter
         self._rivals = rivals
         self._is_over = is_over
-        self._store: Store = stages.store
+        self._ledger = stages.ledger
         self._target: LoadedTarget = stages.target
         self._drafts: dict[str, LoadedDraft] = {}
         self._left = 0
@@ -45,7 +44,7 @@ class Rounds:
     def run(self) -> bool:
         """Repeat blocks over all workloads until the least number is done, and on until the intervals are
         tight or the most are done. False when the time was over before."""
-        workloads = list(dict.fromkeys(row.workload for row in self._stages.choices()))
+        workloads = list(dict.fromkeys(row.workload for row in self._ledger.choices()))
         with ExitStack() as stack:
             self._load(stack)
             for repetition in range(self._plan.repetitions_most):
@@ -62,13 +61,13 @@ class Rounds:
     def _load(self, stack: ExitStack) -> None:
         """Every draft model that something chosen needs."""
         wanted = {
-            row.draft for row in self._stages.choices() if row.draft and (row.finalists or row.controls)
+            row.draft for row in self._ledger.choices() if row.draft and (row.finalists or row.controls)
         }
         for name in [name for name in self._stages.drafts if name in wanted]:
             self._meter.say("loading", name)
             loaded = self._loader.draft(self._stages.drafts[name], self._target)
             if isinstance(loaded, PairRow):  # it did line up before
-                self._store.append(SkippedRow(what=name, why=loaded.why_not or "it does not line up"))
+                self._ledger.skip(name, loaded.why_not or "it does not line up")
                 continue
             self._drafts[name] = loaded[0]
             stack.callback(loaded[0].close)
@@ -84,11 +83,11 @@ class Rounds:
 
     def _has(self, workload: str, repetition: int) -> bool:
         block = self._id(workload, repetition)
-        return any(isinstance(row, BlockRow) and row.block == block for row in self._store.rows)
+        return any(isinstance(row, BlockRow) and row.block == block for row in self._ledger.rows)
 
     def _is_tight(self, workload: str) -> bool:
         """Whether the speed-ups of all settings that ran are known as well as asked for."""
-        results = Results.of(self._store.rows)
+        results = Results.of(self._ledger.rows)
         for draft, setting in self._entries(workload):
             if setting == PLAIN:
                 continue
@@ -105,17 +104,17 @@ class Rounds:
 
     def _entries(self, workload: str) -> list[tuple[str | None, Setting]]:
         found: list[tuple[str | None, Setting]] = [(None, PLAIN)]
-        for row in self._stages.choices():
+        for row in self._ledger.choices():
             if row.workload == workload and (row.draft is None or row.draft in self._drafts):
                 found += [(row.draft, Setting.of(name)) for name in (*row.finalists, *row.controls)]
         return list(dict.fromkeys(found))
 
     def _block(self, workload: str, repetition: int) -> None:
         entries = [
-            Entry(setting, self._drafts[draft] if draft else None, self._stages.prices(draft))
+            Entry(setting, self._drafts[draft] if draft else None, self._ledger.prices(draft))
             for draft, setting in self._entries(workload)
         ]
-        cases = self._stages.cases(workload)
+        cases = self._ledger.cases(workload)
         block = Block(
             id=self._id(workload, repetition),
             workload=workload,
@@ -127,7 +126,7 @@ class Rounds:
         )
         total = len(cases) * (len(entries) + len(self._rivals))
         for number, row in enumerate(run_block(self._target, block)):
-            self._store.append(row)
+            self._ledger.append(row)
             if isinstance(row, RunRow):
                 self._meter.did("measure", 1 / max(self._left - number, 1))
                 where = f"{self._target.name}: {workload}, round {repetition + 1}, {number + 1} of {total}"
@@ -139,17 +138,17 @@ class Rounds:
         seconds, runs = 0.0, 0
         predicted = {
             (row.draft, row.setting, row.workload): sum(case.seconds for case in row.cases)
-            for row in self._store.rows
+            for row in self._ledger.rows
             if isinstance(row, PredictionRow) and row.target == self._target.name
         }
         for later in range(repetition, max(self._plan.repetitions_least, repetition + 1)):
             for workload in workloads if later == repetition else self._all():
                 entries = self._entries(workload)
                 seconds += sum(predicted.get((draft, s.name, workload), 0.0) for draft, s in entries)
-                seconds += sum(answer.prefill_s for _, answer in self._stages.cases(workload))
-                runs += len(self._stages.cases(workload)) * (len(entries) + len(self._rivals))
+                seconds += sum(answer.prefill_s for _, answer in self._ledger.cases(workload))
+                runs += len(self._ledger.cases(workload)) * (len(entries) + len(self._rivals))
         self._left = runs
         self._meter.expect("measure", seconds)
 
     def _all(self) -> list[str]:
-        return list(dict.fromkeys(row.workload for row in self._stages.choices()))
+        return list(dict.fromkeys(row.workload for row in self._ledger.choices()))

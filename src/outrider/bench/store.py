@@ -151,7 +151,8 @@ def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
     plain = json.loads(head.model_dump_json())
     then = json.loads(first.model_dump_json())
     plan = {key: value for key, value in plain["plan"].items() if key not in _MAY_CHANGE}
-    different = [f"plan: {key}" for key, value in plan.items() if then["plan"].get(key) != value]
+    # What an older version did not know it did not do otherwise than by default.
+    different = [f"plan: {key}" for key, value in plan.items() if then["plan"].get(key, value) != value]
     same = ("cpu", "physical_cores", "devices", "llama_cpp", "outrider")
     different += [key for key in same if then["machine"].get(key) != plain["machine"].get(key)]
     if different:

@@ -16,6 +16,7 @@ from typing import Any
 
 from outrider.backends.llama_cpp import physical_cores
 from outrider.bench.contestants import Answer, Contestant, ContestantError
+from outrider.bench.ledger import Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.measure import Rival
@@ -27,11 +28,12 @@ from outrider.bench.quality import families, quality_of, save_reference
 from outrider.bench.record import Case, cases_of
 from outrider.bench.results import Results
 from outrider.bench.rounds import Rounds
-from outrider.bench.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
+from outrider.bench.rows import AnswerRow, DoneRow, QualityRow
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
 from outrider.bench.workloads import load_workload
 from outrider.core.errors import BackendError, InputError
+from outrider.models.gguf import ModelCard
 from outrider.models.hub import HubOptions
 
 __all__ = ["Progress", "run_sweep"]
@@ -40,7 +42,7 @@ _BYTES_PER_S = 8e9
 """of weights that a step reads, as long as nothing is measured"""
 _SCORED_SHARE = 0.5
 """Scoring a draft takes about so much of recording the answers; a better guess follows."""
-_REPLAYED_CASE_S = 0.02
+_REPLAYED_CASE_S = 0.002
 
 
 def run_sweep(
@@ -75,9 +77,11 @@ class _Sweep:
     started_s: float
     relatives: dict[str, str] = field(default_factory=dict)
     """of each target the one that it is a quantization of, or itself"""
+    cards: dict[str, ModelCard] = field(default_factory=dict)
 
     def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
-        groups = families(targets)
+        groups = families(targets, self.plan.references)
+        self.cards = {model.name: model.card for model in targets}
         self.relatives = {model.name: group[0].name for group in groups for model in group}
         ordered = [model for group in groups for model in group]
         waiting = [file for file in ordered if not self._is_done(file.name)]
@@ -93,21 +97,21 @@ class _Sweep:
         """A first guess, by the size of the file."""
         tokens = sum(len(cases_of(w)) * w.max_tokens for w in self.workloads)
         record_s = 1.5 * tokens * file.card.file_bytes / _BYTES_PER_S
-        runs = (self.plan.finalists + 2) * (1 + len(drafts)) + 1
+        alike = [draft for draft in drafts if draft.card.tokenizer == file.card.tokenizer]
+        runs = (self.plan.finalists + 2) * (1 + len(alike)) + 1
         self.meter.expect(f"later {file.name}", record_s * (1 + self.plan.repetitions_least * runs * 0.7))
 
     def _target(self, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         self.meter.say("loading", file.name)
         target, row = self.loader.target(file)
         try:
-            known = [r for r in self.store.rows if isinstance(r, ModelRow) and r.role == "target"]
-            if row.model not in {r.model for r in known}:
-                self.store.append(row)
-            stages = Stages(self.plan, self.store, self.loader, target, self.workloads, self.meter)
+            ledger = Ledger(self.store, target, self.workloads)
+            ledger.note_model(row)
+            stages = Stages(self.plan, ledger, self.loader, self.meter)
             stages.record()
             self._expect_stages(stages, drafts)
-            if not stages.all_cases():
-                self.store.append(SkippedRow(what=file.name, why="it answered none of the prompts"))
+            if not stages.ledger.all_cases():
+                ledger.skip(file.name, "it answered none of the prompts")
                 return
             stages.measure_target()
             if self.plan.quality:
@@ -128,12 +132,13 @@ class _Sweep:
     def _expect_stages(self, stages: Stages, drafts: Sequence[ModelFile]) -> None:
         """Better guesses, now that the target's speed is known."""
         self.meter.known()
-        recorded_s = sum(answer.prefill_s + answer.decode_s for _, answer in stages.all_cases())
-        num_cases, num_settings = len(stages.all_cases()), 2 + len(self.plan.draft_lengths) * 3
-        for draft in drafts:
+        recorded_s = sum(answer.prefill_s + answer.decode_s for _, answer in stages.ledger.all_cases())
+        num_cases, num_settings = len(stages.ledger.all_cases()), 2 + len(self.plan.draft_lengths) * 3
+        alike = [draft for draft in drafts if draft.card.tokenizer == self.cards[stages.name].tokenizer]
+        for draft in alike:
             self.meter.expect(f"score {draft.name}", recorded_s * _SCORED_SHARE)
             self.meter.expect(f"replay {draft.name}", num_cases * num_settings * _REPLAYED_CASE_S)
-        runs = (self.plan.finalists + 2) * (1 + len(drafts)) + 1
+        runs = (self.plan.finalists + 2) * (1 + len(alike)) + 1
         self.meter.expect("measure", recorded_s * 0.7 * runs * self.plan.repetitions_least)
         self.meter.expect(f"later {stages.name}", 0)
 
@@ -158,7 +163,7 @@ class _Sweep:
             for found in quality_of(stages.target.model, folder, missing, name=target):
                 self.store.append(found)
         except (InputError, BackendError) as error:
-            self.store.append(SkippedRow(what=f"quality of {target}", why=f"{error.what}: {error.why}"))
+            stages.ledger.skip(f"quality of {target}", f"{error.what}: {error.why}")
 
     # Real runs
 
@@ -191,8 +196,7 @@ class _Sweep:
                     )
                 except ContestantError as error:
                     what = f"{name} with {file.name}"
-                    if not stages.has_skipped(what):
-                        self.store.append(SkippedRow(what=what, why=f"{error.why}"))
+                    stages.ledger.skip(what, error.why)
                     continue
                 stack.enter_context(engine)
                 yield _Engine(name, engine)

@@ -1,0 +1,138 @@
+"""What the rows of a run say about one target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.bench.curves import curve_of
+from outrider.bench.loaded import LoadedTarget
+from outrider.bench.predict import OwnTimes, Prices, Scored
+from outrider.bench.prompts import Workload
+from outrider.bench.record import Case, cases_of
+from outrider.bench.rows import (
+    AnswerRow,
+    ChoiceRow,
+    CostsRow,
+    ModelRow,
+    OffersRow,
+    PairRow,
+    PredictionRow,
+    Role,
+    Row,
+    SkippedRow,
+)
+from outrider.bench.score import offers_of
+from outrider.bench.store import Store
+from outrider.replay import Recording
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Reads the rows about one target, and adds to them."""
+
+    def __init__(self, store: Store, target: LoadedTarget, workloads: Sequence[Workload]) -> None:
+        self.target = target
+        self.name = target.name
+        self.workloads = workloads
+        self._store = store
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """All rows of the run so far."""
+        return self._store.rows
+
+    def append(self, row: Row) -> None:
+        """Write a row down."""
+        self._store.append(row)
+
+    def skip(self, what: str, why: str) -> None:
+        """Say once that something takes no part."""
+        if not self.has_skipped(what):
+            self.append(SkippedRow(what=what, why=why))
+
+    def note_model(self, row: ModelRow) -> None:
+        """Write down a model in its role, once."""
+        known = [known for known in self.rows if isinstance(known, ModelRow)]
+        if (row.model, row.role) not in {(known.model, known.role) for known in known}:
+            self.append(row)
+
+    def cases(self, workload: str) -> list[tuple[Case, AnswerRow]]:
+        """The cases of a workload that were answered, in their order."""
+        [found] = [known for known in self.workloads if known.name == workload]
+        rows = self.answered(workload)
+        return [(case, rows[case.id]) for case in cases_of(found) if case.id in rows and rows[case.id].tokens]
+
+    def answered(self, workload: str) -> dict[str, AnswerRow]:
+        """The answers of a workload by their cases, empty ones too."""
+        return {
+            row.case: row
+            for row in self.rows
+            if isinstance(row, AnswerRow) and row.target == self.name and row.workload == workload
+        }
+
+    def all_cases(self) -> list[tuple[Case, AnswerRow]]:
+        """Those of all workloads."""
+        return [pair for workload in self.workloads for pair in self.cases(workload.name)]
+
+    def choices(self) -> list[ChoiceRow]:
+        """What was chosen for each cell."""
+        return [row for row in self.rows if isinstance(row, ChoiceRow) and row.target == self.name]
+
+    def prices(self, draft: str | None) -> Prices:
+        """The costs in force for a pair."""
+        mine = self.costs(self.name, "target")
+        assert mine is not None
+        theirs = None if draft is None else self.costs(draft, "draft")
+        own = OwnTimes(mine.own_s, mine.own_token_s)
+        return Prices(curve_of(mine), None if theirs is None else curve_of(theirs), own)
+
+    def costs(self, model: str, role: Role) -> CostsRow | None:
+        """The costs of the target, or of a draft model beside it."""
+        beside = self.name if role == "draft" else None
+        for row in self.rows:
+            if isinstance(row, CostsRow) and (row.model, row.role, row.beside) == (model, role, beside):
+                return row
+        return None
+
+    def has_skipped(self, what: str) -> bool:
+        """Whether it was said already that this takes no part."""
+        return any(isinstance(row, SkippedRow) and row.what == what for row in self.rows)
+
+    def pair(self, draft: str) -> PairRow | None:
+        """How a draft's tokenizer lines up, if that is known."""
+        pairs = [row for row in self.rows if isinstance(row, PairRow) and row.target == self.name]
+        return next((row for row in pairs if row.draft == draft), None)
+
+    def offers(self, draft: str) -> list[OffersRow]:
+        """What a draft would have offered."""
+        return [
+            row
+            for row in self.rows
+            if isinstance(row, OffersRow) and (row.target, row.draft) == (self.name, draft)
+        ]
+
+    def predictions(self, draft: str | None) -> list[PredictionRow]:
+        """What was predicted of a pair."""
+        return [
+            row
+            for row in self.rows
+            if isinstance(row, PredictionRow) and (row.target, row.draft) == (self.name, draft)
+        ]
+
+    def scored(self, workload: str, draft: str | None) -> list[Scored]:
+        """The answers of a workload as recordings with the offers of a draft; those without offers are left
+        out."""
+        offers = {row.case: row for row in self.offers(draft) if row.workload == workload} if draft else {}
+        return [
+            self._scored(case, answer, offers.get(answer.case))
+            for case, answer in self.cases(workload)
+            if draft is None or answer.case in offers
+        ]
+
+    def _scored(self, case: Case, answer: AnswerRow, offers: OffersRow | None) -> Scored:
+        known = {} if offers is None else {"draft": offers_of(offers)}
+        recording = Recording(
+            answer.case, answer.workload, answer.prompt, answer.tokens, answer.finish_reason, known
+        )
+        return Scored(recording, self.target.constrain(case.prompt.grammar))

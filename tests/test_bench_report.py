@@ -1,0 +1,440 @@
+"""The report of a sweep: one self-contained HTML file, and the tables in the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from bench_rows import DRAFTS, TARGETS, bench_rows, head_row, skipped
+from outrider.bench import summary
+from outrider.bench.report import print_report, write_report
+from outrider.bench.results import Cell, Results
+from outrider.bench.rows import PredictionRow, Row, RunRow
+from outrider.core.errors import SettingError
+
+BIG = TARGETS[0]
+SMALL = DRAFTS[0]
+PICTURES = ("heat", "lengths", "acceptance", "costs", "times", "pareto", "accuracy")
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+ROW: TypeAdapter[Row] = TypeAdapter(Row)
+
+
+@dataclass
+class Node:
+    tag: str
+    attributes: dict[str, str | None]
+    children: list[Node] = field(default_factory=list)
+    text: str = ""
+
+    def all(self, tag: str) -> list[Node]:
+        return [found for child in self.children for found in ([child] * (child.tag == tag) + child.all(tag))]
+
+    def words(self) -> str:
+        return " ".join([self.text, *(child.words() for child in self.children)]).replace("\xa0", " ").strip()
+
+
+class Tree(HTMLParser):
+    """Reads a document whose elements are all closed, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open = [Node("document", {})]
+        self.feed(text)
+        self.close()
+        assert [node.tag for node in self.open] == ["document"]
+
+    @property
+    def root(self) -> Node:
+        return self.open[0]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, dict(attrs))
+        self.open[-1].children.append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Node(tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].text += data
+
+
+def html_of(rows: Sequence[Row], folder: Path) -> str:
+    path = folder / "report.html"
+    write_report(Results.of(rows), path)
+    return path.read_text("utf-8")
+
+
+def printed(rows: Sequence[Row], width: int) -> str:
+    console = Console(file=StringIO(), width=width)
+    print_report(Results.of(rows), console)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def renamed(rows: Sequence[Row], old: str, new: str) -> list[Row]:
+    """The same rows with a model or a workload called otherwise."""
+    inside = json.dumps(new)[1:-1]
+    return [ROW.validate_json(row.model_dump_json().replace(old, inside)) for row in rows]
+
+
+def few_rows(repetitions: int = 3, workloads: Sequence[str] = ("chat", "edits")) -> list[Row]:
+    return bench_rows([BIG], [SMALL, None], workloads, repetitions=repetitions)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return bench_rows(TARGETS, [SMALL, None], ("chat", "edits"))
+
+
+@pytest.fixture(scope="module")
+def html(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return html_of(rows, tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def tree(html: str) -> Node:
+    return Tree(html).root
+
+
+def section(tree: Node, name: str) -> Node:
+    [found] = [s for s in tree.all("section") if any(h.attributes.get("id") == name for h in s.all("h2"))]
+    return found
+
+
+def table_rows(node: Node) -> list[dict[str, str]]:
+    """The rows of a table by the heads of its columns."""
+    heads = [cell.words() for cell in node.all("thead")[0].all("th")]
+    rows = [
+        [c.words() for c in row.children if c.tag in ("th", "td")] for row in node.all("tbody")[0].all("tr")
+    ]
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+# The file
+
+
+def test_it_needs_nothing_else(html: str, tree: Node) -> None:
+    assert not re.search(r"https?:|<script|javascript:|@import|\bsrc=|\bon[a-z]+=", html)
+    assert {link.attributes["href"] for link in tree.all("link")} == {"data:,"}
+    assert set(re.findall(r"url\((.)", html)) <= {"#"}
+    assert not tree.all("iframe") + tree.all("object") + tree.all("img")
+
+
+def test_names_within_it_are_unique_and_lead_somewhere(html: str) -> None:
+    counts = Counter(re.findall(r'\bid="([^"]+)"', html))
+    assert [name for name, count in counts.items() if count > 1] == []
+    used = set(re.findall(r'(?:url\(|href="|labelledby=")#?([A-Za-z][\w.-]*)[")]', html)) - {"data"}
+    assert used - set(counts) == set()
+
+
+def test_each_picture_has_a_title_a_text_and_its_numbers(tree: Node) -> None:
+    for name in PICTURES:
+        found = section(tree, name)
+        [figure] = found.all("figure")
+        assert figure.attributes["aria-labelledby"] == name
+        assert re.search(r"\d", figure.all("figcaption")[0].all("p")[0].words())
+        drawings = figure.all("svg")
+        assert drawings
+        for drawing in drawings:
+            assert drawing.attributes["role"] == "img"
+            assert re.search(r"\d", drawing.attributes["aria-label"] or "")
+        assert len(table_rows(found.all("table")[-1])) > 2
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    small = few_rows(workloads=("chat",))
+    first = html_of(small, tmp_path)
+    assert html_of(list(small), tmp_path) == first
+
+
+def test_colours_come_from_the_page(html: str, tree: Node) -> None:
+    drawings = [svg for name in PICTURES if name != "heat" for svg in section(tree, name).all("svg")]
+    styles = [
+        node.attributes.get("style") or "" for svg in drawings for node in (*svg.all("path"), *svg.all("use"))
+    ]
+    assert not [style for style in styles if re.search(r"#[0-9a-f]{6}", style)]
+    assert "prefers-color-scheme: dark" in html
+    assert "@media print" in html
+    for variable in set(re.findall(r"var\((--\w+)\)", html)):
+        assert html.count(f"{variable}: #") == 3  # light, dark, print
+
+
+@pytest.mark.parametrize(
+    "name", ['<script>alert("1")</script>&', "--><b>'c'</b><!--", "$x$ 模型", "up\x1b[31m\x00\x07"]
+)
+def test_hostile_names_stay_text(tmp_path: Path, name: str) -> None:
+    odd = renamed(few_rows(2, ("chat",)), SMALL, name)
+    html = html_of(odd, tmp_path)
+    root = Tree(html).root
+    shown = re.sub(r"[\x00-\x1f]", "\ufffd", name)
+    assert shown in {row["draft"] for row in table_rows(section(root, "heat").all("table")[0])}
+    assert not root.all("script") + root.all("b")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", html)
+
+
+def test_it_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    results = Results.of([head_row([BIG], [], ["chat"], 3)])
+    with pytest.raises(SettingError, match="folder does not exist"):
+        write_report(results, tmp_path / "gone" / "report.html")
+    with pytest.raises(SettingError, match="is a folder"):
+        write_report(results, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Its figures
+
+
+def test_its_tables_hold_the_summarys_figures(rows: list[Row], tree: Node) -> None:
+    results = Results.of(rows)
+    found = {
+        (r["target"], r["draft"], r["workload"]): r for r in table_rows(section(tree, "heat").all("table")[0])
+    }
+    assert len(found) == 2 * 2 * 3
+    for (target, draft, workload), row in found.items():
+        asked = (target, None if draft == "no draft model" else draft)
+        where = None if workload == "all workloads" else workload
+        assert row["setting"] == summary.best_setting(results, *asked, where)
+        speedup = summary.measured_speedup(results, *asked, row["setting"], where)
+        plain = summary.plain_speed(results, target, where)
+        assert speedup
+        assert plain
+        assert row["speed-up"] == f"{speedup.value:.2f}x"
+        assert row["95 % interval"] == f"{speedup.low:.2f} to {speedup.high:.2f}"
+        assert float(row["plain tokens/s"]) == pytest.approx(plain.value, abs=0.05)
+
+
+def test_everything_that_ran_is_listed_with_its_prediction(rows: list[Row], tree: Node) -> None:
+    results = Results.of(rows)
+    listed = table_rows(section(tree, "measured").all("table")[0])
+    assert len(listed) == len(summary.measured_cells(results))
+    for row, told in zip(listed, summary.verdicts(results), strict=True):
+        predicted = summary.predicted_speedup(results, *told.cell[:4])
+        assert predicted
+        assert row["predicted"] == f"{predicted.value:.2f}x"
+        assert row["measured"] == f"{told.speedup.value:.2f}x"
+        assert row["verdict"] == told.outcome
+
+
+def test_every_draft_length_is_in_the_numbers(tree: Node) -> None:
+    rows = table_rows(section(tree, "lengths").all("table")[-1])
+    mine = [r["setting"] for r in rows if (r["target"], r["draft"], r["workload"]) == (BIG, SMALL, "chat")]
+    for kind in ("lookup", "model", "both"):
+        assert {f"{kind} {length}" for length in range(1, 17)} <= set(mine)
+    assert {"auto", "auto lookup", "auto model", "hindsight bound"} <= set(mine)
+    [control] = [
+        r for r in rows if r["setting"] == "model 3" and r["workload"] == "chat" and r["target"] == BIG
+    ]
+    assert control["measured"] != "–"
+
+
+def test_prediction_time_and_noise_are_told(rows: list[Row], tree: Node) -> None:
+    results, text = Results.of(rows), tree.all("main")[0].words()
+    error, account = summary.prediction_error(results).anchored, summary.time_saved(results)
+    assert error
+    assert f"Over {error.settings} results the predicted speed-ups were off by" in text
+    assert f"running all {account.combinations} combinations for real would have taken about" in text
+    assert "Noise of plain decoding against itself: big-Q8_0 ±" in text
+    assert "answers that can be compared equal the recorded ones" in text
+
+
+def test_setup_names_machine_builds_hashes_and_plan(rows: list[Row], tree: Node) -> None:
+    text = section(tree, "setup").words()
+    for row in Results.of(rows).models:
+        assert row.fingerprint in text
+    for part in (
+        "Example CPU",
+        "0123abc",
+        "0.3.36",
+        "threads 8",
+        "big-Q8_0.gguf",
+        "draft lengths",
+    ):
+        assert part in text
+
+
+# Runs that are not complete
+
+
+def missing(tree: Node) -> str:
+    [found] = [s for s in tree.all("section") if "Left out" in [h.words() for h in s.all("h2")]]
+    return found.words()
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    tree = Tree(html_of([head_row([BIG], [], ["chat"], 3)], tmp_path)).root
+    assert "Nothing was measured yet." in tree.words()
+    assert not tree.all("figure")
+    for title in ("Speed-up of every pairing", "What a call costs", "Speed against memory"):
+        assert title in missing(tree)
+
+
+def test_a_run_that_was_only_recorded(tmp_path: Path) -> None:
+    rows = [row for row in few_rows(0) if row.kind in ("head", "model", "answer", "costs")]
+    tree = Tree(html_of(rows, tmp_path)).root
+    assert section(tree, "costs").all("svg")
+    assert "Where the time goes" in missing(tree)
+    assert f"{BIG}: nothing was measured or predicted yet." in tree.words()
+
+
+def test_what_was_only_predicted_says_so(tmp_path: Path) -> None:
+    rows = few_rows(0)
+    tree = Tree(html_of(rows, tmp_path)).root
+    assert "By prediction, not yet measured" in tree.words()
+    found = table_rows(section(tree, "heat").all("table")[0])
+    assert {row["verdict"].split(":")[0] for row in found} == {"≈ predicted"}
+    assert "Predicted against measured: no setting was both predicted and run" in missing(tree)
+    assert "≈" in printed(rows, 80)
+
+
+def test_one_target_alone(tmp_path: Path) -> None:
+    rows = bench_rows([BIG], [None], ["edits"])
+    tree = Tree(html_of(rows, tmp_path)).root
+    heads = {row["draft"] for row in table_rows(section(tree, "heat").all("table")[0])}
+    assert heads == {"no draft model"}
+    assert len(section(tree, "heat").all("svg")) == 1  # pooled and single are one
+    assert len(section(tree, "lengths").all("svg")) == 1
+    assert "all workloads" not in section(tree, "heat").words()
+
+
+def test_a_pair_that_does_not_line_up_is_named_with_the_reason(tmp_path: Path) -> None:
+    rows = [*few_rows(2, ("chat",)), *skipped(BIG, "other-Q8_0")]
+    tree = Tree(html_of(rows, tmp_path)).root
+    assert "the tokenizers share 12 % of their tokens" in section(tree, "setup").words()
+    assert "not usable: the tokenizers share" in section(tree, "setup").words()
+    assert "other-Q8_0" in printed(rows, 80)
+    [row] = [r for r in table_rows(section(tree, "heat").all("table")[0]) if r["draft"] == "other-Q8_0"]
+    assert row["verdict"] == "not known"
+
+
+def test_answers_that_differ_are_counted() -> None:
+    rows = few_rows()
+    place = next(i for i, row in enumerate(rows) if isinstance(row, RunRow) and row.setting == "model 3")
+    rows[place] = rows[place].model_copy(update={"equal": False, "divergence": 7})
+    number = sum(isinstance(row, RunRow) for row in rows)
+    assert f"1 of {number} answers differ" in " ".join(printed(rows, 200).split())
+
+
+# What it advises
+
+
+def slower(row: Row, factor: float, workload: str | None = None) -> Row:
+    if isinstance(row, RunRow) and row.setting != "plain" and workload in (None, row.workload):
+        return row.model_copy(update={"decode_s": row.decode_s * factor})
+    return row
+
+
+def test_the_verdict_names_the_winner_and_what_it_wins_on(rows: list[Row]) -> None:
+    text = " ".join(printed(rows, 200).split())
+    assert "On this machine, big-Q8_0 is fastest with the draft small-Q8_0 and the setting “auto”, " in text
+    assert re.search(r"wins on chat \([\d.]+x\) and edits \([\d.]+x\)\.", text)
+
+
+def test_the_verdict_is_plain_where_nothing_is_faster() -> None:
+    text = " ".join(printed([slower(row, 8) for row in few_rows()], 200).split())
+    assert "decode big-Q8_0 plainly: the best that was tried" in text
+    assert "is fastest" not in text
+
+
+def test_the_verdict_tells_workloads_apart() -> None:
+    text = " ".join(printed([slower(row, 2, "chat") for row in few_rows()], 200).split())
+    assert (
+        re.search(r"wins on edits \([\d.]+x\), loses on chat \(0[\d.]+x\)", text)
+        or "gains nothing over all" in text
+    )
+
+
+def test_a_tie_is_called_one() -> None:
+    rows = few_rows()
+    plain = {(r.block, r.case): r.decode_s for r in rows if isinstance(r, RunRow) and r.setting == "plain"}
+    even = [
+        row.model_copy(update={"decode_s": plain[row.block, row.case] * (1.01 if row.order % 2 else 0.99)})
+        if isinstance(row, RunRow) and row.setting != "plain"
+        else row
+        for row in rows
+    ]
+    text = printed(even, 80)
+    assert "tie" in text
+    assert "faster" not in text
+    assert "plainly" in text
+
+
+# The terminal
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_terminals_tables_fit(rows: list[Row], width: int) -> None:
+    text = printed(rows, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    results = Results.of(rows)
+    for target in TARGETS:
+        assert target in text
+        best = summary.measured_speedup(results, target, SMALL, "auto", None)
+        assert best
+        assert f"{best.value:.2f}x" in text
+        assert f"{best.low:.2f}–{best.high:.2f}" in text
+    assert "Quality of quantizations" in text
+    assert "0.02" in text
+
+
+def test_long_names_do_not_push_the_figures_out() -> None:
+    long = renamed(few_rows(), SMALL, "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M-imatrix-abliterated")
+    text = printed(long, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"all +16\.\d +auto +[\d.]+x +[\d.]+–[\d.]+ +faster", text)
+
+
+def test_names_are_no_markup_in_the_terminal() -> None:
+    text = printed(renamed(few_rows(), SMALL, "[red]x[/red]\x1b[31m"), 200)
+    assert "[red]x[/red]�[31m" in text
+    assert "\x1b" not in text
+
+
+def test_other_engines_stand_beside_ours() -> None:
+    rows = few_rows()
+    ran = [row for row in rows if isinstance(row, RunRow) and row.setting == "model 3"]
+    theirs = [
+        row.model_copy(update={"contestant": "other", "setting": "as started", "draft": None}) for row in ran
+    ]
+    ends = [row for row in rows if row.kind == "block"]
+    text = printed([*[row for row in rows if row.kind != "block"], *theirs, *ends], 200)
+    assert "Other engines" in text
+    assert "other: as started" in text
+
+
+def test_predictions_need_not_be_of_every_workload() -> None:
+    rows = [
+        r for r in few_rows(0) if not (isinstance(r, PredictionRow) and r.workload == "edits" and r.draft)
+    ]
+    lines = [line.split() for line in printed(rows, 80).splitlines()]
+    told = {
+        line[-7:][0] if len(line) > 6 else line[0]: line for line in lines if line and line[-1] == "known"
+    }
+    assert set(told) == {"all", "edits"}  # all workloads together, and the one that was not replayed
+
+
+def test_verdicts_have_to_hold_among_all_that_the_table_shows() -> None:
+    rows = bench_rows([BIG], [SMALL, None], ("chat", "edits"), cases=2, repetitions=2)
+    results = Results.of(rows)
+    where = [(draft, workload) for workload in (None, "chat", "edits") for draft in (None, SMALL)]
+    best = [Cell(BIG, d, summary.best_setting(results, BIG, d, w), w) for d, w in where]
+    told = [row.outcome for row in summary.verdicts(results, best)]
+    alone = [summary.outcome(row.speedup, row.noise) for row in summary.verdicts(results, best)]
+    assert told != alone
+    shown = re.findall(r"[\d.]+–[\d.]+ +(\w+)", printed(rows, 120))
+    assert Counter(shown) == Counter(told)
