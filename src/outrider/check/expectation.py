@@ -1,0 +1,119 @@
+"""What settings would make of the recorded answers: replayed at measured costs, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from outrider.bench.predict import Prices, bounds_s, policy_times, predict
+from outrider.bench.rows import CaseOutcome
+from outrider.bench.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
+from outrider.check.answers import Answer
+from outrider.check.intervals import Interval, speedup_of
+from outrider.check.report import Speedups
+from outrider.costs import CallCosts
+
+__all__ = ["Expectation", "expect", "with_policy_times"]
+
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+_P_MINS = (0.0, 0.5, 0.75)
+_DRAFTERS = ("lookup", "model", "both")
+_BOUND = "bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Decoding seconds of each answer by setting, and by "bound", the hindsight bound. `drafting` is the
+    share of a setting's steps that have a draft; `error` how uncertain the costs of these are against those
+    of plain ones, as a relative standard error. `looked_up` are the tokens that lookup alone drafted, and
+    those of them that were right."""
+
+    seconds: Mapping[str, tuple[float, ...]]
+    drafting: Mapping[str, float]
+    error: float
+    looked_up: tuple[int, int]
+
+    def over(self, setting: str, other: str) -> Interval:
+        """How much faster one setting is than another."""
+        slow_s, fast_s = self.seconds[other], self.seconds[setting]
+        drafting = max(self.drafting.get(setting, 1.0), self.drafting.get(other, 1.0))
+        return speedup_of(slow_s, fast_s, error=0.0 if slow_s == fast_s else self.error * drafting)
+
+    def speedups(self, auto: Setting) -> Speedups:
+        """Over plain decoding; `auto` is the automatic choice in question."""
+        names = [name for name in self.seconds if name != _BOUND]
+        best = min(names, key=lambda name: sum(map(math.log, self.seconds[name])))
+        default = LLAMA_CPP_DEFAULT.name
+        return Speedups(
+            auto=self.over(auto.name, PLAIN.name),
+            best_setting=best,
+            best=self.over(best, PLAIN.name),
+            llama_cpp_default=self.over(default, PLAIN.name) if default in self.seconds else None,
+            bound=self.over(_BOUND, PLAIN.name),
+        )
+
+
+def with_policy_times(answers: Sequence[Answer], prices: Prices) -> Prices:
+    """The prices with the time that looking up and choosing take in a step, measured while replaying."""
+    auto = AUTO_LOOKUP if prices.draft is None else AUTO
+    cases = [answer.scored for answer in answers]
+    spent = policy_times(cases, prices, {"lookup": Setting("lookup", 4), "auto": auto})
+    plain_s = prices.own.step_s.get("plain", 0.0)
+    steps = {"plain": plain_s} | {kind: plain_s + seconds for kind, seconds in spent.items()}
+    return replace(prices, own=replace(prices.own, step_s=steps))
+
+
+def expect(answers: Sequence[Answer], prices: Prices) -> Expectation:
+    """Replay every setting over the answers; those of a draft model need its offers in each of them.
+
+    An automatic setting goes on learning from one answer to the next, as a session does.
+    """
+    settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=prices.draft is not None)
+    cases = [answer.scored for answer in answers]
+    seconds: dict[str, tuple[float, ...]] = {}
+    drafting: dict[str, float] = {}
+    looked_up = (0, 0)
+    for setting in settings:
+        found = predict(cases, setting, prices)
+        seconds[setting.name] = tuple(
+            _seconds(answer, outcome, prices.draft) for answer, outcome in zip(answers, found, strict=True)
+        )
+        drafting[setting.name] = _share_drafting(found)
+        if setting == AUTO_LOOKUP:
+            looked_up = (sum(sum(o.drafted) for o in found), sum(sum(o.accepted) for o in found))
+    seconds[_BOUND] = tuple(_bound_s(answer, prices) for answer in answers)
+    return Expectation(seconds, drafting, _uncertainty(prices), looked_up)
+
+
+def _seconds(answer: Answer, outcome: CaseOutcome, draft: CallCosts | None) -> float:
+    """Of decoding, with this answer's part of the draft model's reading of the prompt."""
+    if draft is None or not outcome.draft_calls:
+        return outcome.seconds
+    read_s = draft.prefill_s(len(answer.scored.recording.prompt))
+    return outcome.seconds - read_s * (1 - answer.whole_ratio)
+
+
+def _bound_s(answer: Answer, prices: Prices) -> float:
+    draft = prices.draft
+    if draft is not None:
+        tokens = len(answer.scored.recording.prompt)
+        token_s = draft.prefill_s(tokens) / tokens * answer.whole_ratio
+        draft = CallCosts(draft.points, prefill_token_s=token_s)
+    [bound_s] = bounds_s([answer.scored], replace(prices, draft=draft))
+    return bound_s
+
+
+def _share_drafting(found: Sequence[CaseOutcome]) -> float:
+    drafts = sum(outcome.drafted[0] for outcome in found if outcome.drafted)
+    return drafts / max(sum(outcome.target_calls for outcome in found), 1)
+
+
+def _uncertainty(prices: Prices) -> float:
+    """The standard error of what a call over a single token costs: that of all ratios to it."""
+    curves = [prices.target] if prices.draft is None else [prices.target, prices.draft]
+    return max(map(_spread, curves))
+
+
+def _spread(costs: CallCosts) -> float:
+    return min((p.spread_ratio for p in costs.points if p.num_tokens == p.num_sequences == 1), default=0.05)

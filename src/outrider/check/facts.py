@@ -1,0 +1,94 @@
+"""What is known of models before a token is generated: their files, their calls, how their vocabularies line
+up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.check.answers import Answer
+from outrider.check.report import BreakEven, Calls, ModelFacts, Tokenizers
+from outrider.check.weights import bytes_read
+from outrider.core.contracts import Vocabulary
+from outrider.costs import MOST_TOKENS, CallCosts, break_even
+from outrider.models.gguf import ModelCard
+from outrider.vocab import Alignment, AlignmentReport
+
+__all__ = ["break_evens", "calls_of", "least_needed", "model_facts", "tokenizers_of"]
+
+_SIZES = (1, 2, 4, 8, 16)
+_DRAFTED = (1, 3, 8)
+
+
+def model_facts(name: str, card: ModelCard, memory_bytes: int | None) -> ModelFacts:
+    """A model's card as the report shows it. Raises ModelFileError for a file that can no longer be read."""
+    return ModelFacts(
+        name=name,
+        path=str(card.path),
+        architecture=card.architecture,
+        quantization=card.quantization,
+        parameters=card.parameters,
+        active_parameters=card.active_parameters,
+        experts=card.expert_count,
+        experts_used=card.expert_used_count,
+        file_bytes=card.file_bytes,
+        bytes_per_token=bytes_read(card),
+        trained_context=card.context_length,
+        memory_bytes=memory_bytes,
+    )
+
+
+def calls_of(costs: CallCosts) -> Calls:
+    """What calls over a few tokens cost at an empty context."""
+    calls_s = costs.calls_s(max(_SIZES), context=0)
+    return Calls(float(calls_s[0]), {n: float(calls_s[n - 1] / calls_s[0]) for n in _SIZES})
+
+
+def break_evens(costs: CallCosts, draft: CallCosts | None = None) -> tuple[BreakEven, ...]:
+    """By draft length, the acceptance from which drafts pay: looked-up ones, or a draft model's."""
+    return tuple(BreakEven(n, _needed(costs, draft, n)) for n in _DRAFTED)
+
+
+def least_needed(costs: CallCosts, draft: CallCosts) -> float | None:
+    """The least acceptance at which a draft model pays at some length; None where it pays at none."""
+    needed = [_needed(costs, draft, n) for n in range(1, 2 * max(_DRAFTED) + 1)]
+    return min((value for value in needed if value is not None), default=None)
+
+
+def _needed(costs: CallCosts, draft: CallCosts | None, num_drafted: int) -> float | None:
+    drafting_s = 0.0
+    if draft is not None:
+        # The first call of a round reads the target's own last token along.
+        drafting_s = draft.call_s(2, context=0) + (num_drafted - 1) * draft.call_s(1, context=0)
+    return break_even(costs.calls_s(MOST_TOKENS, context=0), num_drafted, drafting_s)
+
+
+def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[Answer]) -> Tokenizers:
+    """How a pair lines up, and how much of these answers the draft cannot offer."""
+    report = alignment.report
+    lost = [
+        token for token in np.flatnonzero(alignment.to_draft < 0).tolist() if not target.is_control(token)
+    ]
+    missing = set(lost)
+    tokens = [token for answer in answers for token in answer.row.tokens]
+    return Tokenizers(
+        usable=report.usable,
+        identical=alignment.identical,
+        target_tokens=report.target_tokens,
+        draft_tokens=report.draft_tokens,
+        common_tokens=report.common_tokens,
+        text_ratio=report.text_ratio,
+        cut_ratio=report.cuts.ratio,
+        lost_tokens=len(lost),
+        lost_ratio=sum(token in missing for token in tokens) / len(tokens) if tokens else None,
+        differences=tuple(map(str, report.differences)),
+        why_not=None if report.usable else _why_not(report),
+    )
+
+
+def _why_not(report: AlignmentReport) -> str:
+    kinds = f"the tokenizers do not line up ({report.target_kind}; {report.draft_kind})"
+    if report.common_text_tokens < report.text_tokens:
+        kinds += f": {report.common_text_tokens:,} of {report.text_tokens:,} text tokens agree"
+    return f"{kinds}, and {report.cuts.ratio:.0%} of sample text is cut alike"

@@ -1,0 +1,82 @@
+"""A model file that is loaded for as long as it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions
+from outrider.bench.models import ModelFile
+from outrider.check.facts import model_facts
+from outrider.check.report import ModelFacts
+from outrider.check.weights import resident_bytes
+from outrider.costs import CallCosts
+from outrider.costs.timing import Rows
+from outrider.loading import load_weights, template_of
+from outrider.tuning import costs_of
+
+__all__ = ["Loaded", "Progress"]
+
+Progress = Callable[[str, float | None], None]
+"""Told what is being done, and which part of it is done (None: it does not tell)."""
+
+
+class Loaded:
+    """Weights, and a context once it is opened; leaving it frees both.
+
+    Lines for the user go to `notices`. Raises ModelFileError or OutOfMemory.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        options: LoadOptions,
+        notices: list[str],
+        progress: Progress,
+        *,
+        draft: bool = False,
+    ) -> None:
+        self._progress = progress
+        self._notices = notices
+        self._file = file
+        self._before = resident_bytes()
+        progress(f"loading {file.name}", None)
+        self.weights = load_weights(file.path, file.card, options, notices, draft=draft)
+        try:
+            self.template = None if draft else template_of(self.weights, file.card)
+        except BaseException:
+            self.weights.close()
+            raise
+        self._model: LlamaCppModel | None = None
+
+    def open(self, context_length: int) -> LlamaCppModel:
+        """A context of so many tokens for one sequence (0: as trained). Raises OutOfMemory."""
+        self._model = self.weights.open(context_length)
+        return self._model
+
+    def costs(self, rows: Rows, seconds: float) -> CallCosts:
+        """What calls of the open model cost: known here, or measured for so many seconds. Its sequences are
+        empty afterwards. Raises BackendError."""
+        assert self._model is not None, "open it first"
+        what = f"measuring the calls of {self._file.name}"
+        costs, lines = costs_of(
+            self._model, rows=rows, seconds=seconds, progress=lambda part: self._progress(what, part)
+        )
+        self._notices += lines
+        return costs
+
+    def facts(self) -> ModelFacts:
+        """The model as it is now: its memory grows with use."""
+        now = resident_bytes()
+        known = now is not None and self._before is not None and self._model is not None
+        memory = max(now - self._before, 0) if known and now and self._before else None
+        return model_facts(self._file.name, self._file.card, memory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.weights.close()

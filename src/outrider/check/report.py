@@ -1,0 +1,191 @@
+"""What a check found, as plain data. Seconds, bytes, tokens; ratios are of target steps or of plain
+decoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.check.intervals import Interval
+from outrider.check.verdict import Verdict
+from outrider.core.contracts import RewindKind
+
+__all__ = [
+    "SCHEMA",
+    "Acceptance",
+    "BreakEven",
+    "Calls",
+    "DraftReport",
+    "LookupReport",
+    "ModelFacts",
+    "Report",
+    "Rewind",
+    "Sample",
+    "Speedups",
+    "Tokenizers",
+]
+
+SCHEMA = "outrider.check/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's file. `bytes_per_token` are the weights that a call over one token reads, `memory_bytes` what
+    the model added to this process, None where the system does not tell."""
+
+    name: str
+    path: str
+    architecture: str
+    quantization: str
+    parameters: int
+    active_parameters: int
+    experts: int
+    experts_used: int
+    file_bytes: int
+    bytes_per_token: int
+    trained_context: int | None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Whether the model can take tokens back, and what a call over one token takes: behind the last token,
+    and after rejected tokens were taken back (None: not measured)."""
+
+    kind: RewindKind
+    call_s: float | None
+    rewound_call_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What calls cost: `call_s` over one token, `ratios` by number of tokens against that."""
+
+    call_s: float
+    ratios: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """From which acceptance drafts of so many tokens are no slower than plain decoding; None: never."""
+
+    drafted_tokens: int
+    acceptance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The recorded answers: how many of each workload, and how fast plain decoding made them."""
+
+    answers: int
+    tokens: int
+    workloads: Mapping[str, int]
+    plain_tokens_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizers:
+    """How two vocabularies line up. `lost_tokens` of the target's text tokens the draft cannot offer; they
+    are `lost_ratio` of the tokens of the recorded answers."""
+
+    usable: bool
+    identical: bool
+    target_tokens: int
+    draft_tokens: int
+    common_tokens: int
+    text_ratio: float
+    cut_ratio: float
+    lost_tokens: int
+    lost_ratio: float | None
+    differences: tuple[str, ...]
+    why_not: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often the draft's likeliest token is the answer's: over all positions, and at the first, second, …
+    place of a draft, those before it being right (None: never met)."""
+
+    rate: Interval
+    positions: int
+    by_position: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speedups:
+    """Expected speed-ups over plain decoding. `best` is the fastest of all settings, chosen on these
+    prompts."""
+
+    auto: Interval
+    best_setting: str
+    best: Interval
+    llama_cpp_default: Interval | None
+    bound: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class LookupReport:
+    """Lookup alone. `drafted` tokens were looked up by the automatic choice, `accepted` of them were
+    right."""
+
+    break_even: tuple[BreakEven, ...]
+    drafted: int
+    accepted: int
+    speedups: Speedups
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """One draft model. What could not be found out, since the pair cannot work, is None.
+
+    `bytes_ratio` and `step_ratio` are a draft step's bytes and time against the target's; `over_plain` and
+    `over_lookup` what the automatic choice gains with the draft over doing without it.
+    """
+
+    model: ModelFacts
+    tokenizers: Tokenizers
+    rewind: RewindKind
+    bytes_ratio: float
+    verdict: Verdict
+    calls: Calls | None = None
+    step_ratio: float | None = None
+    break_even: tuple[BreakEven, ...] = ()
+    acceptance: Acceptance | None = None
+    answers: int = 0
+    speedups: Speedups | None = None
+    over_plain: Interval | None = None
+    over_lookup: Interval | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a check found; `pays` is the exit status as a question."""
+
+    machine: str
+    target: ModelFacts
+    rewind: Rewind
+    calls: Calls
+    sample: Sample | None
+    lookup: LookupReport | None
+    drafts: tuple[DraftReport, ...]
+    verdict: str
+    pays: bool
+    notices: tuple[str, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for JSON: an unknown end of an interval is None."""
+        return {"schema": SCHEMA, **_plain(asdict(self))}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,208 @@
+"""From numbers to a verdict and to what else could be tried. Pure: nothing is measured or shown here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider.check.intervals import Interval
+from outrider.costs.worth import expected_tokens
+
+__all__ = [
+    "PAYS_FROM",
+    "DraftNumbers",
+    "Outcome",
+    "Verdict",
+    "as_text",
+    "cannot_work",
+    "judge_draft",
+    "judge_lookup",
+    "overall",
+]
+
+Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]
+
+PAYS_FROM = 1.02
+"""A gain below this is none: it is within what a busy machine makes of plain decoding."""
+
+_DEAR_STEP = 0.2
+"""A draft step that costs more, in target steps, leaves room for a smaller draft."""
+_CHEAP_STEP = 0.1
+_WORTH_SAYING = 1.1
+_STEEP_CALLS = 2.2
+"""Calls over 4 tokens that cost more, in calls of one, waste most of what drafts save."""
+_POOR_ACCEPTANCE = 0.5
+_LONGEST_DRAFT = 16
+
+_LOOK_UP = "more to look up: `outrider run` takes --corpus FILES and --prediction FILE"
+_BENCH = "`outrider bench` runs the candidates for real and tells"
+_TELL_MORE = "a firmer answer: more of your own prompts (--prompts FILE), more time (--seconds)"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`sentence` says it, `advice` what else to try; `pays` is the outcome, an undecided one by its
+    middle."""
+
+    outcome: Outcome
+    pays: bool
+    sentence: str
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNumbers:
+    """What decides about a draft. `calls` are the costs of target calls over 1, 2, … tokens and `step` that
+    of a draft step, in target steps; `needed` the least acceptance at which some draft length breaks even
+    (None: at none). `lookup` is what lookup alone gives over plain decoding, `over_plain` and `over_lookup`
+    what the automatic choice with the draft gives over either."""
+
+    calls: Sequence[float]
+    step: float
+    acceptance: Interval
+    needed: float | None
+    lookup: Interval
+    over_plain: Interval
+    over_lookup: Interval
+
+    @property
+    def gain(self) -> Interval:
+        """Over whichever of plain decoding and lookup alone leaves less to gain."""
+        return min(self.over_plain, self.over_lookup, key=lambda gain: gain.value)
+
+    @property
+    def rival(self) -> str:
+        """What that is over."""
+        return "plain decoding" if self.gain is self.over_plain else "lookup alone"
+
+
+def judge_lookup(speedup: Interval, calls: Sequence[float]) -> Verdict:
+    """Whether lookup alone pays; `calls` as in DraftNumbers."""
+    outcome, number = _outcome(speedup), as_text(speedup)
+    steep = _flatter(calls)
+    if outcome == "pays":
+        return Verdict(outcome, True, f"lookup alone pays: {number} plain decoding")
+    if outcome == "undecided":
+        sentence = f"undecided: lookup alone may reach {number} plain decoding"
+        return Verdict(outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, f"{_BENCH}", *steep))
+    sentence = f"lookup alone does not pay on these prompts: {number} plain decoding"
+    return Verdict(outcome, False, sentence, (_LOOK_UP, *steep))
+
+
+def judge_draft(numbers: DraftNumbers) -> Verdict:
+    """Whether the draft pays: over plain decoding and over lookup alone, which needs no draft."""
+    outcomes = {_outcome(numbers.over_plain), _outcome(numbers.over_lookup)}
+    if outcomes == {"pays"}:
+        sentence = (
+            f"pays: {as_text(numbers.over_plain)} plain decoding, {as_text(numbers.over_lookup)} lookup alone"
+        )
+        return Verdict("pays", True, sentence, _cheaper(numbers))
+    if "does not pay" not in outcomes:
+        sentence = f"undecided: the draft may reach {as_text(numbers.gain)} {numbers.rival}"
+        advice = (_BENCH, _TELL_MORE, *_cheaper(numbers))
+        return Verdict("undecided", numbers.gain.value >= PAYS_FROM, sentence, advice)
+    sentence = f"will not pay here: {_reason(numbers)}; {_without(numbers.lookup)}"
+    return Verdict("does not pay", False, sentence, _instead(numbers))
+
+
+def cannot_work(why: str, advice: Sequence[str]) -> Verdict:
+    """A pair, or a target, that cannot speculate at all."""
+    return Verdict("cannot work", False, f"cannot work: {why}", tuple(advice))
+
+
+def overall(
+    lookup: Verdict | None, drafts: Sequence[tuple[str, Verdict, Interval | None]]
+) -> tuple[str, bool]:
+    """One sentence over all drafts (name, verdict, expected speed-up), and whether anything pays.
+
+    Lookup that pays does not make up for drafts of which none can work: they were asked about.
+    """
+    able = [(name, verdict, speedup) for name, verdict, speedup in drafts if verdict.outcome != "cannot work"]
+    if lookup is None or (drafts and not able):
+        sentence = (
+            drafts[0][1].sentence if len(drafts) == 1 else "none of the drafts can work with this target"
+        )
+        tail = f"; {lookup.sentence}" if lookup is not None else ""
+        return (sentence if drafts else "nothing can be drafted for this target") + tail, False
+    paying = [(speedup.value, name, verdict) for name, verdict, speedup in able if verdict.pays and speedup]
+    if not drafts:
+        return lookup.sentence, lookup.pays
+    if paying:
+        _, name, verdict = max(paying, key=lambda entry: entry[0])
+        return (verdict.sentence if len(drafts) == 1 else f"best with {name}: {verdict.sentence}"), True
+    if len(able) == 1:
+        return able[0][1].sentence, lookup.pays
+    return f"none of the drafts pays; {lookup.sentence}", lookup.pays
+
+
+def as_text(interval: Interval) -> str:
+    """A speed-up for people: "1.20x (1.05 to 1.36)"."""
+    high = f"{interval.high:.2f}" if math.isfinite(interval.high) else "?"
+    return f"{interval.value:.2f}x ({interval.low:.2f} to {high})"
+
+
+def _outcome(gain: Interval) -> Outcome:
+    if gain.low >= PAYS_FROM:
+        return "pays"
+    return "does not pay" if gain.high < PAYS_FROM else "undecided"
+
+
+def _reason(numbers: DraftNumbers) -> str:
+    cost = f"a draft step costs {numbers.step:.2f} of a target step"
+    right = f"{numbers.acceptance.value:.0%}"
+    if numbers.needed is None:
+        return f"{cost}, so that even drafts that are always right are slower"
+    if numbers.acceptance.value < numbers.needed:
+        return f"{cost}, so {numbers.needed:.0%} of its tokens must be right, and {right} are"
+    if _outcome(numbers.over_plain) != "does not pay":
+        return f"{cost}, and it adds nothing to lookup"
+    return f"{cost} and {right} of its tokens are right, which saves too little"
+
+
+def _without(lookup: Interval) -> str:
+    if _outcome(lookup) == "does not pay":
+        return f"nor does lookup alone: {as_text(lookup)}"
+    return f"lookup alone gives {as_text(lookup)} on these prompts"
+
+
+def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
+    """What to try in the draft's place."""
+    found = [*_cheaper(numbers)]
+    if numbers.step <= _DEAR_STEP and numbers.acceptance.value < _POOR_ACCEPTANCE:
+        found.append(
+            "a draft that is nearer to the target: of its own family and tuning, larger or less quantized"
+        )
+    found.append(
+        "lookup alone (leave the draft out)" if _outcome(numbers.lookup) != "does not pay" else _LOOK_UP
+    )
+    return tuple(found)
+
+
+def _cheaper(numbers: DraftNumbers) -> tuple[str, ...]:
+    """A smaller draft and flatter calls, where they would show."""
+    right = numbers.acceptance.value
+    now, cheap = (_reach(numbers.calls, step, right) for step in (numbers.step, _CHEAP_STEP))
+    found = []
+    if numbers.step > _DEAR_STEP and cheap > _WORTH_SAYING * now:
+        found.append(
+            f"a smaller draft: one whose step costs {_CHEAP_STEP} of the target's could reach {cheap:.1f}x "
+            f"if it were right as often ({right:.0%})"
+        )
+    return (*found, *_flatter(numbers.calls))
+
+
+def _flatter(calls: Sequence[float]) -> tuple[str, ...]:
+    if len(calls) < 4 or calls[3] <= _STEEP_CALLS * calls[0]:
+        return ()
+    return (
+        f"another quantization of the target: its calls over 4 tokens cost {calls[3] / calls[0]:.1f} steps; "
+        "IQ4_NL and Q4_0 files are often flatter (`outrider costs --tune` tries kernels and threads)",
+    )
+
+
+def _reach(calls: Sequence[float], step: float, acceptance: float) -> float:
+    """The speed-up of the best fixed draft length, none included."""
+    lengths = range(1, min(_LONGEST_DRAFT, len(calls) - 1) + 1)
+    return max([1.0, *(expected_tokens(n, acceptance) * calls[0] / (calls[n] + n * step) for n in lengths)])

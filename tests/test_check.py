@@ -1,0 +1,390 @@
+"""What `outrider check` concludes from known costs, known acceptance and known vocabularies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines import LANGUAGE
+from engines import VOCABULARY as LETTERS
+from outrider.backends.fake import FakeModel, FakeVocabulary
+from outrider.bench.loaded import LoadedTarget
+from outrider.bench.predict import Scored
+from outrider.bench.prompts import Prompt, Workload
+from outrider.bench.record import Case
+from outrider.bench.rows import AnswerRow
+from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN
+from outrider.check.acceptance import acceptance_of
+from outrider.check.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
+from outrider.check.expectation import expect
+from outrider.check.facts import break_evens, calls_of, least_needed, tokenizers_of
+from outrider.check.intervals import Interval, share_of, speedup_of
+from outrider.check.judging import Subject, judge, judge_lookup_alone, why_unusable
+from outrider.check.report import ModelFacts, Report, Rewind
+from outrider.check.rewind import measure_rewind
+from outrider.check.verdict import DraftNumbers, Verdict, cannot_work, judge_draft, judge_lookup, overall
+from outrider.check.weights import bytes_read
+from outrider.core.params import SamplingParams
+from outrider.models.gguf import read_card
+from outrider.vocab import compare
+from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording
+from timed_models import CallTime, TimedModel
+from tiny_gguf import WIDTH, vocabulary, write_tiny
+
+FACTS = ModelFacts("m", "m.gguf", "llama", "Q8_0", 1000, 1000, 0, 0, 1000, 900, 4096)
+GREEDY = SamplingParams(temperature=0)
+
+
+def answer(number: int, text: TextKind, draft: DraftKind | None, length: int = 48) -> Answer:
+    """A made-up answer, with the offers of a draft of this quality."""
+    made = recording(text, draft, seed=number, length=length)
+    case = Case(Workload("made", (), GREEDY, 4 * length, "here"), Prompt(made.id, "x"), 0)
+    calls = tuple((1, len(made.prompt) + i, 0.1, 0.0002) for i in range(length))
+    row = AnswerRow(
+        target="m", workload="made", case=made.id, prompt=made.prompt, tokens=made.tokens, text="",
+        finish_reason="length", prefill_s=1.0, decode_s=0.1 * length, own_s=0.0, calls=calls, seed=0,
+    )  # fmt: skip
+    return Answer(Question(case, made.prompt), row, Scored(replace(made, finish_reason="cancelled")), 0.25)
+
+
+def subject(
+    text: TextKind, draft: DraftKind | None, ratios: dict[int, float] = FLAT, count: int = 6
+) -> tuple[Subject, list[Answer]]:
+    answers = [answer(i, text, draft) for i in range(count)]
+    target = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE))
+    return Subject(target, FACTS, curve(ratios), tuple(answers)), answers
+
+
+# Judged on replays
+
+
+def test_a_cheap_draft_that_is_right_pays() -> None:
+    known, answers = subject("random", "target")
+    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.005), answers)
+    assert report.verdict.outcome == "pays" and report.verdict.pays
+    assert report.acceptance is not None and report.acceptance.rate.value == 1.0
+    assert report.step_ratio == pytest.approx(0.05) and report.bytes_ratio == 1.0
+    assert report.speedups is not None and report.speedups.llama_cpp_default is not None
+    assert report.speedups.auto.value > 1.5
+    assert report.speedups.bound.value >= report.speedups.best.value >= report.speedups.auto.value - 1e-9
+
+
+def test_a_draft_that_is_never_right_does_not_pay() -> None:
+    known, answers = subject("random", "wrong")
+    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.03), answers)
+    assert report.verdict.outcome == "does not pay" and not report.verdict.pays
+    assert "0.30 of a target step" in report.verdict.sentence and "0% are" in report.verdict.sentence
+
+
+def test_a_draft_as_slow_as_the_target_does_not_pay_however_right_it_is() -> None:
+    known, answers = subject("random", "target", STEEP)
+    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.1), answers)
+    assert report.verdict.outcome == "does not pay"
+    assert "even drafts that are always right are slower" in report.verdict.sentence
+    assert any("smaller draft" in advice for advice in report.verdict.advice)
+
+
+def test_a_draft_that_adds_nothing_to_lookup_does_not_pay() -> None:
+    known, answers = subject("copying", "wrong")
+    assert judge_lookup_alone(known).verdict.outcome == "pays"
+    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.03), answers)
+    assert report.verdict.outcome == "does not pay" and "lookup alone gives" in report.verdict.sentence
+    assert any(advice.startswith("lookup alone") for advice in report.verdict.advice)
+
+
+def test_lookup_finds_nothing_in_random_text() -> None:
+    known, _ = subject("random", None, STEEP)
+    report = judge_lookup_alone(known)
+    assert report.verdict.outcome == "does not pay" and not report.verdict.pays
+    assert report.speedups.llama_cpp_default is None and report.speedups.auto.value < 1.02
+
+
+def test_what_is_read_once_counts_for_a_cut_answer_in_its_part() -> None:
+    known, answers = subject("random", "target", count=1)
+    slow = replace(known, answers=tuple(replace(a, whole_ratio=1.0) for a in answers))
+    costs = curve(SMALL, 0.02)
+    cut, whole = (expect(s.answers, s.prices(costs)).seconds["model 3"] for s in (known, slow))
+    read_s = costs.prefill_s(len(answers[0].row.prompt))
+    assert whole[0] - cut[0] == pytest.approx(0.75 * read_s)
+    assert expect(known.answers, known.prices(costs)).seconds[PLAIN.name][0] == pytest.approx(
+        expect(slow.answers, slow.prices(costs)).seconds[PLAIN.name][0]
+    )
+
+
+def test_speed_ups_are_of_the_settings_they_name() -> None:
+    known, _ = subject("copying", None)
+    found = expect(known.answers, known.prices())
+    assert found.over(PLAIN.name, PLAIN.name) == Interval(1.0, 1.0, 1.0, 6)
+    assert found.over(AUTO_LOOKUP.name, PLAIN.name).value == pytest.approx(
+        1 / found.over(PLAIN.name, AUTO_LOOKUP.name).value
+    )
+    assert found.looked_up[0] >= found.looked_up[1] > 0
+    assert found.speedups(AUTO_LOOKUP).best.value >= found.speedups(AUTO_LOOKUP).auto.value
+    assert AUTO.name not in found.seconds
+
+
+# Pairs that cannot work
+
+
+def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
+    known, _ = subject("random", None)
+    other = FakeVocabulary("wxyz ")
+    report = why_unusable(known, "free", FACTS, compare(LETTERS, other))
+    assert report is not None and report.verdict.outcome == "cannot work"
+    assert "do not line up" in report.verdict.sentence and report.tokenizers.differences
+    assert any("model family" in advice for advice in report.verdict.advice)
+    assert not report.tokenizers.usable and report.tokenizers.lost_tokens == 4
+
+
+def test_models_that_cannot_rewind_are_a_verdict() -> None:
+    known, _ = subject("random", None)
+    same = compare(LETTERS, LETTERS)
+    assert why_unusable(known, "free", FACTS, same) is None
+    draft = why_unusable(known, "none", FACTS, same)
+    assert draft is not None and "the draft cannot forget" in draft.verdict.sentence
+    recurrent = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE, rewind="none"))
+    target = why_unusable(replace(known, target=recurrent), "free", FACTS, same)
+    assert target is not None and "the target cannot take rejected" in target.verdict.sentence
+
+
+def test_lost_tokens_are_counted_in_the_answers() -> None:
+    first = answer(0, "random", None)
+    answers = [replace(first, row=replace_tokens(first.row, (0, 0, 4, 0)))]
+    lacking = tokenizers_of(compare(LETTERS, FakeVocabulary("abcd")), LETTERS, answers)
+    assert lacking.lost_tokens == 1 and lacking.lost_ratio == 0.25 and not lacking.identical
+
+
+def replace_tokens(row: AnswerRow, tokens: tuple[int, ...]) -> AnswerRow:
+    return row.model_copy(update={"tokens": tokens})
+
+
+# From numbers to verdicts
+
+CALLS = [1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8, 2.0, 2.1]
+STEEP_CALLS = [1.0, 1.8, 2.4, 3.0, 3.6, 4.2, 4.6, 5.0, 5.5]
+
+
+def numbers(
+    over_plain: tuple[float, float, float],
+    over_lookup: tuple[float, float, float],
+    *,
+    lookup: tuple[float, float, float] = (1.0, 0.99, 1.01),
+    step: float = 0.1,
+    right: float = 0.8,
+    needed: float | None = 0.3,
+    calls: list[float] = CALLS,
+) -> DraftNumbers:
+    acceptance = Interval(right, right - 0.05, right + 0.05)
+    gains = Interval(*over_plain), Interval(*over_lookup)
+    return DraftNumbers(calls, step, acceptance, needed, Interval(*lookup), *gains)
+
+
+@pytest.mark.parametrize(
+    ("over_plain", "over_lookup", "outcome", "pays"),
+    [
+        ((1.5, 1.3, 1.7), (1.5, 1.3, 1.7), "pays", True),
+        ((1.03, 1.02, 1.04), (1.03, 1.02, 1.04), "pays", True),
+        ((1.5, 1.3, 1.7), (1.03, 1.01, 1.05), "undecided", True),
+        ((1.5, 1.3, 1.7), (1.01, 0.9, 1.1), "undecided", False),
+        ((1.01, 0.9, 1.1), (1.5, 1.3, 1.7), "undecided", False),
+        ((1.5, 1.3, 1.7), (1.0, 0.99, 1.01), "does not pay", False),
+        ((0.8, 0.7, 1.01), (1.5, 1.3, 1.7), "does not pay", False),
+        ((0.5, 0.4, 0.6), (0.5, 0.4, 0.6), "does not pay", False),
+        ((1.3, 0.0, math.inf), (1.3, 0.0, math.inf), "undecided", True),
+    ],
+)
+def test_a_draft_pays_over_plain_decoding_and_over_lookup(
+    over_plain: tuple[float, float, float], over_lookup: tuple[float, float, float], outcome: str, pays: bool
+) -> None:
+    verdict = judge_draft(numbers(over_plain, over_lookup))
+    assert (verdict.outcome, verdict.pays) == (outcome, pays)
+    assert "inf" not in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"needed": None, "step": 0.9}, "0.90 of a target step, so that even drafts that are always right"),
+        ({"needed": 0.63, "right": 0.41}, "so 63% of its tokens must be right, and 41% are"),
+        ({"over_plain": (1.4, 1.2, 1.6)}, "it adds nothing to lookup"),
+        ({"right": 0.5, "needed": 0.45}, "50% of its tokens are right, which saves too little"),
+    ],
+)
+def test_the_reason_why_it_does_not_pay(changes: dict[str, object], reason: str) -> None:
+    given: dict[str, object] = {"over_plain": (0.9, 0.8, 1.0), "over_lookup": (0.9, 0.8, 1.0)} | changes
+    assert reason in judge_draft(numbers(**given)).sentence  # type: ignore[arg-type]
+
+
+def test_what_to_try_instead_follows_from_the_numbers() -> None:
+    slow = (0.9, 0.8, 1.0)
+
+    def advice(**changes: object) -> str:
+        return " | ".join(judge_draft(numbers(slow, slow, **changes)).advice)  # type: ignore[arg-type]
+
+    assert "smaller draft" in advice(step=0.6) and "smaller draft" not in advice(step=0.1)
+    assert "another quantization" in advice(calls=STEEP_CALLS) and "another quantization" not in advice()
+    assert "nearer to the target" in advice(right=0.3) and "nearer to the target" not in advice(right=0.9)
+    assert "leave the draft out" in advice(lookup=(1.3, 1.1, 1.5))
+    assert "--corpus" in advice() and "distill" not in advice()
+    undecided = judge_draft(numbers((1.1, 0.9, 1.3), (1.1, 0.9, 1.3)))
+    assert any("outrider bench" in line for line in undecided.advice)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "outcome", "pays"),
+    [
+        ((1.2, 1.05, 1.4), "pays", True),
+        ((1.1, 0.9, 1.4), "undecided", True),
+        ((1.0, 0.9, 1.4), "undecided", False),
+        ((1.0, 0.99, 1.01), "does not pay", False),
+    ],
+)
+def test_lookup_is_judged_against_plain_decoding(
+    speedup: tuple[float, float, float], outcome: str, pays: bool
+) -> None:
+    verdict = judge_lookup(Interval(*speedup), CALLS)
+    assert (verdict.outcome, verdict.pays) == (outcome, pays) and "lookup alone" in verdict.sentence
+
+
+def test_the_verdict_over_all_drafts() -> None:
+    lookup_pays, lookup_not = Verdict("pays", True, "L pays"), Verdict("does not pay", False, "L does not")
+    good, better = Verdict("pays", True, "good"), Verdict("pays", True, "better")
+    bad, broken = Verdict("does not pay", False, "bad"), cannot_work("no", ())
+    fast, faster = Interval(1.2, 1.1, 1.3), Interval(1.6, 1.5, 1.7)
+    assert overall(lookup_pays, []) == ("L pays", True)
+    assert overall(lookup_not, []) == ("L does not", False)
+    assert overall(None, [])[1] is False
+    assert overall(lookup_not, [("a", good, fast)]) == ("good", True)
+    assert overall(lookup_not, [("a", good, fast), ("b", better, faster)]) == ("best with b: better", True)
+    assert overall(lookup_pays, [("a", bad, fast)]) == ("bad", True), "lookup is there, whatever the draft"
+    assert overall(lookup_not, [("a", bad, fast)]) == ("bad", False)
+    assert overall(lookup_pays, [("a", broken, None)])[1] is False, (
+        "the pair that was asked about cannot work"
+    )
+    assert overall(lookup_pays, [("a", broken, None), ("b", bad, fast)])[1] is True
+    assert overall(lookup_not, [("a", bad, fast), ("b", bad, fast)])[0].startswith("none of the drafts pays")
+
+
+# Figures
+
+
+def test_a_single_answer_has_an_interval_without_ends() -> None:
+    assert speedup_of([2.0], [1.0]) == Interval(2.0, 0.0, math.inf, 1)
+    assert share_of([1], [2]) == Interval(0.5, 0.0, 1.0, 1)
+
+
+def test_intervals_hold_their_value_and_widen_with_spread_and_error() -> None:
+    plain = [1.0] * 6
+    narrow, wide = (
+        speedup_of(plain, [1 / (1.2 + s * d) for d in (-2, -1, -1, 1, 1, 2)]) for s in (0.01, 0.1)
+    )
+    assert narrow.low < narrow.value < narrow.high and wide.high - wide.low > narrow.high - narrow.low
+    shaken = speedup_of(plain, plain, error=0.05)
+    assert shaken.low == pytest.approx(math.exp(-0.098), rel=0.01) and shaken.value == 1.0
+    share = share_of([1, 3, 2, 4], [4, 4, 4, 4])
+    assert 0 <= share.low < share.value == 0.625 < share.high <= 1
+
+
+def test_acceptance_by_place_counts_only_what_was_met() -> None:
+    made = answer(0, "random", "target", length=4).scored.recording
+    offers = made.offers["draft"]
+    wrong = (offers.tokens[0], offers.tokens[1] + 1, *offers.tokens[2:])
+    found = acceptance_of([replace(made, offers={"draft": replace(offers, tokens=wrong)})], "draft")
+    # Drafts begin at each of 4 places: right at 3; of the three that reach a second place, right at ...
+    assert found.positions == 4 and found.rate.value == 0.75
+    assert found.by_position[:3] == (0.75, 0.5, None)
+
+
+def test_costs_as_ratios_and_break_evens() -> None:
+    target, draft = curve(FLAT), curve(SMALL, 0.05)
+    calls = calls_of(target)
+    assert calls.call_s == pytest.approx(0.1) and calls.ratios[4] == pytest.approx(1.4, rel=0.01)
+    lookup, model = break_evens(target), break_evens(target, draft)
+    assert [even.drafted_tokens for even in lookup] == [1, 3, 8]
+    assert lookup[0].acceptance == pytest.approx(0.2, abs=0.01)
+    assert all(
+        b.acceptance is None or b.acceptance > (a.acceptance or 1) for a, b in zip(lookup, model, strict=True)
+    )
+    assert least_needed(curve(STEEP), curve(SMALL, 0.1)) is None
+    assert 0 < (least_needed(target, curve(SMALL, 0.01)) or 0) < 0.5
+
+
+def test_a_token_reads_neither_idle_experts_nor_a_looked_up_embedding(tmp_path: Path) -> None:
+    for arch in ("llama", "qwen2moe"):
+        card = read_card(write_tiny(tmp_path / f"{arch}.gguf", arch=arch))
+        embedding = len(vocabulary()) * WIDTH
+        assert bytes_read(card) == 4 * (card.active_parameters - embedding)
+    assert card.active_parameters < card.parameters
+
+
+# Measured
+
+
+def constant(seconds: float) -> CallTime:
+    return lambda *_call: seconds
+
+
+def test_a_rewind_is_timed_with_the_call_behind_it() -> None:
+    model = TimedModel(constant(0.05))
+    found = measure_rewind(model, [0] * 100, clock=model.clock)
+    assert found.kind == "free"
+    assert found.call_s == pytest.approx(0.05) and found.rewound_call_s == pytest.approx(0.05)
+    assert model.length(0) == 0
+    recurrent = TimedModel(rewind="none")
+    assert measure_rewind(recurrent, [0] * 100) == Rewind("none", None, None) and not recurrent.calls
+
+
+def workload(name: str, count: int, text: str = "abcd ") -> Workload:
+    prompts = tuple(Prompt(f"{name}{i}", text * 4) for i in range(count))
+    return Workload(name, prompts, GREEDY, 128, "here")
+
+
+def test_answers_end_with_the_time_and_come_from_all_workloads() -> None:
+    model = TimedModel(constant(0.1))
+    target = LoadedTarget("timed", model)
+    questions, notices = questions_of([workload("one", 9), workload("two", 9)], target)
+    assert not notices and [question.case.workload.name for question in questions[:4]] == ["one", "two"] * 2
+    answers, short = record_answers(target, questions, curve({1: 1.0}), seconds=30, clock=model.clock)
+    assert 4 <= len(answers) < 18 and not short and model.now < 45
+    assert {a.row.workload for a in answers} == {"one", "two"}
+    assert all(16 <= len(a.row.tokens) <= ANSWER_TOKENS for a in answers)
+    assert answers[0].scored.recording.finish_reason == "cancelled"
+    assert answers[0].whole_ratio == len(answers[0].row.tokens) / 128
+
+
+def test_a_slow_target_still_answers_a_few_times() -> None:
+    model = TimedModel(constant(5.0))
+    target = LoadedTarget("timed", model)
+    questions, _ = questions_of([workload("one", 9)], target)
+    answers, _ = record_answers(target, questions, curve({1: 1.0}, 5.0), seconds=10, clock=model.clock)
+    assert len(answers) == 4 and all(len(a.row.tokens) == 16 for a in answers)
+
+
+def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
+    target = LoadedTarget("timed", TimedModel())
+    brief = replace(workload("one", 3), max_tokens=4)
+    questions, _ = questions_of([brief, workload("two", 2)], target)
+    answers, short = record_answers(target, questions, curve({1: 1.0}), seconds=60)
+    assert short == 3 and [a.row.workload for a in answers] == ["two", "two"]
+
+
+def test_conversations_are_read_as_text_where_there_is_no_template() -> None:
+    target = LoadedTarget("timed", TimedModel())
+    chat = Workload("chat", (Prompt("c", ({"role": "user", "content": "abcd"},)),), GREEDY, 64, "here")
+    questions, notices = questions_of([chat], target)
+    assert len(questions) == 1 and "no chat template" in notices[0]
+
+
+def test_plain_data_has_no_infinity() -> None:
+    known, _ = subject("random", None, count=1)
+    lookup = judge_lookup_alone(known)
+    report = Report(
+        machine="m", target=FACTS, rewind=Rewind("free", 0.1, 0.1), calls=calls_of(known.costs), sample=None,
+        lookup=lookup, drafts=(), verdict="v", pays=False, notices=(), seconds=1.0,
+    )  # fmt: skip
+    data = report.as_json()
+    assert data["schema"] == "outrider.check/1" and data["lookup"]["speedups"]["auto"]["high"] is None
+    assert data["calls"]["ratios"]["4"] > 1

@@ -1,0 +1,144 @@
+"""`outrider check` as its users run it, on tiny models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import TEMPLATE, Outcome, call
+from outrider.models import embedded_default
+from tiny_gguf import MERGES, write_tiny
+
+Call = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "target.gguf", chat_template=TEMPLATE)
+    write_tiny(folder / "draft.gguf", noise=0.3)
+    write_tiny(folder / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
+    write_tiny(folder / "recurrent.gguf", arch="mamba")
+    write_tiny(folder / "experts.gguf", arch="qwen2moe")
+    questions = ["the rain in the street", "a stone at the shore", "there was a king", "on the other hand"]
+    prompts = [{"id": str(i), "prompt": text} for i, text in enumerate(questions * 2)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    return folder
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path) -> Call:
+    """The command among the tiny models, whose costs are measured once."""
+    monkeypatch.chdir(models)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
+
+    def run(*arguments: str) -> Outcome:
+        usual = ("-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl")
+        return call(monkeypatch, capfdbinary, "check", *usual, *arguments)
+
+    return run
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(outcome.out)
+    assert shown["schema"] == "outrider.check/1"
+    return shown
+
+
+def test_a_draft_is_judged_and_the_status_says_what_json_says(check: Call) -> None:
+    outcome = check("target.gguf", "draft.gguf", "--json")
+    shown = as_json(outcome)
+    assert outcome.status == (0 if shown["pays"] else 1) and outcome.err == ""
+    [draft] = shown["drafts"]
+    assert draft["model"]["name"] == "draft" and draft["tokenizers"]["identical"]
+    assert draft["bytes_ratio"] == 1.0 and draft["step_ratio"] > 0
+    assert 0 <= draft["acceptance"]["rate"]["value"] <= 1
+    assert draft["acceptance"]["positions"] > 0 and draft["answers"] == shown["sample"]["answers"]
+    speedups = draft["speedups"]
+    assert speedups["bound"]["value"] >= speedups["auto"]["value"] > 0 and speedups["llama_cpp_default"]
+    assert draft["verdict"]["outcome"] in ("pays", "undecided", "does not pay")
+    assert shown["lookup"]["speedups"]["llama_cpp_default"] is None
+    assert shown["rewind"]["kind"] == "free" and shown["rewind"]["rewound_call_s"] > 0
+    assert sorted(map(int, shown["calls"]["ratios"])) == [1, 2, 4, 8, 16]
+    assert shown["sample"]["workloads"] == {"prompts": shown["sample"]["answers"]}
+
+
+def test_what_people_read_fits_eighty_columns(check: Call) -> None:
+    outcome = check("target.gguf", "draft.gguf")
+    lines = outcome.out.splitlines()
+    assert outcome.err == "" and max(map(len, lines)) <= 80 and "\x1b" not in outcome.out
+    assert lines[0] == "target target" and "lookup alone" in lines and "draft draft" in lines
+    for name in ("tokenizer", "rewind", "calls", "pays from", "expected", "verdict"):
+        assert any(line.strip().startswith(name) for line in lines), name
+
+
+def test_without_a_draft_lookup_is_judged(check: Call) -> None:
+    outcome = check("target.gguf", "--json")
+    shown = as_json(outcome)
+    assert shown["drafts"] == [] and shown["verdict"] == shown["lookup"]["verdict"]["sentence"]
+    assert outcome.status == (0 if shown["lookup"]["verdict"]["pays"] else 1)
+
+
+def test_a_tokenizer_that_does_not_line_up_is_a_verdict(check: Call) -> None:
+    outcome = check("target.gguf", "foreign.gguf")
+    assert outcome.status == 1 and outcome.err == ""
+    assert "cannot work: the tokenizers do not line up" in outcome.out and "in the target" in outcome.out
+    assert "lookup" in outcome.out
+
+
+def test_a_target_that_cannot_rewind_is_a_verdict(check: Call) -> None:
+    outcome = check("recurrent.gguf", "draft.gguf")
+    text = " ".join(outcome.out.split())
+    assert outcome.status == 1 and "rejected tokens cannot be taken back" in text
+    assert "cannot work: the target cannot take" in text
+    alone = check("recurrent.gguf", "--json")
+    shown = as_json(alone)
+    assert alone.status == 1 and shown["lookup"] is None and shown["sample"] is None
+
+
+def test_a_draft_that_cannot_rewind_is_a_verdict(check: Call) -> None:
+    outcome = check("target.gguf", "recurrent.gguf", "--json")
+    [draft] = as_json(outcome)["drafts"]
+    assert outcome.status == 1 and draft["verdict"]["outcome"] == "cannot work"
+    assert "the draft cannot forget" in draft["verdict"]["sentence"]
+
+
+def test_experts_are_shown(check: Call) -> None:
+    outcome = check("experts.gguf")
+    assert "2 of 4 experts" in " ".join(outcome.out.split()) and "active" in outcome.out
+    assert "no chat template" in outcome.err or outcome.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nowhere.gguf",), "error: nowhere.gguf: "),
+        (("target.gguf", "nowhere.gguf"), "error: nowhere.gguf: "),
+        (("prompts.jsonl",), "error: prompts.jsonl: "),
+        (("*.gguf",), "error: *.gguf: 5 files match"),
+        (("target.gguf", "--prompts", "no.jsonl"), "error: no.jsonl: "),
+        (("target.gguf", "--seconds", "0"), "error: --seconds 0: "),
+        (("target.gguf", "--seconds", "nan"), "error: --seconds nan: "),
+        (("target.gguf", "-c", "-1"), "error: -c -1: "),
+        (("target.gguf", "-c", "32"), "error: prompts: "),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(check: Call, arguments: tuple[str, ...], complaint: str) -> None:
+    outcome = check(*arguments)
+    assert outcome.status == 2 and outcome.out == "" and outcome.err.startswith(complaint)
+
+
+@pytest.mark.slow
+def test_a_real_model(check: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTRIDER_CACHE")
+    outcome = check(
+        str(embedded_default()), "--seconds", "8", "--prompts", "edits", "--prompts", "code", "--json"
+    )
+    shown = as_json(outcome)
+    assert outcome.status == (0 if shown["pays"] else 1)
+    assert shown["sample"]["answers"] >= 4 and set(shown["sample"]["workloads"]) >= {"edits", "code"}
+    assert shown["target"]["bytes_per_token"] < shown["target"]["file_bytes"]
