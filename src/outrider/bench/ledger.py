@@ -25,7 +25,10 @@ from outrider.bench.score import offers_of
 from outrider.bench.store import Store
 from outrider.replay import Recording
 
-__all__ = ["Ledger"]
+__all__ = ["LEAST_TOKENS", "Ledger"]
+
+LEAST_TOKENS = 8
+"""Shorter answers are left out: nothing can be saved on them, and a mean over cases would be theirs."""
 
 
 class Ledger:
@@ -58,10 +61,11 @@ class Ledger:
             self.append(row)
 
     def cases(self, workload: str) -> list[tuple[Case, AnswerRow]]:
-        """The cases of a workload that were answered, in their order."""
+        """The cases of a workload that were answered at some length, in their order."""
         [found] = [known for known in self.workloads if known.name == workload]
         rows = self.answered(workload)
-        return [(case, rows[case.id]) for case in cases_of(found) if case.id in rows and rows[case.id].tokens]
+        known = [(case, rows[case.id]) for case in cases_of(found) if case.id in rows]
+        return [(case, row) for case, row in known if len(row.tokens) >= LEAST_TOKENS]
 
     def answered(self, workload: str) -> dict[str, AnswerRow]:
         """The answers of a workload by their cases, empty ones too."""

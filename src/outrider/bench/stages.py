@@ -10,7 +10,7 @@ from typing import Protocol
 
 from outrider.bench.choose import choose
 from outrider.bench.curves import draft_costs, own_times, target_costs
-from outrider.bench.ledger import Ledger
+from outrider.bench.ledger import LEAST_TOKENS, Ledger
 from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
@@ -95,6 +95,8 @@ class Stages:
             self.ledger.skip(what, "the turn before it was left out")
         else:
             self.ledger.append(row)
+            if len(row.tokens) < LEAST_TOKENS:
+                self.ledger.skip(what, f"its answer ends after {len(row.tokens)} tokens")
 
     def measure_target(self) -> None:
         """The target's cost curve, and the engine's own times."""

@@ -117,7 +117,9 @@ class _Sweep:
             if self.plan.quality:
                 self._quality(stages, target.name, self.relatives[file.name])
             for draft in drafts:
-                if draft.fingerprint != file.fingerprint:
+                if draft.fingerprint == file.fingerprint:
+                    ledger.skip(f"{draft.name} for {file.name}", "it is the target itself")
+                else:
                     stages.score(draft)
                 self.meter.expect(f"score {draft.name}", 0)
             for name in [*([None] if self.plan.lookup_only else []), *stages.drafts]:
