@@ -2,9 +2,9 @@
 
     python benchmarks/sweep/kill.py TARGET.gguf DRAFT.gguf [--kills 10] [--seed 0]
 
-Both sweep the same pair, at costs that are given, so that the choice of finalists does not hang on timings. The
-process is killed with SIGKILL, wherever it is. Compared is everything but times and the counts of the automatic
-choice, which listens to the clock.
+Both sweep the same pair, at costs that are given, so that the choice of finalists does not hang on timings.
+The process is killed with SIGKILL, wherever it is. Compared is everything but times and the counts of the
+automatic choice, which listens to the clock.
 """
 
 from __future__ import annotations
