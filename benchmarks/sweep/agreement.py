@@ -3,9 +3,9 @@
     python benchmarks/sweep/agreement.py RUN CHECK.json…
 
 For every pair that both know, a line each about lookup alone, the automatic choice with the draft over
-lookup alone, and llama.cpp's default: what check expected, what the sweep measured over all its workloads, and
-whether they agree where the measured effect is beyond the noise of plain decoding against itself. Exit status 1
-when one of these does not.
+lookup alone, and llama.cpp's default: what check expected, what the sweep measured over all its workloads,
+and whether they agree where the measured effect is beyond the noise of plain decoding against itself. Exit
+status 1 when one of these does not.
 """
 
 from __future__ import annotations
