@@ -307,3 +307,17 @@ def test_a_prompt_that_cannot_be_evaluated_is_refused(prompt: tuple[int, ...]) -
     with pytest.raises(PromptError):
         engine.submit(Request(prompt))
     assert engine.generate(REQUESTS["the limit"]).finish_reason == "length"
+
+
+def test_others_can_draft_from_the_next_request_on() -> None:
+    target = FakeModel(VOCABULARY, LANGUAGE)
+    engine = Engine(target, [SuffixDrafter()])
+    before = engine.generate(Request(PROMPT, GREEDY, max_tokens=12))
+    engine.equip((), FixedPolicy(0))
+    plain = engine.generate(Request(PROMPT, GREEDY, max_tokens=12))
+    assert plain.tokens == before.tokens
+    assert sum(len(record.draft) for record in plain.records) == 0
+    assert plain.reused_tokens == len(PROMPT) - 1
+    engine.submit(Request(PROMPT, max_tokens=4))
+    with pytest.raises(InputError, match="requests are running"):
+        engine.equip([SuffixDrafter()])

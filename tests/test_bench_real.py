@@ -1,0 +1,115 @@
+"""A sweep over real files through llama.cpp: tiny models, another tokenizer, a quantization, a chat."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import COMMAND, TEMPLATE
+from outrider.backends.llama_cpp.quantizer import quantize
+from outrider.bench.plan import Plan
+from outrider.bench.results import Results
+from outrider.bench.rows import PairRow, QualityRow, SkippedRow
+from outrider.bench.store import read_rows
+from outrider.bench.sweep import run_sweep
+from outrider.costs import PairCosts, export_costs
+from outrider.models import HubOptions
+from recordings import FLAT, SMALL, curve
+from tiny_gguf import MERGES, write_tiny
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("real")
+    write_tiny(folder / "big.F32.gguf", chat_template=TEMPLATE, name="big")
+    quantize(folder / "big.F32.gguf", "F16", folder / "big.F16.gguf", threads=1)
+    write_tiny(folder / "draft.gguf", noise=0.3, name="draft")
+    write_tiny(folder / "foreign.gguf", merges=[merge[::-1] for merge in MERGES], name="foreign")
+    schema = {"type": "object", "properties": {"a": {"enum": ["the", "and"]}}, "required": ["a"]}
+    prompts: list[dict[str, Any]] = [
+        {"turns": ["the re and the re", "and on"]},
+        {"messages": [{"role": "user", "content": "return the re"}]},
+        {"prompt": "def the(re): return the"},
+        {
+            "messages": [{"role": "user", "content": "an object"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "o", "schema": schema}},
+            "max_tokens": 40,
+        },
+    ]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    export_costs(folder / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
+    values: dict[str, Any] = {
+        "targets": tuple(str(folder / f"big.{kind}.gguf") for kind in ("F16", "F32")),
+        "drafts": (str(folder / "draft.gguf"), str(folder / "foreign.gguf")),
+        "workloads": (
+            {"file": str(folder / "mine.jsonl"), "max_tokens": 16},
+            {
+                "name": "hot",
+                "file": str(folder / "mine.jsonl"),
+                "max_tokens": 16,
+                "temperature": 0.9,
+                "prompts": 2,
+            },
+        ),
+        "draft_lengths": "0-4",
+        "p_mins": (0.0,),
+        "repetitions_least": 1,
+        "repetitions_most": 1,
+        "costs": str(folder / "costs.json"),
+        "context": 512,
+        "threads": 1,
+    }
+    run_sweep(Plan(**values), folder / "run", hub=HubOptions(offline=True))
+    return Results.read(folder / "run")
+
+
+def test_pairs_that_do_not_line_up_are_left_out_and_said(swept: Results) -> None:
+    assert {(pair.draft, pair.usable) for pair in swept.pairs} == {("draft", True), ("foreign", False)}
+    why = [pair.why_not for pair in swept.pairs if pair.draft == "foreign"]
+    assert all(reason and "do not line up" in reason for reason in why)
+    assert {run.draft for run in swept.runs} == {None, "draft"}
+
+
+def test_a_conversation_goes_on_behind_the_targets_own_answer(swept: Results) -> None:
+    mine = [a for a in swept.answers if a.target == "big.F32" and a.workload == "mine"]
+    first, second = ({a.case: a for a in mine}[case] for case in ("1", "1/2"))
+    assert second.prompt[: len(first.prompt) - 1] == first.prompt[:-1]
+    assert len(second.prompt) > len(first.prompt) + len(first.tokens) / 2
+
+
+def test_greedy_runs_give_the_recorded_answer(swept: Results) -> None:
+    greedy = [run for run in swept.runs if run.workload == "mine"]
+    assert len(greedy) > 30
+    assert sum(bool(run.equal) for run in greedy) / len(greedy) > 0.9  # near-ties may part
+    assert all(run.divergence is not None for run in greedy if not run.equal)
+    assert {run.equal for run in swept.runs if run.workload == "hot"} == {None}
+
+
+def test_forced_text_is_drafted_and_predicted(swept: Results) -> None:
+    limited = [run for run in swept.runs if run.workload == "mine" and run.case == "4"]
+    assert any(run.forced > 3 for run in limited)
+    text = next(a.text for a in swept.answers if a.case == "4")
+    assert json.loads(text)["a"] in ("the", "and")
+
+
+def test_a_quantization_is_scored_against_the_best(swept: Results) -> None:
+    scored = {(row.target, row.reference) for row in swept.quality}
+    assert scored == {("big.F16", "big.F32")}
+    assert all(0 <= row.mean_kl < 0.01 and row.top1_agreement > 0.9 for row in swept.quality)
+
+
+@pytest.mark.slow
+def test_the_embedded_default_from_the_command_line(tmp_path: Path) -> None:
+    command = [*COMMAND, "bench", "--workload", "edits", "--prompts", "2", "--max-tokens", "24"]
+    command += ["--repetitions", "1", "-o", str(tmp_path / "run"), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    assert json.loads(ended.stdout)
+    rows = read_rows(tmp_path / "run")
+    assert not any(isinstance(row, PairRow | QualityRow) for row in rows)
+    assert not [row for row in rows if isinstance(row, SkippedRow)]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<svg" in page and "SmolLM2" in page
