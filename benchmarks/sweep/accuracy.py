@@ -10,11 +10,12 @@ and the controls, or is it within the noise of one of these?
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from outrider.bench.choose import choose
 from outrider.bench.results import Cell, Results
+from outrider.bench.rows import PredictionRow
 from outrider.bench.settings import Setting
 from outrider.bench.statistics import estimate
 from outrider.bench.summary import measured_speedup, prediction_error, time_saved
@@ -74,36 +75,33 @@ def times(results: Results) -> None:
 
 
 def finalists(results: Results, number: int) -> Iterator[list[str]]:
-    """A line for each cell: the measured best, those that a sweep would have run, and how far apart the best of
-    each are."""
+    """A line for each cell: the measured best, those that a sweep would have run, and how far apart the best
+    of each are."""
     for target in results.targets:
         for draft in (None, *results.drafts):
             for workload in results.workloads:
-                rows = [
-                    r
-                    for c, r in results.prediction_by_cell.items()
-                    if c[:2] == (target, draft) and r.workload == workload
-                ]
-                if not rows:
-                    continue
-                chosen = choose(rows, finalists=number, controls=CONTROLS)
-                ran = {
-                    row.setting: speed.value
-                    for row in rows
-                    if (speed := measured_speedup(results, target, draft, row.setting, workload))
-                }
-                ours = {name: ran[name] for name in (*chosen.finalists, *chosen.controls) if name in ran}
-                if not ours:
-                    continue
-                best, our_best = max(ran, key=ran.__getitem__), max(ours, key=ours.__getitem__)
-                gap = gap_of(
-                    results, Cell(target, draft, best, workload), Cell(target, draft, our_best, workload)
-                )
-                yield [target, draft or "none", workload, str(len(ran)), f"{best} {ran[best]:.2f}x"] + [
-                    ", ".join(ours),
-                    f"{our_best} {ours[our_best]:.2f}x",
-                    gap,
-                ]
+                known = results.prediction_by_cell.items()
+                rows = [r for c, r in known if c[:2] == (target, draft) and r.workload == workload]
+                if rows and (line := finalist(results, rows, number)):
+                    yield line
+
+
+def finalist(results: Results, rows: Sequence[PredictionRow], number: int) -> list[str]:
+    """The line of one cell; empty where nothing ran."""
+    target, draft, workload = rows[0].target, rows[0].draft, rows[0].workload
+    chosen = choose(rows, finalists=number, controls=CONTROLS)
+    ran = {
+        row.setting: speed.value
+        for row in rows
+        if (speed := measured_speedup(results, target, draft, row.setting, workload))
+    }
+    ours = {name: ran[name] for name in (*chosen.finalists, *chosen.controls) if name in ran}
+    if not ours:
+        return []
+    best, our_best = max(ran, key=ran.__getitem__), max(ours, key=ours.__getitem__)
+    gap = gap_of(results, Cell(target, draft, best, workload), Cell(target, draft, our_best, workload))
+    found = [target, draft or "none", workload, str(len(ran)), f"{best} {ran[best]:.2f}x"]
+    return [*found, ", ".join(ours), f"{our_best} {ours[our_best]:.2f}x", gap]
 
 
 def gap_of(results: Results, best: Cell, ours: Cell) -> str:

@@ -82,7 +82,7 @@ class Results:
             models=_last(rows, ModelRow, "model", "role"),
             pairs=_last(rows, PairRow, "target", "draft"),
             answers=_last(rows, AnswerRow, *cases),
-            costs=_last(rows, CostsRow, "model", "role"),
+            costs=_last(rows, CostsRow, "model", "role", "beside"),
             offers=_last(rows, OffersRow, "draft", *cases),
             quality=_last(rows, QualityRow, "reference", *cases),
             predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
@@ -141,11 +141,16 @@ def _last(rows: Sequence[Row], kind: type[_R], *names: str) -> tuple[_R, ...]:
 def _counted(rows: Sequence[Row]) -> tuple[RunRow, ...]:
     """The requests of complete blocks: of a block that was begun twice those of its last beginning."""
     ends = {row.block: place for place, row in enumerate(rows) if isinstance(row, BlockRow)}
-    found: dict[tuple[str | None, ...], RunRow] = {}
+    found: dict[str, dict[tuple[str | None, ...], RunRow]] = defaultdict(dict)
+    last_s: dict[str, float] = {}
     for place, row in enumerate(rows):
-        if isinstance(row, RunRow) and place < ends.get(row.block, -1):
-            found[row.block, row.draft, row.setting, row.contestant, row.case] = row
-    return tuple(found.values())
+        if not isinstance(row, RunRow) or place >= ends.get(row.block, -1):
+            continue
+        if row.started_s < last_s.get(row.block, 0.0):  # the block's clock began anew, and so did the block
+            found[row.block].clear()
+        last_s[row.block] = row.started_s
+        found[row.block][row.draft, row.setting, row.contestant, row.case] = row
+    return tuple(row for block in found.values() for row in block.values())
 
 
 def _grouped(rows: Iterable[RunRow], key: Callable[[RunRow], Cell]) -> dict[Cell, tuple[RunRow, ...]]:

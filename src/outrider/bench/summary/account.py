@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from outrider.bench.results import Cell, Results
 from outrider.bench.rows import PredictionRow
@@ -124,13 +124,16 @@ def _scales(results: Results) -> dict[tuple[str | None, str | None], float]:
 
 
 def _prompt_seconds(results: Results) -> dict[tuple[str | None, str | None, str], float]:
-    """Reading of each case's prompt: as plain decoding did it, or when the answer was recorded."""
+    """Reading of each case's prompt: what it took on average in our requests, of which the first of a block
+    reads it for all; or when the answer was recorded."""
     found: dict[tuple[str | None, str | None, str], float] = {
         (row.target, row.workload, row.case): row.prefill_s for row in results.answers
     }
-    plain = [row for row in results.runs if row.setting == PLAIN.name and row.contestant is None]
-    found |= {(row.target, row.workload, row.case): row.prefill_s for row in plain}
-    return found
+    ran: dict[tuple[str | None, str | None, str], list[float]] = defaultdict(list)
+    for row in results.runs:
+        if row.contestant is None:
+            ran[row.target, row.workload, row.case].append(row.prefill_s)
+    return found | {case: fmean(seconds) for case, seconds in ran.items()}
 
 
 def _repetitions(results: Results) -> dict[tuple[str | None, str | None], int]:

@@ -138,7 +138,7 @@ def memory_is_measured(results: Results, target: str, draft: str | None) -> bool
     """Whether `memory_bytes` is measured for all of it."""
     named = [(target, "target")] + ([(draft, "draft")] if draft is not None else [])
     rows = [results.model(name, role) for name, role in named]
-    return all(row is not None and row.memory_bytes is not None for row in rows)
+    return all(row is not None and row.memory_bytes for row in rows)
 
 
 def quality_of(results: Results, target: str, workload: str | None = None) -> Quality | None:
