@@ -237,7 +237,7 @@ def _recorded(
             identical=True,
             common_tokens=32_000,
             text_ratio=1.0,
-            cut_ratio=0.0,
+            cut_ratio=1.0,
         )
     for workload in workloads:
         for case in case_names(workload, cases):

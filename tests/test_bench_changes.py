@@ -17,7 +17,7 @@ from bench_rows import bench_rows
 from outrider.bench.changes import changes, differences, print_changes
 from outrider.bench.export import COLUMNS, export
 from outrider.bench.results import Results
-from outrider.bench.rows import BlockRow, HeadRow, Row
+from outrider.bench.rows import AnswerRow, BlockRow, HeadRow, Row
 from outrider.core.errors import InputError, SettingError
 from test_bench_statistics import run_row
 from test_bench_summary import model
@@ -80,6 +80,12 @@ def test_what_changed_is_told() -> None:
     assert "model 1" in text and "-2" in text and "model 2" not in text and "In the rest no change" in text
 
 
+def test_of_a_rest_that_is_not_there_nothing_is_said() -> None:
+    text = printed(sweep(1, ()), sweep(2, (), pace=0.5))
+    assert "tokens/s" in text and "change beyond the noise" not in text
+    assert printed(sweep(1, ()), sweep(2, ())).strip() == "No change beyond the noise: 1 figure."
+
+
 def test_plain_speed_changes_only_beyond_what_processes_differ_by() -> None:
     assert told(sweep(1), sweep(2, pace=1.06))["plain"] == "tie"
     found = [change for change in changes(sweep(1), sweep(2, pace=0.7)) if change.cell.setting == "plain"]
@@ -103,6 +109,14 @@ def test_what_makes_runs_hard_to_compare_is_said() -> None:
     ]
     assert "note: machine, cpu: x / y" in printed(sweep(1), other)
     assert differences(sweep(1), sweep(2)) == []
+
+
+def test_cases_of_one_name_that_ask_something_else_are_counted() -> None:
+    rows = bench_rows(targets=("big-Q8_0",), drafts=(None,), workloads=("chat", "edits"), cases=2)
+    answers = [row for row in rows if isinstance(row, AnswerRow)]
+    other = [row.model_copy(update={"prompt": (1,)}) if row.case == "chat-1" else row for row in answers]
+    before, after = Results.of([HEAD, *answers]), Results.of([HEAD, *other])
+    assert differences(before, after) == ["workload chat: 1 of 2 cases have another prompt"]
 
 
 def test_nothing_in_common() -> None:

@@ -19,7 +19,7 @@ from bench_rows import DRAFTS, TARGETS, bench_rows, head_row, skipped
 from outrider.bench import summary
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import PredictionRow, Row, RunRow
+from outrider.bench.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
 from outrider.core.errors import SettingError
 
 BIG = TARGETS[0]
@@ -311,6 +311,14 @@ def test_one_target_alone(tmp_path: Path) -> None:
     assert "all workloads" not in section(tree, "heat").words()
 
 
+def test_what_the_plan_leaves_out_has_no_column(tmp_path: Path) -> None:
+    head, *rest = bench_rows([BIG], [SMALL], ["edits"])
+    assert isinstance(head, HeadRow)
+    rows = [head.model_copy(update={"plan": head.plan | {"lookup_only": False}}), *rest]
+    tree = Tree(html_of(rows, tmp_path)).root
+    assert {row["draft"] for row in table_rows(section(tree, "heat").all("table")[0])} == {SMALL}
+
+
 def test_a_pair_that_does_not_line_up_is_named_with_the_reason(tmp_path: Path) -> None:
     rows = [*few_rows(2, ("chat",)), *skipped(BIG, "other-Q8_0")]
     tree = Tree(html_of(rows, tmp_path)).root
@@ -356,6 +364,71 @@ def test_the_verdict_tells_workloads_apart() -> None:
         re.search(r"wins on edits \([\d.]+x\), loses on chat \(0[\d.]+x\)", text)
         or "gains nothing over all" in text
     )
+
+
+def test_the_verdict_prefers_what_is_faster_for_certain() -> None:
+    """Beside a draft that is faster on average by one case alone."""
+    rows = few_rows(workloads=("chat",))
+    plain = {(r.block, r.case): r.decode_s for r in rows if isinstance(r, RunRow) and r.setting == "plain"}
+    for place, row in enumerate(rows):
+        if isinstance(row, RunRow) and row.setting != "plain":
+            number = int(row.case[-1])
+            ratio = 1.5 + 0.01 * number if row.draft is None else 20 if number == 0 else 0.9
+            rows[place] = row.model_copy(update={"decode_s": plain[row.block, row.case] / ratio})
+    results = Results.of(rows)
+    drafted, alone = (
+        max(
+            found.value
+            for name in summary.measured_settings(results, BIG, draft, "chat")
+            if (found := summary.measured_speedup(results, BIG, draft, name, "chat"))
+        )
+        for draft in (SMALL, None)
+    )
+    assert drafted > alone > 1
+    text = " ".join(printed(rows, 200).split())
+    assert "is fastest with no draft model" in text
+    assert "plain decoding over chat (from" in text
+
+
+def test_what_was_only_predicted_is_not_said_of_this_machine() -> None:
+    rows = [
+        row.model_copy(
+            update={"cases": tuple(c.model_copy(update={"seconds": 2 * c.plain_s}) for c in row.cases)}
+        )
+        if isinstance(row, PredictionRow)
+        else row
+        for row in few_rows(0)
+    ]
+    text = " ".join(printed(rows, 200).split())
+    assert "By prediction, not yet measured, decode big-Q8_0 plainly" in text
+
+
+def test_what_ran_once_is_said_in_a_sentence() -> None:
+    text = " ".join(printed(few_rows(1), 200).split())
+    assert (
+        "6 of 6 measured best settings rest on little (run once: the machine's noise is not in it)." in text
+    )
+
+
+def test_a_draft_step_is_that_beside_the_target(tmp_path: Path) -> None:
+    rows: list[Row] = []
+    for row in bench_rows(TARGETS, [SMALL, None], ("chat",)):
+        if not (isinstance(row, CostsRow) and row.role == "draft"):
+            rows.append(row)
+            continue
+        for factor, target in enumerate(TARGETS, 1):
+            curve = json.loads(json.dumps(row.curve))
+            for point in curve["calls"]:
+                point["seconds"] *= factor
+            rows.append(row.model_copy(update={"beside": target, "curve": curve}))
+    listed = table_rows(section(Tree(html_of(rows, tmp_path)).root, "costs").all("table")[0])
+    steps = {row["target"]: row["time"] for row in listed if row["call"] == f"step of {SMALL}"}
+    assert steps == {TARGETS[0]: "18.0 ms", TARGETS[1]: "36.0 ms"}
+
+
+def test_tokenizers_that_cut_alike_are_said_to(tree: Node) -> None:
+    [found] = [t for t in section(tree, "setup").all("table") if "Tokenizers" in t.words()]
+    assert table_rows(found)[0]["sample text cut alike"] == "100.0 %"
 
 
 def test_a_tie_is_called_one() -> None:
@@ -405,16 +478,29 @@ def test_names_are_no_markup_in_the_terminal() -> None:
     assert "\x1b" not in text
 
 
-def test_other_engines_stand_beside_ours() -> None:
+def test_other_engines_stand_beside_ours(tmp_path: Path) -> None:
     rows = few_rows()
     ran = [row for row in rows if isinstance(row, RunRow) and row.setting == "model 3"]
     theirs = [
-        row.model_copy(update={"contestant": "other", "setting": "as started", "draft": None}) for row in ran
+        row.model_copy(
+            update={
+                "contestant": "other",
+                "setting": "other",
+                "draft": None,
+                "started_s": row.started_s + 1e4,
+                "equal": False,
+            }
+        )
+        for row in ran
     ]
     ends = [row for row in rows if row.kind == "block"]
-    text = printed([*[row for row in rows if row.kind != "block"], *theirs, *ends], 200)
+    made = [*[row for row in rows if row.kind != "block"], *theirs, *ends]
+    text = printed(made, 200)
     assert "Other engines" in text
-    assert "other: as started" in text
+    assert re.search(r"big-Q8_0 +edits +other +[\d.]+ ", text)
+    assert "in other (big-Q8_0)." in text  # what it drafts with is its own affair
+    listed = table_rows(section(Tree(html_of(made, tmp_path)).root, "measured").all("table")[0])
+    assert {row["draft"] for row in listed if row["setting"] == "other"} == {"–"}
 
 
 def test_predictions_need_not_be_of_every_workload() -> None:

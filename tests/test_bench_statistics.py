@@ -80,6 +80,12 @@ def test_what_an_interval_cannot_know_is_said(cases: int, repetitions: int, cave
         assert found.interval.low == found.interval.value == found.interval.high and found.p_value == 1
 
 
+def test_a_single_case_of_each_workload_says_nothing_about_others() -> None:
+    rng = np.random.default_rng(2)
+    strata = [measured(rng, 1, 4, 1.5, 0.1, 0.02) for _ in range(6)]
+    assert estimate(strata).interval.caveat == "one case: other prompts may differ"
+
+
 @pytest.mark.parametrize(("cases", "between", "within"), [(6, 0.2, 0.03), (8, 0.02, 0.05), (16, 0.2, 0.02)])
 def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, between: float, within: float) -> None:
     rng = np.random.default_rng(3)

@@ -15,6 +15,7 @@ from outrider.bench.rows import (
     AnswerRow,
     BlockRow,
     CaseOutcome,
+    CostsRow,
     HeadRow,
     ModelRow,
     OffersRow,
@@ -107,6 +108,19 @@ def test_of_a_block_begun_twice_the_last_beginning_counts() -> None:
     twice = [run("plain", 99.0), run("plain", 10.0), run("model 3", 5.0)]
     found = results(*twice, block(), run("plain", 77.0))
     assert [(row.setting, row.decode_s) for row in found.runs] == [("plain", 10.0), ("model 3", 5.0)]
+
+
+def test_what_ran_in_a_first_beginning_alone_does_not_count() -> None:
+    """The block's clock tells where it began anew."""
+    first = [run("other", 9.0, started_s=0.1, contestant="other"), run("plain", 99.0, started_s=5.0)]
+    again = [run("plain", 10.0, started_s=0.1), run("model 3", 5.0, started_s=11.0)]
+    found = results(*first, *again, block())
+    assert [(row.setting, row.decode_s) for row in found.runs] == [("plain", 10.0), ("model 3", 5.0)]
+
+
+def test_costs_of_a_draft_are_kept_beside_each_target() -> None:
+    rows = [CostsRow(model="d", role="draft", curve={}, beside=target) for target in ("t", "u", "t")]
+    assert [row.beside for row in results(*rows).costs] == ["t", "u"]
 
 
 def test_the_later_of_two_rows_about_the_same_counts() -> None:
@@ -281,6 +295,9 @@ def test_memory_is_that_of_both_models() -> None:
     assert summary.memory_bytes(found, "t", None) == 150 and summary.memory_is_measured(found, "t", None)
     assert summary.memory_bytes(found, "t", "d") == 160 and not summary.memory_is_measured(found, "t", "d")
     assert summary.memory_bytes(found, "t", "unknown") is None
+    nothing = results(model("t", "target", 100, 0))  # where the system does not tell
+    assert summary.memory_bytes(nothing, "t", None) == 100
+    assert not summary.memory_is_measured(nothing, "t", None)
 
 
 def test_quality_is_over_tokens() -> None:
@@ -363,6 +380,18 @@ def test_the_time_saved() -> None:
     assert found.everything_s == pytest.approx(3 * ((10 + 4 + 6 + 8) * 1.25 + 4))
     assert (found.combinations, found.ran) == (4, 2)
     assert found.took_ratio == pytest.approx((13 + 51) / 117)
+
+
+def test_prompts_take_what_they_took_on_average() -> None:
+    """The first request of a block reads the prompt for all."""
+    rows: list[Row] = [
+        run("plain", 10.0, prefill_s=0.0),
+        run("model 3", 4.0, prefill_s=6.0),
+        run("their", 4.0, prefill_s=90.0, contestant="other"),
+        block(),
+        prediction("model 3", {"1": 4.0}),
+    ]
+    assert summary.time_saved(results(*rows)).everything_s == pytest.approx(10 + 4 + 2 * 3)
 
 
 def test_a_whole_sweep_has_all_of_its_figures() -> None:

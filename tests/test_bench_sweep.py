@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench_models import FakeLoader, plan
+from bench_models import SPOKEN, VOCABULARY, FakeLoader, plan
+from bench_models import row as model_row
+from outrider.backends.fake import FakeModel
+from outrider.backends.llama_cpp import LoadOptions
+from outrider.bench import loaded
+from outrider.bench.contestants import Answer, ContestantError, RefusedError
+from outrider.bench.loaded import LoadedDraft, LoadedTarget
+from outrider.bench.measure import _Runner
+from outrider.bench.models import ModelFile
 from outrider.bench.progress import Progress
+from outrider.bench.record import Case
 from outrider.bench.results import Results
 from outrider.bench.rows import (
     AnswerRow,
     BlockRow,
     ChoiceRow,
+    DoneRow,
     HeadRow,
+    ModelRow,
     OffersRow,
     PairRow,
     PredictionRow,
     Row,
     RunRow,
+    SkippedRow,
 )
 from outrider.bench.settings import Setting
 from outrider.bench.store import ROWS, Store, read_rows
 from outrider.bench.sweep import run_sweep
-from outrider.core.errors import InputError, SettingError
+from outrider.core.data import Completion, StepRecord
+from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
+from outrider.vocab import align
 
 
 def of(rows: list[Row], kind: type[Any]) -> list[Any]:
@@ -238,3 +253,247 @@ def test_rows_that_are_none_are_named(tmp_path: Path) -> None:
         file.write('{"kind": "answer"}\n')
     with pytest.raises(InputError, match="line 2"):
         read_rows(tmp_path)
+
+
+def test_a_file_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ROWS).write_text('{"mine": 1}')
+    with pytest.raises(InputError, match="head of a run"):
+        Store.open(tmp_path, HeadRow(started="now", machine={}, plan={}))
+    assert (tmp_path / ROWS).read_text() == '{"mine": 1}'
+
+
+def test_other_prompts_or_another_file_need_another_folder(tmp_path: Path) -> None:
+    small = {"drafts": (), "finalists": 0, "repetitions_least": 1, "repetitions_most": 1}
+    first = plan(tmp_path, **small)
+    run_sweep(first, tmp_path / "run", loader=FakeLoader())
+
+    class Replaced(FakeLoader):
+        def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
+            found = super().find(references, taken)
+            return [ModelFile(file.name, file.path, file.card, "new") for file in found]
+
+    with pytest.raises(SettingError, match="not the target that this run began with"):
+        run_sweep(first, tmp_path / "run", loader=Replaced())
+    (tmp_path / "words.jsonl").write_text('{"prompt": "a.b.c."}\n')
+    with pytest.raises(SettingError, match="prompts: words"):
+        run_sweep(first, tmp_path / "run", loader=FakeLoader())
+
+
+def test_a_line_about_a_short_answer_outlives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = Store.append
+
+    def dying(store: Store, row: Row) -> None:
+        if isinstance(row, SkippedRow):
+            raise Broken
+        append(store, row)
+
+    short = plan(tmp_path, drafts=())
+    (tmp_path / "letters.jsonl").write_text('{"prompt": "abc", "max_tokens": 3}\n{"prompt": "dd ef"}\n')
+    monkeypatch.setattr(Store, "append", dying)
+    with pytest.raises(Broken):
+        run_sweep(short, tmp_path / "run", loader=FakeLoader())
+    monkeypatch.undo()
+    results = run_sweep(short, tmp_path / "run", loader=FakeLoader())
+    assert [row.why for row in results.skipped] == ["its answer ends after 3 tokens"]
+
+
+# What takes no part, or not to the end
+
+
+class Stranger:
+    """Another engine that does as its function says."""
+
+    name = "them"
+
+    def __init__(self, does: Callable[[Case, int], None] | None = None) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.answered: set[str] = set()
+        self._does = does
+
+    def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
+        del seed
+        self.asked.append((case.workload.name, case.id))
+        self.answered |= {f"{row.workload} {case}" for case, row in answered.items()}
+        if self._does is not None:
+            self._does(case, len(self.asked))
+        text = answered[case.id].text
+        return Answer(text, False, 24, 23, 0.1, 0.5, 9, 0, 3, 2, 5, 6, 1, "length")
+
+
+def swept_with(stranger: Stranger, swept: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    def rivals(*_: object) -> Iterator[Stranger]:
+        yield stranger
+
+    monkeypatch.setattr("outrider.bench.sweep._Sweep._rivals", rivals)
+    return run_sweep(swept, folder / "run", loader=FakeLoader())
+
+
+def test_another_engine_that_fails_is_left_out_from_there_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(case: Case, asked: int) -> None:
+        del case
+        if asked == 6:
+            raise ContestantError("them", "the connection broke off")
+
+    stranger = Stranger(dies)
+    results = swept_with(stranger, plan(tmp_path, drafts=()), tmp_path, monkeypatch)
+    assert len(stranger.asked) == 6
+    theirs = [run for run in results.runs if run.contestant == "them"]
+    assert len(theirs) == 5 and len(results.blocks) == 4 and len(results.done) == 1
+    [skipped] = results.skipped
+    assert skipped.what == "them with target, from round 2 of letters, 2 on"
+    assert skipped.why == "the connection broke off"
+    ran = theirs[0]
+    assert (ran.target_calls, ran.draft_calls, ran.forced, ran.drafted) == (5, 6, 1, (3,))
+    assert ran.equal is None, "not its whole text"
+
+
+def test_a_request_that_another_engine_refuses_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(case: Case, asked: int) -> None:
+        del asked
+        if (case.workload.name, case.id) == ("words", "1"):
+            raise RefusedError("them", "it cannot be asked for a regex grammar")
+
+    stranger = Stranger(refuses)
+    results = swept_with(stranger, plan(tmp_path, drafts=()), tmp_path, monkeypatch)
+    assert len(stranger.asked) == 8
+    assert len([run for run in results.runs if run.contestant == "them"]) == 6
+    assert [(row.what, row.why) for row in results.skipped] == [
+        ("them with target: words 1", "it cannot be asked for a regex grammar")
+    ]
+
+
+def test_another_engine_is_told_of_answers_that_are_too_short_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, stranger = plan(tmp_path, drafts=()), Stranger()
+    (tmp_path / "letters.jsonl").write_text('{"prompt": "abc", "max_tokens": 3}\n{"prompt": "dd ef"}\n')
+    swept_with(stranger, short, tmp_path, monkeypatch)
+    assert ("letters", "1") not in stranger.asked and "letters 1" in stranger.answered
+
+
+def test_a_text_that_cannot_go_on_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _Runner.run
+
+    def stuck(runner: _Runner, case: Case, answer: AnswerRow, seed: int) -> Completion:
+        if (runner.entry.setting.name, case.workload.name, case.id) == ("auto lookup", "words", "2"):
+            raise ConstraintError("grammar", "no token is allowed")
+        return run(runner, case, answer, seed)
+
+    monkeypatch.setattr(_Runner, "run", stuck)
+    results = run_sweep(plan(tmp_path, drafts=()), tmp_path / "run", loader=FakeLoader())
+    assert [(row.what, row.why) for row in results.skipped] == [
+        ("auto lookup for target: words 2", "round 1: no token is allowed")
+    ]
+    autos = [run for run in results.runs if run.setting == "auto lookup"]
+    assert len(autos) == 2 * 3 and len(results.blocks) == 4
+
+
+def test_a_target_that_cannot_rewind_only_decodes_plainly(tmp_path: Path) -> None:
+    class Recurrent(FakeLoader):
+        def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
+            self.loaded.append(file.name)
+            model = FakeModel(VOCABULARY, SPOKEN["target"], rewind="none")
+            return LoadedTarget(file.name, model), model_row(file, "target")
+
+    loader = Recurrent()
+    results = run_sweep(plan(tmp_path, lookup_only=False), tmp_path / "run", loader=loader)
+    assert loader.loaded == ["target"], "no draft is loaded for it"
+    assert {row.setting for row in results.predictions} == {"plain"}
+    assert {(run.draft, run.setting, run.equal) for run in results.runs} == {(None, "plain", True)}
+    assert [row.what for row in results.skipped] == ["drafts and lookup for target"]
+
+
+def test_a_model_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
+    class Broke(FakeLoader):
+        def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
+            if file.name == "bad":
+                raise ModelFileError("bad.gguf", "it is truncated")
+            return super().target(file)
+
+        def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
+            if file.name == "twin":
+                raise ModelFileError("twin.gguf", "it is damaged")
+            return super().draft(file, target)
+
+    some = plan(tmp_path, targets=("bad", "target"), drafts=("twin", "stranger"))
+    results = run_sweep(some, tmp_path / "run", loader=Broke())
+    assert [row.target for row in results.done] == ["target"]
+    assert {run.draft for run in results.runs} == {None, "stranger"}
+    assert {row.what: row.why for row in results.skipped} == {
+        "bad": "it could not be loaded: it is truncated",
+        "twin for target": "it could not be loaded: it is damaged",
+    }
+    with pytest.raises(ModelFileError, match="truncated"):
+        run_sweep(plan(tmp_path, targets=("bad",)), tmp_path / "other", loader=Broke())
+
+
+def test_a_target_that_says_nothing_is_done(tmp_path: Path) -> None:
+    silent = plan(tmp_path, workloads=({"file": str(tmp_path / "letters.jsonl"), "max_tokens": 2},))
+    run_sweep(silent, tmp_path / "run", loader=FakeLoader())
+    assert of(read_rows(tmp_path / "run"), DoneRow)
+    again = FakeLoader()
+    run_sweep(silent, tmp_path / "run", loader=again)
+    assert again.loaded == []
+
+
+def test_a_draft_is_timed_on_texts_that_it_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Narrow(FakeLoader):
+        def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
+            del target
+            model = FakeModel(VOCABULARY, SPOKEN["twin"], context_length=64)
+            return LoadedDraft(file.name, model, align(VOCABULARY, VOCABULARY)), model_row(file, "draft")
+
+    timed: list[str] = []
+
+    def probed(target: Any, draft: Any, cases: Sequence[tuple[Case, AnswerRow]]) -> Iterator[StepRecord]:
+        del target, draft
+        timed.extend(f"{answer.workload} {answer.case}" for _, answer in cases)
+        return iter(())
+
+    monkeypatch.setattr("outrider.bench.stages.probe_draft", probed)
+    wide = plan(tmp_path, drafts=("twin",), costs=None)
+    (tmp_path / "letters.jsonl").write_text('{"prompt": "%s"}\n{"prompt": "dd ef"}\n' % ("abc " * 12))
+    results = run_sweep(wide, tmp_path / "run", loader=Narrow())
+    assert timed and "letters 1" not in timed
+    assert [row.what for row in results.skipped] == ["twin for target: letters 1"]
+
+
+def test_the_seed_of_a_workload_is_that_of_its_sampling(tmp_path: Path) -> None:
+    def texts(seed: int) -> list[str]:
+        plan(tmp_path)
+        hot = {"file": str(tmp_path / "letters.jsonl"), "max_tokens": 24, "temperature": 1.5, "seed": seed}
+        once = {"drafts": (), "finalists": 0, "repetitions_least": 1, "repetitions_most": 1}
+        results = run_sweep(
+            plan(tmp_path, workloads=(hot,), **once), tmp_path / f"run {seed}", loader=FakeLoader()
+        )
+        assert [answer.seed for answer in results.answers] == [seed, seed + 1]
+        return [answer.text for answer in results.answers]
+
+    assert texts(3) != texts(90)
+
+
+def test_a_single_repetition_does_not_pass_for_a_tight_interval(tmp_path: Path) -> None:
+    loose = plan(
+        tmp_path, drafts=(), finalists=0, repetitions_least=1, repetitions_most=4, interval_ratio=0.99
+    )
+    results = run_sweep(loose, tmp_path / "run", loader=FakeLoader())
+    assert Counter(block.workload for block in results.blocks)["letters"] >= 2
+
+
+def test_memory_that_the_system_does_not_tell_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Weights:
+        trained_context = 64
+
+        def open(self, context: int) -> str:
+            return f"context {context}"
+
+    monkeypatch.setattr(loaded, "load_weights", lambda *_, **__: Weights())
+    [file] = FakeLoader().find(["any"])
+    sizes = iter([None, None, 1000, 3500])
+    monkeypatch.setattr(loaded, "_resident_bytes", lambda: next(sizes))
+    found: list[Any] = [loaded.load_model(file, LoadOptions(), 16, []) for _ in range(2)]
+    assert found == [("context 24", None), ("context 24", 2500)]

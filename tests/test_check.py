@@ -11,7 +11,7 @@ import pytest
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
-from outrider.bench.loaded import LoadedTarget
+from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.predict import Scored
 from outrider.bench.prompts import Prompt, Workload
 from outrider.bench.record import Case
@@ -22,11 +22,12 @@ from outrider.check.answers import ANSWER_TOKENS, Answer, Question, questions_of
 from outrider.check.expectation import expect
 from outrider.check.facts import break_evens, calls_of, least_needed, tokenizers_of
 from outrider.check.intervals import Interval, share_of, speedup_of
-from outrider.check.judging import Subject, judge, judge_lookup_alone, why_unusable
+from outrider.check.judging import Subject, does_not_fit, judge, judge_lookup_alone, offered, why_unusable
 from outrider.check.report import ModelFacts, Report, Rewind
 from outrider.check.rewind import measure_rewind
 from outrider.check.verdict import DraftNumbers, Verdict, cannot_work, judge_draft, judge_lookup, overall
 from outrider.check.weights import bytes_read
+from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.models.gguf import read_card
 from outrider.vocab import compare
@@ -150,6 +151,15 @@ def test_models_that_cannot_rewind_are_a_verdict() -> None:
     assert target is not None and "the target cannot take rejected" in target.verdict.sentence
 
 
+def test_a_draft_that_holds_no_prompt_is_a_verdict() -> None:
+    known, _ = subject("random", None)
+    same = compare(LETTERS, LETTERS)
+    draft = LoadedDraft("d", FakeModel(LETTERS, LANGUAGE, context_length=2), same)
+    assert offered(known, draft, seconds=1) == ([], len(known.answers))
+    report = does_not_fit(known, "free", FACTS, same)
+    assert report.verdict.outcome == "cannot work" and "the draft's context" in report.verdict.sentence
+
+
 def test_lost_tokens_are_counted_in_the_answers() -> None:
     first = answer(0, "random", None)
     answers = [replace(first, row=replace_tokens(first.row, (0, 0, 4, 0)))]
@@ -201,7 +211,8 @@ def test_a_draft_pays_over_plain_decoding_and_over_lookup(
 ) -> None:
     verdict = judge_draft(numbers(over_plain, over_lookup))
     assert (verdict.outcome, verdict.pays) == (outcome, pays)
-    assert "inf" not in verdict.sentence
+    assert "inf" not in verdict.sentence and ("one answer" in verdict.sentence) == math.isinf(over_plain[2])
+    assert ("where 1.02x pays" in verdict.sentence) == (outcome == "undecided")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +220,7 @@ def test_a_draft_pays_over_plain_decoding_and_over_lookup(
     [
         ({"needed": None, "step": 0.9}, "0.90 of a target step, so that even drafts that are always right"),
         ({"needed": 0.63, "right": 0.41}, "so 63% of its tokens must be right, and 41% are"),
+        ({"needed": 0.412, "right": 0.408}, "41% of its tokens are right, which saves too little"),
         ({"over_plain": (1.4, 1.2, 1.6)}, "it adds nothing to lookup"),
         ({"right": 0.5, "needed": 0.45}, "50% of its tokens are right, which saves too little"),
     ],
@@ -266,6 +278,12 @@ def test_the_verdict_over_all_drafts() -> None:
     )
     assert overall(lookup_pays, [("a", broken, None), ("b", bad, fast)])[1] is True
     assert overall(lookup_not, [("a", bad, fast), ("b", bad, fast)])[0].startswith("none of the drafts pays")
+    assert overall(lookup_not, [("a", broken, None), ("b", bad, fast)])[0] == "b: bad"
+    open_ = Verdict("undecided", False, "open")
+    assert overall(lookup_pays, [("a", open_, fast)]) == ("open; L pays", True)
+    assert overall(lookup_not, [("a", open_, fast), ("b", bad, fast)])[0].startswith(
+        "none of the drafts is likely to pay"
+    )
 
 
 # Figures
@@ -333,6 +351,8 @@ def test_a_rewind_is_timed_with_the_call_behind_it() -> None:
     assert found.kind == "free"
     assert found.call_s == pytest.approx(0.05) and found.rewound_call_s == pytest.approx(0.05)
     assert model.length(0) == 0
+    short = TimedModel(constant(0.05))
+    assert measure_rewind(short, [0, 1], clock=short.clock).rewound_call_s == pytest.approx(0.05)
     recurrent = TimedModel(rewind="none")
     assert measure_rewind(recurrent, [0] * 100) == Rewind("none", None, None) and not recurrent.calls
 
@@ -369,6 +389,16 @@ def test_answers_that_end_at_once_are_left_out_and_counted() -> None:
     questions, _ = questions_of([brief, workload("two", 2)], target)
     answers, short = record_answers(target, questions, curve({1: 1.0}), seconds=60)
     assert short == 3 and [a.row.workload for a in answers] == ["two", "two"]
+
+
+def test_questions_with_a_broken_grammar_are_left_out() -> None:
+    target = LoadedTarget("timed", TimedModel())
+    broken = Workload("own", (Prompt("b", "abcd", grammar=Grammar("regex", "(")),), GREEDY, 64, "here")
+    questions, _ = questions_of([broken, workload("one", 2)], target)
+    lines: list[str] = []
+    answers, short = record_answers(target, questions, curve({1: 1.0}), seconds=60, left_out=lines.append)
+    assert [a.row.workload for a in answers] == ["one", "one"] and not short
+    assert len(lines) == 1 and lines[0].startswith("own, b is left out: ")
 
 
 def test_conversations_are_read_as_text_where_there_is_no_template() -> None:

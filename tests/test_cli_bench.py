@@ -19,10 +19,13 @@ from cli_helpers import Outcome, call
 from outrider.bench.plan import Plan, WorkloadSpec
 from outrider.bench.plan_file import plan_text
 from outrider.bench.progress import Progress
+from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.bench.store import ROWS
 from outrider.cli.bench_progress import show_progress, time_left
+from outrider.costs import PairCosts, export_costs
 from outrider.models import HubOptions
+from recordings import FLAT, SMALL, curve
 
 Run = Callable[..., Outcome]
 
@@ -111,7 +114,7 @@ def test_flags_override_the_file(run: Run, sweep: Sweep, tmp_path: Path) -> None
 
 
 def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
-    (tmp_path / "costs.json").write_text("{}")
+    export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
     (tmp_path / "q.jsonl").write_text('{"category": "math", "turns": ["1 + 1?"]}')
     flags = shlex.split("""
         -m t.gguf --draft d.gguf --no-lookup-only --workload edits --workload q.jsonl#math --prompts 3
@@ -120,7 +123,7 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         -c 512 -t 2 -tb 3 -ngl 12 -fa on --no-quality --offline -hft secret -o out
     """)
     outcome = run(
-        *flags, "--contestant", "up=http://h:1/v1", "--contestant", "ls=srv -m {target} --port {port}"
+        *flags, "--contestant", "up=http://h:1/v1", "--contestant", f"ls={sys.executable} {{target}} {{port}}"
     )
     assert outcome.status == 0, outcome.err
     plan = sweep.plans[0]
@@ -142,7 +145,11 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         "on",
     )
     up, started = plan.contestants
-    assert (up.name, up.url, started.command) == ("up", "http://h:1/v1", "srv -m {target} --port {port}")
+    assert (up.name, up.url, started.command) == (
+        "up",
+        "http://h:1/v1",
+        f"{sys.executable} {{target}} {{port}}",
+    )
     assert sweep.hubs == [HubOptions(token="secret", offline=True)] and sweep.folders == [Path("out")]
 
 
@@ -175,6 +182,43 @@ def test_what_is_wrong_is_refused_before_anything_runs(
     (tmp_path / "other" / "file").touch()
     assert said in refused(run(*flags.split()))
     assert sweep.plans == []
+
+
+@pytest.mark.parametrize(
+    ("contestant", "said"),
+    [
+        ('command = "no-such-program {port}"', "them: there is no program 'no-such-program'"),
+        (f"command = '{sys.executable} {{port}} {{typo}}'", "nothing is known to fill in for {typo}"),
+        (
+            'url = "http://h:1"\napi_key_env = "NO_SUCH_KEY"',
+            "them: the variable NO_SUCH_KEY holds no key",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_be_asked_is_refused_before_anything_runs(
+    run: Run, sweep: Sweep, tmp_path: Path, contestant: str, said: str
+) -> None:
+    (tmp_path / "plan.toml").write_text(f'[[contestants]]\nname = "them"\n{contestant}\n')
+    assert said in refused(run("plan.toml"))
+    assert sweep.plans == []
+
+
+def test_costs_that_will_not_do_are_refused_before_anything_runs(
+    run: Run, sweep: Sweep, tmp_path: Path
+) -> None:
+    export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01)))
+    assert run("--costs", "costs.json").status == 0
+    assert "it has no costs of a draft model" in refused(run("--costs", "costs.json", "-md", "d.gguf"))
+    (tmp_path / "costs.json").write_text("{}")
+    assert "it is not of the schema" in refused(run("--costs", "costs.json"))
+    assert len(sweep.plans) == 1
+
+
+@pytest.mark.usefixtures("sweep")
+def test_a_time_that_was_too_short_is_said(run: Run) -> None:
+    said = "the time was over before all had run: "
+    assert said in run("--minutes", 5).err
+    assert said not in run("-o", "other").err
 
 
 def test_what_of_a_log_is_passed_over_is_said(run: Run, sweep: Sweep, tmp_path: Path) -> None:
@@ -215,6 +259,11 @@ def test_the_summary_as_json(run: Run, finished: Path, tmp_path: Path) -> None:
             bounds = cell["measured_speedup"]
             assert bounds["low"] <= bounds["value"] <= bounds["high"]
             assert cell["outcome"] in ("faster", "slower", "tie") and cell["plain_tokens_per_s"]["value"] > 0
+        shown = View(results).cells
+        for cell in measured:
+            there = shown[cell["target"], cell["draft"], cell["workload"]]
+            assert (cell["best_setting"], cell["outcome"]) == (there.setting, there.outcome)
+        assert len(measured) == sum(there.is_measured for there in shown.values())
     assert not list(tmp_path.glob("finished/*.html")), "a report is written where it is asked for"
 
 

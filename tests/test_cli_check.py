@@ -74,6 +74,12 @@ def test_what_people_read_fits_eighty_columns(check: Call) -> None:
     assert lines[0] == "target target" and "lookup alone" in lines and "draft draft" in lines
     for name in ("tokenizer", "rewind", "calls", "pays from", "expected", "verdict"):
         assert any(line.strip().startswith(name) for line in lines), name
+    assert "automatic, over lookup alone" in " ".join(outcome.out.split())
+
+
+def test_a_file_that_is_named_twice_is_asked_once(check: Call) -> None:
+    outcome = check("target.gguf", "--prompts", "prompts.jsonl", "--json")  # the usual options name it too
+    assert as_json(outcome)["sample"]["answers"] <= 8
 
 
 def test_without_a_draft_lookup_is_judged(check: Call) -> None:

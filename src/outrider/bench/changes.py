@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outrider.bench.report.numbers import NOTHING, printable
 from outrider.bench.results import Cell, Results
 from outrider.bench.settings import PLAIN
 from outrider.bench.statistics import LEVEL, Estimate, Interval, estimate
@@ -69,6 +71,7 @@ def differences(before: Results, after: Results) -> list[str]:
     for name in sorted(prints[0].keys() & prints[1].keys()):
         if prints[0][name] != prints[1][name]:
             told.append(f"model {name}: another file ({prints[0][name]} / {prints[1][name]})")
+    told += _other_prompts(before, after)
     for only, there, gone in (("first", before, after), ("second", after, before)):
         cells = [cell for cell in there.runs_by_cell if cell not in gone.runs_by_cell]
         if cells:
@@ -79,7 +82,7 @@ def differences(before: Results, after: Results) -> list[str]:
 def print_changes(before: Results, after: Results, console: Console) -> None:
     """Warnings, then a table of what changed, or the sentence that nothing did."""
     for line in differences(before, after):
-        console.print(Text(f"note: {line}", style="yellow"))
+        console.print(Text(printable(f"note: {line}"), style="yellow"))
     found = changes(before, after)
     if not found:
         console.print("Nothing ran in both.")
@@ -87,10 +90,9 @@ def print_changes(before: Results, after: Results, console: Console) -> None:
     changed = [change for change in found if change.outcome != "tie"]
     if changed:
         console.print(_table(changed))
-    ties = len(found) - len(changed)
-    console.print(
-        f"{'No' if ties == len(found) else 'In the rest no'} change beyond the noise: {ties} figures."
-    )
+    if ties := len(found) - len(changed):
+        where, figures = "In the rest no" if changed else "No", "figure" if ties == 1 else "figures"
+        console.print(f"{where} change beyond the noise: {ties} {figures}.")
 
 
 def _is_plain(cell: Cell) -> bool:
@@ -134,6 +136,19 @@ def _noise(cell: Cell, before: Results, after: Results) -> Interval | None:
     return Interval(1.0, math.exp(-size), math.exp(size)) if sizes else None
 
 
+def _other_prompts(before: Results, after: Results) -> list[str]:
+    """Cases of one name are compared: those that were asked something else are not the same."""
+    known = {(row.target, row.workload, row.case): row.prompt for row in before.answers}
+    shared, others = Counter[str](), Counter[str]()
+    for row in after.answers:
+        if (prompt := known.get((row.target, row.workload, row.case))) is not None:
+            shared[row.workload] += 1
+            others[row.workload] += prompt != row.prompt
+    return [
+        f"workload {name}: {n} of {shared[name]} cases have another prompt" for name, n in others.items() if n
+    ]
+
+
 def _unlike(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     keys = dict.fromkeys([*first, *second])
     return [
@@ -153,6 +168,12 @@ def _name(cell: Cell) -> str:
     return " × ".join(part for part in (cell.target, cell.draft, setting, cell.workload) if part)
 
 
+def _names(cell: Cell) -> tuple[str, str, str, str]:
+    """Target, draft, setting and workload. Which draft another engine has is not known."""
+    draft = NOTHING if cell.contestant else cell.draft or "none"
+    return cell.target, draft, cell.contestant or cell.setting, cell.workload or "all"
+
+
 def _listed(names: Iterable[str], most: int = 3) -> str:
     found = list(names)
     more = f" and {len(found) - most} more" if len(found) > most else ""
@@ -167,10 +188,7 @@ def _table(found: Sequence[Change]) -> Table:
         cell, ratio = change.cell, change.ratio
         low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
         table.add_row(
-            Text(cell.target),
-            Text(cell.draft or "none"),
-            Text(cell.contestant or cell.setting),
-            Text(cell.workload or "all"),
+            *(Text(printable(name)) for name in _names(cell)),
             change.figure,
             f"{change.before.value:.2f}",
             f"{change.after.value:.2f}",

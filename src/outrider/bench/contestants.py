@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from outrider.bench.requests import Engine, body_of
-from outrider.bench.servers import START_PATIENCE_S, ContestantError, Server
+from outrider.bench.servers import START_PATIENCE_S, ContestantError, RefusedError, Server
 from outrider.bench.streams import Answer, StreamError, read_answer
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
@@ -23,10 +23,12 @@ from outrider.core.params import SamplingParams
 if TYPE_CHECKING:
     from outrider.bench.plan import ContestantSpec
 
-__all__ = ["Answer", "Contestant", "ContestantError"]
+__all__ = ["Answer", "Contestant", "ContestantError", "RefusedError", "headers_of"]
 
 ANSWER_PATIENCE_S = 1800.0
 _CONNECT_PATIENCE_S = 10.0
+_REFUSED = (400, 413, 422)
+"""Statuses that are about the request, not about the engine."""
 _OWNERS: Mapping[str, Engine] = {"llamacpp": "llama-server", "outrider": "outrider", "vllm": "vllm"}
 
 
@@ -67,7 +69,7 @@ class Contestant:
     ) -> Self:
         """Start its command, or reach its URL. Raises ContestantError where that fails."""
         server, address = None, spec.url or ""
-        headers = _headers(spec)
+        headers = headers_of(spec)
         if spec.command is not None:
             if "{draft}" in spec.command and draft is None:
                 raise ContestantError(spec.name, "its command wants a draft model", "Name one in the plan.")
@@ -97,8 +99,8 @@ class Contestant:
     ) -> Answer:
         """The answer to a conversation, or the continuation of a text, timed from here.
 
-        Raises ContestantError when the engine refuses, breaks off, does not say how many tokens it wrote, or
-        cannot be asked the same.
+        Raises RefusedError when it cannot be asked the same or refuses this request, ContestantError when it
+        breaks off, fails, or does not say how many tokens it wrote.
         """
         body = body_of(
             self.name,
@@ -116,7 +118,10 @@ class Contestant:
         try:
             with self._client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
-                    raise StreamError(f"it answers {response.status_code}: {_said(response.read())}")
+                    why = f"it answers {response.status_code}: {_said(response.read())}"
+                    if response.status_code in _REFUSED:
+                        raise RefusedError(self.name, why, self._way_out())
+                    raise StreamError(why)
                 return read_answer(response.iter_lines(), started_s)
         except (StreamError, httpx.HTTPError) as error:
             raise ContestantError(self.name, _reason(error), self._way_out()) from error
@@ -146,7 +151,8 @@ class Contestant:
         self.close()
 
 
-def _headers(spec: ContestantSpec) -> dict[str, str]:
+def headers_of(spec: ContestantSpec) -> dict[str, str]:
+    """What requests say of who asks. Raises ContestantError where the plan's key is not there."""
     if spec.api_key_env is None:
         return {}
     key = os.environ.get(spec.api_key_env)

@@ -101,22 +101,23 @@ class LoadedDraft:
 
 
 def load_model(
-    file: ModelFile, options: LoadOptions, context: int, notices: list[str]
-) -> tuple[LlamaCppModel, int]:
+    file: ModelFile, options: LoadOptions, context: int, notices: list[str], *, draft: bool = False
+) -> tuple[LlamaCppModel, int | None]:
     """The model of a file with a context of so many tokens (0: what it was trained with), and the bytes by
-    which the process grew.
+    which the process grew; None where that is not known.
 
     Raises ModelFileError or OutOfMemory.
     """
     before = _resident_bytes()
-    weights = load_weights(file.path, file.card, options, notices)
+    weights = load_weights(file.path, file.card, options, notices, draft=draft)
     try:
         longest = min(context + _ROOM_TOKENS, weights.trained_context) if context else 0
         model = weights.open(longest)
     except BaseException:
         weights.close()
         raise
-    return model, max(_resident_bytes() - before, 0)
+    after = _resident_bytes()
+    return model, max(after - before, 0) or None if before is not None and after is not None else None
 
 
 def template_for(model: LlamaCppModel, file: ModelFile) -> ChatTemplate | None:
@@ -152,9 +153,9 @@ def model_row(
     )
 
 
-def _resident_bytes() -> int:
+def _resident_bytes() -> int | None:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:  # not on this system
-        return 0
+        return None
     return pages * os.sysconf("SC_PAGE_SIZE")

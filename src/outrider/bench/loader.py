@@ -46,7 +46,7 @@ class LlamaCppLoader:
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
         """Raises ModelFileError or OutOfMemory."""
         notices: list[str] = []
-        model, grown = load_model(file, self._plan.load_options(), self._context, notices)
+        model, grown = load_model(file, self._plan.load_options(), self._context, notices, draft=True)
         try:
             alignment = compare(target.model.vocabulary, model.vocabulary)
             useless = None

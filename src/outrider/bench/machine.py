@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from outrider.backends.llama_cpp import device_names, physical_cores
 from outrider.bench.plan import Plan
+from outrider.bench.prompts import Workload
 from outrider.bench.rows import HeadRow
 from outrider.certify import machine, versions
 
 __all__ = ["head_row"]
 
 
-def head_row(plan: Plan) -> HeadRow:
-    """Machine, library build and plan."""
+def head_row(plan: Plan, workloads: Sequence[Workload]) -> HeadRow:
+    """Machine, library build, plan, and which prompts its workloads held."""
     facts: dict[str, Any] = {
         **machine(),
         "physical_cores": physical_cores(),
@@ -28,7 +31,12 @@ def head_row(plan: Plan) -> HeadRow:
         "commit": _commit(),
     }
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return HeadRow(started=started, machine=facts, plan=plan.model_dump(mode="json"))
+    prompts = {workload.name: _digest(workload) for workload in workloads}
+    return HeadRow(started=started, machine=facts, plan=plan.model_dump(mode="json"), prompts=prompts)
+
+
+def _digest(workload: Workload) -> str:
+    return blake2b(repr(workload.prompts).encode(errors="backslashreplace"), digest_size=12).hexdigest()
 
 
 def _memory_bytes() -> int | None:

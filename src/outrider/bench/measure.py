@@ -3,25 +3,29 @@
 A block is one workload, once: for every case all contestants in an order of its own, so that a machine that
 slows down does so for all of them. Our own settings share the target and the KV of the prompt, which is
 read once a case; draft models read it anew each time, for they are charged with it.
+
+A request that cannot be asked or cannot go on is left out, and a row says so; another engine that fails is
+left out from then on.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from outrider.bench.contestants import Answer
+from outrider.bench.contestants import Answer, ContestantError, RefusedError
 from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.predict import Prices, outcome_of
 from outrider.bench.record import Case, request_of
-from outrider.bench.rows import AnswerRow, BlockRow, RunRow
+from outrider.bench.rows import AnswerRow, BlockRow, RunRow, SkippedRow
 from outrider.bench.settings import PLAIN, Setting
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, StepRecord
+from outrider.core.errors import ConstraintError
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Spelling
@@ -48,43 +52,45 @@ class Rival(Protocol):
     def name(self) -> str: ...
 
     def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
-        """Its answer to a case whose earlier turns were answered so."""
+        """Its answer to a case whose earlier turns were answered so. Raises ContestantError where it fails,
+        RefusedError where that is about this request alone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Who runs on which cases. `draft` is noted of rivals that were given one."""
+    """Who runs on which cases. `answered` are all answers of the workload by their cases, those that are too
+    short to run as well: follow-ups stand behind them. `lost`, which grows, names the rivals that failed."""
 
     id: str
     workload: str
     repetition: int
     cases: Sequence[tuple[Case, AnswerRow]]
+    answered: Mapping[str, AnswerRow]
     entries: Sequence[Entry]
     rivals: Sequence[Rival] = ()
+    lost: set[str] = field(default_factory=set)
     seed: int = 0
 
 
-def run_block(target: LoadedTarget, block: Block) -> Iterator[RunRow | BlockRow]:
+def run_block(target: LoadedTarget, block: Block) -> Iterator[RunRow | SkippedRow | BlockRow]:
     """Run a block; its last row says that it is complete. Raises BackendError when a call fails."""
     runners = [_Runner(target, entry) for entry in block.entries]
     started = perf_counter()
-    calls_s: list[float] = []
-    answered = {answer.case: answer for _, answer in block.cases}
     for case, answer in block.cases:
-        turns: list[_Runner | Rival] = [*runners, *block.rivals]
+        turns: list[_Runner | Rival] = [*runners, *(r for r in block.rivals if r.name not in block.lost)]
         random.Random(f"{block.seed} {block.id} {case.id}").shuffle(turns)
         target.engine.reset()
         for order, runner in enumerate(turns):
             at_s = perf_counter() - started
             if isinstance(runner, _Runner):
-                completion = runner.run(case, answer, _seed(answer, block.repetition))
-                calls_s += [r.verify_s for r in completion.records if _is_single(r)]
-                row = _own_row(block, target.name, runner.entry, answer, completion)
+                row = _own_turn(block, runner, case, answer)
             else:
-                reply = runner.answer(case, answered, _seed(answer, block.repetition))
-                row = _rival_row(block, target.name, runner.name, answer, reply)
-            yield row.model_copy(update={"order": order, "started_s": at_s})
+                row = _rival_turn(block, target.name, runner, case, answer)
+            if isinstance(row, RunRow):
+                row = row.model_copy(update={"order": order, "started_s": at_s})
+            yield row
+    calls_s = [seconds for runner in runners for seconds in runner.calls_s]
     usual_s = median(calls_s) if calls_s else 0.0
     yield BlockRow(
         block=block.id,
@@ -113,6 +119,8 @@ class _Runner:
         self._target = target
         self._policy = entry.setting.policy(entry.prices.target, entry.prices.drafts(entry.setting))
         self._spelling = Spelling()
+        self.calls_s: list[float] = []
+        """the target's calls over a single token"""
         self._drafters: list[Drafter] = [SuffixDrafter()] if entry.setting.uses_lookup else []
         if entry.setting.uses_model and entry.draft is not None:
             self._drafters.append(ModelDrafter(entry.draft.model, entry.draft.alignment))
@@ -121,10 +129,45 @@ class _Runner:
         self._target.engine.equip(self._drafters, self._policy, self._spelling)
         request = request_of(case, answer.prompt, seed, speculate=self.entry.setting != PLAIN)
         try:
-            return self._target.engine.generate(request)
+            completion = self._target.engine.generate(request)
         finally:
             for drafter in self._drafters:
                 drafter.reset()
+        self.calls_s += [record.verify_s for record in completion.records if _is_single(record)]
+        return completion
+
+    @property
+    def target(self) -> str:
+        """The target's name."""
+        return self._target.name
+
+
+def _own_turn(block: Block, runner: _Runner, case: Case, answer: AnswerRow) -> RunRow | SkippedRow:
+    """One request of ours; a constraint may leave a sampled text nothing to go on with."""
+    entry = runner.entry
+    try:
+        completion = runner.run(case, answer, _seed(answer, block.repetition))
+    except ConstraintError as error:
+        drafted = f" with {entry.draft.name}" if entry.draft is not None else ""
+        what = f"{entry.setting.name}{drafted} for {runner.target}: {block.workload} {case.id}"
+        return SkippedRow(what=what, why=f"round {block.repetition + 1}: {error.why}")
+    return _own_row(block, runner.target, entry, answer, completion)
+
+
+def _rival_turn(
+    block: Block, target: str, rival: Rival, case: Case, answer: AnswerRow
+) -> RunRow | SkippedRow:
+    """One request to another engine. One that fails is lost; a request that it refuses is left out."""
+    seed = _seed(answer, block.repetition)
+    try:
+        reply = rival.answer(case, block.answered, seed)
+    except RefusedError as error:
+        return SkippedRow(what=f"{rival.name} with {target}: {block.workload} {case.id}", why=error.why)
+    except ContestantError as error:
+        block.lost.add(rival.name)
+        since = f"round {block.repetition + 1} of {block.workload}, {case.id}"
+        return SkippedRow(what=f"{rival.name} with {target}, from {since} on", why=error.why)
+    return _rival_row(block, target, rival.name, answer, reply, seed)
 
 
 def _own_row(block: Block, target: str, entry: Entry, answer: AnswerRow, completion: Completion) -> RunRow:
@@ -159,8 +202,7 @@ def _own_row(block: Block, target: str, entry: Entry, answer: AnswerRow, complet
 
 
 def _compared(tokens: Sequence[int], answer: AnswerRow, block: Block) -> tuple[bool | None, int | None]:
-    [case] = [case for case, known in block.cases if known is answer]
-    if not case.workload.sampling.is_greedy:
+    if not _is_greedy(block):
         return None, None
     if tuple(tokens) == answer.tokens:
         return True, None
@@ -169,7 +211,12 @@ def _compared(tokens: Sequence[int], answer: AnswerRow, block: Block) -> tuple[b
     return False, next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
 
 
-def _rival_row(block: Block, target: str, name: str, answer: AnswerRow, reply: Answer) -> RunRow:
+def _is_greedy(block: Block) -> bool:
+    """Whether an answer is the same each time: all cases of a workload are sampled alike."""
+    return block.cases[0][0].workload.sampling.is_greedy
+
+
+def _rival_row(block: Block, target: str, name: str, answer: AnswerRow, reply: Answer, seed: int) -> RunRow:
     drafted = None if reply.drafted is None else (reply.drafted,)
     accepted = None if reply.accepted is None else (reply.accepted,)
     return RunRow(
@@ -186,10 +233,12 @@ def _rival_row(block: Block, target: str, name: str, answer: AnswerRow, reply: A
         timed_tokens=reply.timed_tokens,
         prefill_s=reply.prefill_s,
         decode_s=reply.decode_s,
-        target_calls=None,
-        draft_calls=None,
+        target_calls=reply.target_calls,
+        draft_calls=reply.draft_calls,
         drafted=drafted,
         accepted=accepted,
-        equal=None if block.cases[0][0].workload.sampling.temperature else reply.text == answer.text,
+        forced=reply.forced,
+        equal=reply.text == answer.text if _is_greedy(block) and reply.is_whole_text else None,
         finish_reason=reply.finish_reason,
+        seed=seed,
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from outrider.bench.servers import ContestantError
+from outrider.bench.servers import RefusedError
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 
@@ -34,7 +34,7 @@ def body_of(
 ) -> dict[str, Any]:
     """A streamed request with usage. Where an engine can be told so it is to read the prompt anew.
 
-    Raises ContestantError for what this engine cannot be asked: the same request would not be made of it.
+    Raises RefusedError for what this engine cannot be asked: the same request would not be made of it.
     """
     body: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -60,9 +60,7 @@ def _sampling(name: str, engine: Engine, sampling: SamplingParams) -> dict[str, 
             sent[field] = value
     unsent = [field for field in _UNSENT if getattr(sampling, field) != getattr(_OFF, field)]
     if unsent:
-        raise ContestantError(
-            name, f"it cannot be asked for {', '.join(unsent)}", "Leave it out of the plan."
-        )
+        raise RefusedError(name, f"it cannot be asked for {', '.join(unsent)}", "Leave it out of the plan.")
     if sampling.is_greedy and sampling.repeat_penalty == 1:
         return sent
     beyond = {field: getattr(sampling, field) for field in _BEYOND_OPENAI}
@@ -73,7 +71,7 @@ def _sampling(name: str, engine: Engine, sampling: SamplingParams) -> dict[str, 
         return sent | {_VLLM_NAMES.get(field, field): beyond[field] for field in changed}
     if changed:
         why = f"it would sample otherwise: it knows no {', '.join(changed)}"
-        raise ContestantError(name, why, "Switch these off in the workload, or compare at temperature 0.")
+        raise RefusedError(name, why, "Compare at temperature 0.")
     return sent
 
 
@@ -111,4 +109,4 @@ def _grammar(name: str, engine: Engine, grammar: Grammar, *, raw: bool) -> dict[
         case "gbnf" if both:
             return {"grammar": grammar.text}
         case kind:
-            raise ContestantError(name, f"it cannot be asked for a {kind} grammar", "Use a JSON schema.")
+            raise RefusedError(name, f"it cannot be asked for a {kind} grammar", "Use a JSON schema.")

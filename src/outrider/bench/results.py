@@ -14,6 +14,7 @@ from outrider.bench.rows import (
     BlockRow,
     ChoiceRow,
     CostsRow,
+    DoneRow,
     HeadRow,
     ModelRow,
     OffersRow,
@@ -60,6 +61,7 @@ class Results:
     runs: tuple[RunRow, ...]
     blocks: tuple[BlockRow, ...]
     skipped: tuple[SkippedRow, ...]
+    done: tuple[DoneRow, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Results:
@@ -90,6 +92,7 @@ class Results:
             runs=_counted(rows),
             blocks=_last(rows, BlockRow, "block"),
             skipped=_last(rows, SkippedRow, "what", "why"),
+            done=_last(rows, DoneRow, "target"),
         )
 
     @cached_property

@@ -10,10 +10,11 @@ from outrider.bench.measure import Block, Entry, Rival, run_block
 from outrider.bench.plan import Plan
 from outrider.bench.progress import Meter
 from outrider.bench.results import Results
-from outrider.bench.rows import BlockRow, PairRow, PredictionRow, RunRow
+from outrider.bench.rows import BlockRow, PairRow, PredictionRow, RunRow, SkippedRow
 from outrider.bench.settings import PLAIN, Setting
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.summary import measured_speedup
+from outrider.core.errors import BackendError, ModelFileError
 
 __all__ = ["Rounds"]
 
@@ -35,6 +36,8 @@ class Rounds:
         self._loader = loader
         self._meter = meter
         self._rivals = rivals
+        self._lost: set[str] = set()
+        """rivals that failed"""
         self._is_over = is_over
         self._ledger = stages.ledger
         self._target: LoadedTarget = stages.target
@@ -59,15 +62,20 @@ class Rounds:
         return True
 
     def _load(self, stack: ExitStack) -> None:
-        """Every draft model that something chosen needs."""
+        """Every draft model that something chosen needs and that can be loaded beside the others."""
         wanted = {
             row.draft for row in self._ledger.choices() if row.draft and (row.finalists or row.controls)
         }
         for name in [name for name in self._stages.drafts if name in wanted]:
             self._meter.say("loading", name)
-            loaded = self._loader.draft(self._stages.drafts[name], self._target)
+            what = f"real runs of {name} for {self._target.name}"
+            try:
+                loaded = self._loader.draft(self._stages.drafts[name], self._target)
+            except (ModelFileError, BackendError) as error:  # all of them at once take more memory
+                self._ledger.skip(what, f"it could not be loaded: {error.why}")
+                continue
             if isinstance(loaded, PairRow):  # it did line up before
-                self._ledger.skip(name, loaded.why_not or "it does not line up")
+                self._ledger.skip(what, loaded.why_not or "it does not line up")
                 continue
             self._drafts[name] = loaded[0]
             stack.callback(loaded[0].close)
@@ -77,7 +85,7 @@ class Rounds:
     def _is_done(self, workload: str, repetition: int) -> bool:
         if self._has(workload, repetition):
             return True
-        if repetition < self._plan.repetitions_least:
+        if repetition < max(self._plan.repetitions_least, 2):  # a single one has no spread to look at
             return False
         return self._is_tight(workload)
 
@@ -120,12 +128,17 @@ class Rounds:
             workload=workload,
             repetition=repetition,
             cases=cases,
+            answered=self._ledger.answered(workload),
             entries=entries,
             rivals=self._rivals,
+            lost=self._lost,
             seed=self._plan.seed,
         )
         total = len(cases) * (len(entries) + len(self._rivals))
         for number, row in enumerate(run_block(self._target, block)):
+            if isinstance(row, SkippedRow):
+                self._ledger.skip(row.what, row.why)
+                continue
             self._ledger.append(row)
             if isinstance(row, RunRow):
                 self._meter.did("measure", 1 / max(self._left - number, 1))

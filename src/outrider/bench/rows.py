@@ -51,6 +51,8 @@ class HeadRow(_Row):
     """`cpu`, `physical_cores`, `devices`, `memory_bytes`, `python`, `outrider`, `commit`, `llama_cpp`"""
     plan: dict[str, Any]
     """the plan as plain data"""
+    prompts: dict[str, str] = {}
+    """by workload a digest of its prompts"""
 
 
 class ModelRow(_Row):

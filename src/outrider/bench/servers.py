@@ -21,7 +21,7 @@ from typing import Self
 
 from outrider.core.errors import OutriderError, SettingError
 
-__all__ = ["ContestantError", "Server", "fill"]
+__all__ = ["ContestantError", "RefusedError", "Server", "fill", "words_of"]
 
 START_PATIENCE_S = 300.0
 END_PATIENCE_S = 30.0
@@ -40,6 +40,10 @@ class ContestantError(OutriderError):
     """Another engine does not start, refuses, or breaks off."""
 
 
+class RefusedError(ContestantError):
+    """Another engine cannot be asked this, or refuses this one request: others it may answer."""
+
+
 class Server:
     """A running server; a context manager that ends it, whatever it is doing, with all that it started.
 
@@ -56,10 +60,7 @@ class Server:
             port = probe.getsockname()[1]
         self.name = name
         self.address = f"http://127.0.0.1:{port}"
-        words = fill(command, {**values, "port": port})
-        if not words or shutil.which(words[0]) is None:
-            program = words[0] if words else command
-            raise ContestantError(name, f"there is no program {program!r}", "Give its path, or install it.")
+        words = words_of(name, command, {**values, "port": port})
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the process
         self._process = subprocess.Popen(
             _tied(words),
@@ -145,6 +146,16 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def words_of(name: str, command: str, values: Mapping[str, object]) -> list[str]:
+    """The filled-in words of a command whose program is there. Raises ContestantError where it is not, and
+    as `fill` does."""
+    words = fill(command, values)
+    if not words or shutil.which(words[0]) is None:
+        program = words[0] if words else command
+        raise ContestantError(name, f"there is no program {program!r}", "Give its path, or install it.")
+    return words
 
 
 def fill(command: str, values: Mapping[str, object]) -> list[str]:

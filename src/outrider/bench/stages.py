@@ -26,8 +26,8 @@ from outrider.bench.rows import (
     Role,
 )
 from outrider.bench.score import pair_row, probe_draft, score_case
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, Setting, grid
-from outrider.core.errors import BackendError, ConstraintError, GrammarError, PromptError
+from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
+from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
 from outrider.costs import CallCosts
 
 __all__ = ["Loader", "Stages"]
@@ -69,6 +69,11 @@ class Stages:
         self._loader = loader
         self._meter = meter
 
+    @property
+    def can_draft(self) -> bool:
+        """Whether the target can take rejected drafts back. One that cannot only decodes plainly."""
+        return self.target.model.rewind != "none"
+
     # Answers
 
     def record(self) -> None:
@@ -82,21 +87,30 @@ class Stages:
     def _record(self, case: Case) -> None:
         answered = self.ledger.answered(case.workload.name)
         what = f"{self.name}: {case.workload.name} {case.id}"
-        if case.id in answered or self.ledger.has_skipped(what):
+        if self.ledger.has_skipped(what):
+            return
+        if case.id in answered:
+            self._note_short(what, answered[case.id])
+            return
+        if any(earlier not in answered for earlier in case.earlier):
+            self.ledger.skip(what, "the turn before it was left out")
             return
         number = cases_of(case.workload).index(case)
         offset = [w.name for w in self.ledger.workloads].index(case.workload.name) * PROBED_ANSWERS
         probe = number + offset if number < PROBED_ANSWERS else None
         try:
-            row = record_case(self.target, case, answered, seed=self.plan.seed + number, probe=probe)
+            seed = (case.workload.sampling.seed or 0) + number
+            row = record_case(self.target, case, answered, seed=seed, probe=probe)
         except (PromptError, GrammarError, ConstraintError) as error:
             self.ledger.skip(what, f"{error.what}: {error.why}")
-        except KeyError:
-            self.ledger.skip(what, "the turn before it was left out")
         else:
             self.ledger.append(row)
-            if len(row.tokens) < LEAST_TOKENS:
-                self.ledger.skip(what, f"its answer ends after {len(row.tokens)} tokens")
+            self._note_short(what, row)
+
+    def _note_short(self, what: str, row: AnswerRow) -> None:
+        """Also of a run that was killed between the answer and this line."""
+        if len(row.tokens) < LEAST_TOKENS:
+            self.ledger.skip(what, f"its answer ends after {len(row.tokens)} tokens")
 
     def measure_target(self) -> None:
         """The target's cost curve, and the engine's own times."""
@@ -135,7 +149,12 @@ class Stages:
         if pair is not None and not missing and self.ledger.costs(file.name, "draft") is not None:
             return
         self._meter.say("scoring", f"{file.name} for {self.name}")
-        loaded = self._loader.draft(file, self.target)
+        try:
+            loaded = self._loader.draft(file, self.target)
+        except (ModelFileError, BackendError) as error:
+            del self.drafts[file.name]
+            self.ledger.skip(f"{file.name} for {self.name}", f"it could not be loaded: {error.why}")
+            return
         if isinstance(loaded, PairRow):
             del self.drafts[file.name]
             self.ledger.append(loaded)
@@ -166,10 +185,12 @@ class Stages:
     def _measure_draft(self, draft: LoadedDraft) -> None:
         if self.ledger.costs(draft.name, "draft") is not None:
             return
+        offered = {(row.workload, row.case) for row in self.ledger.offers(draft.name)}
+        fitting = [(c, a) for c, a in self.ledger.all_cases() if (a.workload, a.case) in offered]
+        if not fitting:  # of none it could read the text
+            return
         self._meter.say("measuring calls", draft.name)
-        free = [
-            (c, a) for c, a in self.ledger.all_cases() if c.prompt.grammar is None
-        ] or self.ledger.all_cases()
+        free = [(c, a) for c, a in fitting if c.prompt.grammar is None] or fitting
         by_length = sorted(free, key=lambda pair: len(pair[1].prompt))
         probed = [by_length[int(place * (len(by_length) - 1))] for place in _PROBED_PLACES]
         curve = self._loader.costs(draft, "draft")
@@ -199,6 +220,8 @@ class Stages:
         self._meter.did(f"replay {draft}", 1)
 
     def _settings(self, draft: str | None) -> list[Setting]:
+        if not self.can_draft:
+            return [PLAIN]
         found = grid(
             self.plan.draft_lengths, self.plan.p_mins, self.plan.drafters, has_model=draft is not None
         )

@@ -29,8 +29,8 @@ _MOST_SPLITS = 500
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and its 95 % interval. `cases` and `repetitions` are what was drawn from: one case says
-    nothing about others, one repetition nothing about the machine's noise (0: none was drawn)."""
+    """A figure and its 95 % interval. `cases` and `repetitions` are what was drawn from: one case (a group)
+    says nothing about others, one repetition nothing about the machine's noise (0: none was drawn)."""
 
     value: float
     low: float
@@ -82,7 +82,8 @@ def estimate(strata: Strata, *, draw_cases: bool = True, paired: bool = True) ->
     num_cases, repetitions = _sizes(strata)
     degrees, stretch = _freedom(strata, draw_cases)
     low, high = _expanded(drawn, degrees, stretch)
-    interval = Interval(math.exp(value), *_around(value, low, high), num_cases, repetitions)
+    several = num_cases if num_cases > len(strata) else 1
+    interval = Interval(math.exp(value), *_around(value, low, high), several, repetitions)
     spread = float(drawn.std()) * stretch
     known = degrees > 0 and spread > 1e-12
     return Estimate(interval, t_tail(abs(value) / spread, degrees) if known else 1.0)

@@ -29,6 +29,8 @@ _DIGITS = 9
 """of every float: nanoseconds, and probabilities finer than they are known"""
 _MAY_CHANGE = ("minutes",)
 """of a plan, when its run goes on"""
+_BEGINNING = b'{"kind":"head"'
+"""A file without a whole row is cut off only where it is a head's beginning: else it is somebody's."""
 _NOT_OURS = "Name the folder of a run of `outrider bench`."
 
 
@@ -123,6 +125,8 @@ def _lock(file: FileIO, folder: Path) -> None:
 def _parse(data: bytes, path: Path) -> tuple[list[Row], int]:
     """The rows of all whole lines, and the bytes that these take."""
     whole = data[: data.rfind(b"\n") + 1]
+    if not whole and not (data.startswith(_BEGINNING) or _BEGINNING.startswith(data)):
+        raise InputError(str(path), "it does not begin with the head of a run", _NOT_OURS)
     rows = [_row(line, f"{path}, line {number}") for number, line in enumerate(_lines(whole), 1)]
     if rows and not isinstance(rows[0], HeadRow):
         raise InputError(str(path), "it does not begin with the head of a run", _NOT_OURS)
@@ -153,6 +157,11 @@ def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
     plan = {key: value for key, value in plain["plan"].items() if key not in _MAY_CHANGE}
     # What an older version did not know it did not do otherwise than by default.
     different = [f"plan: {key}" for key, value in plan.items() if then["plan"].get(key, value) != value]
+    # Of workloads as of the plan: a file may have been edited since.
+    prompts = plain["prompts"].items()
+    different += [
+        f"prompts: {name}" for name, digest in prompts if then["prompts"].get(name, digest) != digest
+    ]
     same = ("cpu", "physical_cores", "devices", "llama_cpp", "outrider")
     different += [key for key in same if then["machine"].get(key) != plain["machine"].get(key)]
     if different:

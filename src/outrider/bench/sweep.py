@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.backends.llama_cpp import physical_cores
 from outrider.bench.contestants import Answer, Contestant, ContestantError
-from outrider.bench.ledger import Ledger
+from outrider.bench.ledger import LEAST_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.measure import Rival
@@ -28,11 +28,11 @@ from outrider.bench.quality import families, quality_of, save_reference
 from outrider.bench.record import Case, cases_of
 from outrider.bench.results import Results
 from outrider.bench.rounds import Rounds
-from outrider.bench.rows import AnswerRow, DoneRow, QualityRow
+from outrider.bench.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
 from outrider.bench.workloads import load_workload
-from outrider.core.errors import BackendError, InputError
+from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError
 from outrider.models.gguf import ModelCard
 from outrider.models.hub import HubOptions
 
@@ -55,13 +55,14 @@ def run_sweep(
 ) -> Results:
     """Run `plan`, or go on with the run that is in `folder`; the rows that are there in the end.
 
-    Raises SettingError for a folder that holds another run, and whatever the models' files are wrong with.
+    A model that cannot be loaded is left out, and a row says so. Raises SettingError for a folder that holds
+    another run, and what is wrong with the models' files where no target is left.
     """
     workloads = [load_workload(spec) for spec in plan.workloads]
     loading = loader or LlamaCppLoader(plan, workloads, hub or HubOptions())
     targets = loading.find(plan.targets)
     drafts = loading.find(plan.drafts, targets)
-    with Store.open(folder, head_row(plan)) as store:
+    with Store.open(folder, head_row(plan, workloads)) as store:
         sweep = _Sweep(plan, store, loading, workloads, Meter(progress), perf_counter())
         sweep.run(targets, drafts)
         return Results.of(store.rows)
@@ -78,8 +79,11 @@ class _Sweep:
     relatives: dict[str, str] = field(default_factory=dict)
     """of each target the one that it is a quantization of, or itself"""
     cards: dict[str, ModelCard] = field(default_factory=dict)
+    failures: list[OutriderError] = field(default_factory=list)
+    """of targets that could not be loaded"""
 
     def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        self._check_files([*targets, *drafts])
         groups = families(targets, self.plan.references)
         self.cards = {model.name: model.card for model in targets}
         self.relatives = {model.name: group[0].name for group in groups for model in group}
@@ -89,6 +93,16 @@ class _Sweep:
             self._expect(file, drafts)
         for file in waiting:
             self._target(file, drafts)
+        if len(self.failures) == len(targets):
+            raise self.failures[0]
+
+    def _check_files(self, files: Sequence[ModelFile]) -> None:
+        """Rows of another file by the same name are no rows of this one."""
+        known = {row.model: row.fingerprint for row in self.store.rows if isinstance(row, ModelRow)}
+        for file in files:
+            if known.get(file.name, file.fingerprint) != file.fingerprint:
+                why = f"it is not the {file.name} that this run began with"
+                raise SettingError(str(file.path), why, "Name another folder (-o), or put the file back.")
 
     def _is_done(self, target: str) -> bool:
         return any(isinstance(row, DoneRow) and row.target == target for row in self.store.rows)
@@ -103,7 +117,15 @@ class _Sweep:
 
     def _target(self, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         self.meter.say("loading", file.name)
-        target, row = self.loader.target(file)
+        try:
+            target, row = self.loader.target(file)
+        except (ModelFileError, BackendError) as error:
+            self.failures.append(error)
+            skipped = SkippedRow(what=file.name, why=f"it could not be loaded: {error.why}")
+            if skipped not in self.store.rows:
+                self.store.append(skipped)
+            self.meter.expect(f"later {file.name}", 0)
+            return
         try:
             ledger = Ledger(self.store, target, self.workloads)
             ledger.note_model(row)
@@ -111,18 +133,14 @@ class _Sweep:
             stages.record()
             self._expect_stages(stages, drafts)
             if not stages.ledger.all_cases():
-                ledger.skip(file.name, "it answered none of the prompts")
+                ledger.skip(file.name, f"it answered none of the prompts with {LEAST_TOKENS} tokens or more")
+                self.store.append(DoneRow(target=file.name))
                 return
             stages.measure_target()
             if self.plan.quality:
                 self._quality(stages, target.name, self.relatives[file.name])
-            for draft in drafts:
-                if draft.fingerprint == file.fingerprint:
-                    ledger.skip(f"{draft.name} for {file.name}", "it is the target itself")
-                else:
-                    stages.score(draft)
-                self.meter.expect(f"score {draft.name}", 0)
-            for name in [*([None] if self.plan.lookup_only else []), *stages.drafts]:
+            self._score(stages, file, drafts)
+            for name in [*([None] if self.plan.lookup_only or not stages.can_draft else []), *stages.drafts]:
                 stages.predict(name)
             for draft in drafts:
                 self.meter.expect(f"replay {draft.name}", 0)
@@ -130,6 +148,20 @@ class _Sweep:
                 self.store.append(DoneRow(target=file.name))
         finally:
             target.close()
+
+    def _score(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
+        """Score the drafts that the target can have."""
+        if not stages.can_draft:
+            why = "it cannot take tokens back (recurrent or hybrid state): it decodes plainly"
+            stages.ledger.skip(f"drafts and lookup for {file.name}", why)
+        for draft in drafts:
+            if draft.fingerprint == file.fingerprint:
+                stages.ledger.skip(f"{draft.name} for {file.name}", "it is the target itself")
+            elif stages.can_draft:
+                stages.score(draft)
+            self.meter.expect(f"score {draft.name}", 0)
+        if stages.can_draft and not stages.drafts and not self.plan.lookup_only:
+            stages.ledger.skip(f"real runs of {file.name}", "no draft is left, and lookup_only is off")
 
     def _expect_stages(self, stages: Stages, drafts: Sequence[ModelFile]) -> None:
         """Better guesses, now that the target's speed is known."""
@@ -185,6 +217,9 @@ class _Sweep:
         for spec in self.plan.contestants:
             wanting = spec.command is not None and "{draft}" in spec.command
             usable = [draft for draft in drafts if draft.name in stages.drafts]
+            if wanting and not usable:
+                what = f"{spec.name} with {file.name}"
+                stages.ledger.skip(what, "its command wants a draft model, and there is none for this target")
             for draft in usable if wanting else [None]:
                 name = spec.name if draft is None or len(usable) == 1 else f"{spec.name} ({draft.name})"
                 self.meter.say("starting", name)
@@ -197,8 +232,7 @@ class _Sweep:
                         threads=self.plan.threads or physical_cores(),
                     )
                 except ContestantError as error:
-                    what = f"{name} with {file.name}"
-                    stages.ledger.skip(what, error.why)
+                    stages.ledger.skip(f"{name} with {file.name}", f"{error.why} ({_last_line(error)})")
                     continue
                 stack.enter_context(engine)
                 yield _Engine(name, engine)
@@ -229,6 +263,13 @@ class _Engine:
             grammar=case.prompt.grammar,
             tools=case.prompt.tools,
         )
+
+
+def _last_line(error: ContestantError) -> str:
+    """What its log ends with, or what can be done."""
+    return next(
+        (line.strip() for line in reversed(error.way_out.splitlines()) if line.strip()), "no more is known"
+    )
 
 
 def _plain(name: str) -> str:

@@ -14,7 +14,7 @@ from outrider.bench.predict import Scored
 from outrider.bench.prompts import Prompt, Workload
 from outrider.bench.record import Case, record_case
 from outrider.bench.rows import AnswerRow
-from outrider.core.errors import PromptError
+from outrider.core.errors import ConstraintError, GrammarError, PromptError
 from outrider.costs import CallCosts
 from outrider.replay import Recording
 
@@ -108,12 +108,14 @@ def record_answers(
     seconds: float,
     clock: Callable[[], float] = perf_counter,
     progress: Callable[[float], None] = lambda _part: None,
+    left_out: Callable[[str], None] = lambda _why: None,
 ) -> tuple[list[Answer], int]:
     """Answer one question after the other until the time is up: each for its part of the time, which `costs`
     turn into tokens. Behind every third answer, calls over more tokens are timed. `progress` is told which
-    part of the time is spent. The number is of answers that were left out, since they are too short to tell.
+    part of the time is spent. The number is of answers that were left out, since they are too short to tell;
+    `left_out` is told of questions whose grammar cannot be used or leaves nothing to say.
 
-    Raises BackendError when a call fails, ConstraintError for a grammar that leaves nothing to say.
+    Raises BackendError when a call fails.
     """
     started = clock()
     found: list[Answer] = []
@@ -127,7 +129,12 @@ def record_answers(
         affordable = int((seconds / _WANTED_ANSWERS - costs.prefill_s(len(question.tokens))) / token_s)
         limit = min(max(affordable, _LEAST_TOKENS), ANSWER_TOKENS, question.max_tokens)
         probe = number // 3 if number % 3 == 0 else None
-        answer = _record(target, question, limit, probe)
+        try:
+            answer = _record(target, question, limit, probe)
+        except (GrammarError, ConstraintError) as error:
+            case = question.case
+            left_out(f"{case.workload.name}, {case.prompt.id} is left out: {error.why}")
+            continue
         if answer is None:
             short += 1
         else:

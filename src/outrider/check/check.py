@@ -13,7 +13,15 @@ from outrider.bench.models import ModelFile
 from outrider.bench.prompts import Workload
 from outrider.check.answers import ANSWER_TOKENS, Question, questions_of, record_answers
 from outrider.check.facts import calls_of
-from outrider.check.judging import Subject, judge, judge_lookup_alone, offered, probed, why_unusable
+from outrider.check.judging import (
+    Subject,
+    does_not_fit,
+    judge,
+    judge_lookup_alone,
+    offered,
+    probed,
+    why_unusable,
+)
 from outrider.check.loaded import Loaded, Progress
 from outrider.check.report import DraftReport, LookupReport, Report, Sample
 from outrider.check.rewind import measure_rewind
@@ -123,13 +131,15 @@ def _answered(
         subject.costs,
         seconds=asking.seconds,
         progress=lambda part: progress("the target answers", part),
+        left_out=notices.append,
     )
     if short:
         notices.append(
             f"left out for ending within a few tokens, where drafts save nothing: {short} of the answers"
         )
     if not answers:
-        raise PromptError("prompts", "the target says next to nothing to them", "Give others (--prompts).")
+        why = "the target says next to nothing to them" if short else notices[-1]
+        raise PromptError("prompts", why, "Give others (--prompts).")
     tokens = sum(len(answer.row.tokens) for answer in answers)
     sample = Sample(
         answers=len(answers),
@@ -160,6 +170,8 @@ def _draft(
             seconds=max(asking.seconds - spent, 1.0),
             progress=lambda part: progress(f"{file.name} scores the answers", part),
         )
+        if not answers:
+            return does_not_fit(subject, draft.weights.rewind, draft.facts(), alignment)
         if skipped:
             notices.append(f"{file.name}: {skipped} of the answers do not fit its context")
         progress(f"{file.name} drafts", None)

@@ -19,7 +19,6 @@ from outrider.check.intervals import Interval
 from outrider.check.report import DraftReport, LookupReport, ModelFacts
 from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge_lookup
 from outrider.core.contracts import RewindKind
-from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
 from outrider.vocab import Alignment
 
@@ -78,8 +77,21 @@ def why_unusable(
         verdict = cannot_work(why, ("a draft of another architecture, with attention alone", _LOOKUP))
     else:
         return None
-    ratio = facts.bytes_per_token / subject.facts.bytes_per_token
-    return DraftReport(facts, tokenizers, rewind, ratio, verdict)
+    return DraftReport(facts, tokenizers, rewind, _bytes_ratio(subject, facts), verdict)
+
+
+def does_not_fit(
+    subject: Subject, rewind: RewindKind, facts: ModelFacts, alignment: Alignment
+) -> DraftReport:
+    """The report of a draft whose context holds none of the answers with their prompts."""
+    tokenizers = tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers)
+    why = "none of the prompts fits the draft's context"
+    verdict = cannot_work(why, ("shorter prompts (--prompts FILE)", "a draft with a longer context", _LOOKUP))
+    return DraftReport(facts, tokenizers, rewind, _bytes_ratio(subject, facts), verdict)
+
+
+def _bytes_ratio(subject: Subject, facts: ModelFacts) -> float:
+    return facts.bytes_per_token / subject.facts.bytes_per_token
 
 
 def offered(
@@ -90,8 +102,8 @@ def offered(
     clock: Callable[[], float] = perf_counter,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> tuple[list[Answer], int]:
-    """As many of the answers as the time allows (a few at least) with the draft model's offers, and how many
-    did not fit its context. Raises BackendError when a call fails."""
+    """As many of the answers as the time allows (a few at least; none where none fits its context) with the
+    draft model's offers, and how many did not fit. Raises BackendError when a call fails."""
     started = clock()
     found: list[Answer] = []
     skipped = 0
@@ -106,9 +118,6 @@ def offered(
         recording = replace(recording, offers={DRAFT: offers})
         found.append(replace(answer, scored=replace(answer.scored, recording=recording)))
         progress((done + 1) / len(subject.answers))
-    if not found:
-        why = "none of the prompts fits its context"
-        raise BackendError(draft.name, why, "Give shorter prompts, or a draft with a longer context.")
     return found, skipped
 
 
@@ -137,7 +146,7 @@ def judge(
         model=facts,
         tokenizers=tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers),
         rewind=rewind,
-        bytes_ratio=facts.bytes_per_token / subject.facts.bytes_per_token,
+        bytes_ratio=_bytes_ratio(subject, facts),
         verdict=judge_draft(numbers),
         calls=calls_of(costs),
         step_ratio=numbers.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from statistics import median
 from time import perf_counter
 
@@ -22,8 +23,10 @@ def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], flo
 
     Uses sequence 0 and leaves it empty. Raises BackendError when a call fails.
     """
-    tokens = tuple(text[: min(_TEXT_TOKENS, model.context_length - 2 * _ROUNDS, model.max_batch_tokens)])
-    if model.rewind == "none" or len(tokens) <= _REJECTED_TOKENS:
+    size = min(_TEXT_TOKENS, model.context_length - 2 * _ROUNDS, model.max_batch_tokens)
+    # A short text again and again: each round takes a token away.
+    tokens = tuple(islice(cycle(text), max(size, 0)))
+    if model.rewind == "none" or len(tokens) < _REJECTED_TOKENS + _ROUNDS:
         return Rewind(model.rewind, None, None)
     model.truncate(0, 0)
     try:

@@ -38,6 +38,7 @@ _LONGEST_DRAFT = 16
 
 _LOOK_UP = "more to look up: `outrider run` takes --corpus FILES and --prediction FILE"
 _BENCH = "`outrider bench` runs the candidates for real and tells"
+_WANTED = f", where {PAYS_FROM:.2f}x pays"
 _TELL_MORE = "a firmer answer: more of your own prompts (--prompts FILE), more time (--seconds)"
 
 
@@ -85,8 +86,8 @@ def judge_lookup(speedup: Interval, calls: Sequence[float]) -> Verdict:
     if outcome == "pays":
         return Verdict(outcome, True, f"lookup alone pays: {number} plain decoding")
     if outcome == "undecided":
-        sentence = f"undecided: lookup alone may reach {number} plain decoding"
-        return Verdict(outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, f"{_BENCH}", *steep))
+        sentence = f"undecided: lookup alone gives {number} plain decoding{_WANTED}"
+        return Verdict(outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, _BENCH, *steep))
     sentence = f"lookup alone does not pay on these prompts: {number} plain decoding"
     return Verdict(outcome, False, sentence, (_LOOK_UP, *steep))
 
@@ -100,7 +101,7 @@ def judge_draft(numbers: DraftNumbers) -> Verdict:
         )
         return Verdict("pays", True, sentence, _cheaper(numbers))
     if "does not pay" not in outcomes:
-        sentence = f"undecided: the draft may reach {as_text(numbers.gain)} {numbers.rival}"
+        sentence = f"undecided: the draft gives {as_text(numbers.gain)} {numbers.rival}{_WANTED}"
         advice = (_BENCH, _TELL_MORE, *_cheaper(numbers))
         return Verdict("undecided", numbers.gain.value >= PAYS_FROM, sentence, advice)
     sentence = f"will not pay here: {_reason(numbers)}; {_without(numbers.lookup)}"
@@ -133,14 +134,20 @@ def overall(
         _, name, verdict = max(paying, key=lambda entry: entry[0])
         return (verdict.sentence if len(drafts) == 1 else f"best with {name}: {verdict.sentence}"), True
     if len(able) == 1:
-        return able[0][1].sentence, lookup.pays
-    return f"none of the drafts pays; {lookup.sentence}", lookup.pays
+        name, verdict, _ = able[0]
+        sentence = verdict.sentence if len(drafts) == 1 else f"{name}: {verdict.sentence}"
+        # A draft that does not pay says by itself what lookup does.
+        tail = f"; {lookup.sentence}" if verdict.outcome == "undecided" else ""
+        return sentence + tail, lookup.pays
+    is_open = any(verdict.outcome == "undecided" for _, verdict, _ in able)
+    return f"none of the drafts {'is likely to pay' if is_open else 'pays'}; {lookup.sentence}", lookup.pays
 
 
 def as_text(interval: Interval) -> str:
-    """A speed-up for people: "1.20x (1.05 to 1.36)"."""
-    high = f"{interval.high:.2f}" if math.isfinite(interval.high) else "?"
-    return f"{interval.value:.2f}x ({interval.low:.2f} to {high})"
+    """A speed-up for people: "1.20x (1.05 to 1.36)"; of a single answer no interval is known."""
+    if not math.isfinite(interval.high):
+        return f"{interval.value:.2f}x (one answer: it may be anything)"
+    return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
 
 
 def _outcome(gain: Interval) -> Outcome:
@@ -154,7 +161,7 @@ def _reason(numbers: DraftNumbers) -> str:
     right = f"{numbers.acceptance.value:.0%}"
     if numbers.needed is None:
         return f"{cost}, so that even drafts that are always right are slower"
-    if numbers.acceptance.value < numbers.needed:
+    if numbers.acceptance.value < numbers.needed and right != f"{numbers.needed:.0%}":
         return f"{cost}, so {numbers.needed:.0%} of its tokens must be right, and {right} are"
     if _outcome(numbers.over_plain) != "does not pay":
         return f"{cost}, and it adds nothing to lookup"

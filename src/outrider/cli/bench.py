@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.llama_cpp import show_log
-from outrider.bench.plan import Plan, workload_values
+from outrider.bench.contestants import headers_of
+from outrider.bench.plan import ContestantSpec, Plan, workload_values
 from outrider.bench.plan_file import make_plan, plan_values
+from outrider.bench.results import Results
+from outrider.bench.servers import words_of
 from outrider.bench.store import ROWS
 from outrider.bench.workloads import load_workload
 from outrider.cli.bench_progress import show_progress
@@ -20,6 +23,7 @@ from outrider.cli.bench_runs import REPORT, show
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable
 from outrider.core.errors import SettingError
+from outrider.costs import import_costs
 from outrider.models import HubOptions
 
 __all__ = ["bench", "plan_of"]
@@ -77,11 +81,21 @@ def bench(given: Mapping[str, Any]) -> int:
         with LoadInterrupt(), show_progress(errors) as progress:
             results = run_sweep(plan, folder, hub=hub, progress=progress)
         show(results, folder / REPORT, as_json=bool(given.get("json")), folder=folder)
+        if plan.minutes is not None:
+            _tell_unfinished(results, errors)
     except KeyboardInterrupt:
         errors.print(Text("interrupted: run it again to go on"))
         return INTERRUPTED
     errors.print(Text(readable(f"report: {folder / REPORT}")))
     return 0
+
+
+def _tell_unfinished(results: Results, errors: Console) -> None:
+    """Say which targets the time was too short for."""
+    done = {row.target for row in results.done}
+    if unfinished := [target for target in results.targets if target not in done]:
+        text = f"note: the time was over before all had run: {', '.join(unfinished)}; run it again to go on"
+        errors.print(Text(readable(text), style="yellow"))
 
 
 def plan_of(given: Mapping[str, Any]) -> Plan:
@@ -138,13 +152,27 @@ def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 
 def _check(plan: Plan, folder: Path) -> None:
-    """Refuse what would fail only after hours. Raises SettingError."""
-    if plan.costs is not None and not plan.costs.is_file():
-        raise SettingError(
-            str(plan.costs), "there is no such file", "`outrider costs --costs FILE` writes one."
-        )
+    """Refuse what would fail only after hours. Raises SettingError and ContestantError."""
+    if plan.costs is not None:
+        _check_costs(plan.costs, bool(plan.drafts))
+    for spec in plan.contestants:
+        _check_contestant(spec)
     if folder.exists() and not folder.is_dir():
         raise SettingError(str(folder), "it is a file, no folder", "Name another one (-o).")
     if folder.is_dir() and not (folder / ROWS).exists() and any(folder.iterdir()):
         why = "the folder holds other files, and no run to go on with"
         raise SettingError(str(folder), why, "Name another one (-o).")
+
+
+def _check_costs(path: Path, has_drafts: bool) -> None:
+    if not path.is_file():
+        raise SettingError(str(path), "there is no such file", "`outrider costs --costs FILE` writes one.")
+    if import_costs(path).draft is None and has_drafts:
+        raise SettingError(str(path), "it has no costs of a draft model", "Write it anew with -md.")
+
+
+def _check_contestant(spec: ContestantSpec) -> None:
+    headers_of(spec)
+    if spec.command is not None:
+        values = {"target": "target", "draft": "draft", "port": 0, "context": 0, "threads": 0}
+        words_of(spec.name, spec.command, values)

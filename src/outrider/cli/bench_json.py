@@ -6,17 +6,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.results import Results
+from outrider.bench.results import Cell, Results
 from outrider.bench.statistics import Interval
 from outrider.bench.summary import (
     best_setting,
+    measured_settings,
     measured_speedup,
     noise,
-    outcome,
     plain_speed,
     predicted_speedup,
     prediction_error,
     time_saved,
+    verdicts,
 )
 
 __all__ = ["SCHEMA", "summary_json"]
@@ -25,22 +26,29 @@ SCHEMA = "outrider.bench.summary/1"
 
 
 def summary_json(results: Results, folder: Path, report: Path | None) -> dict[str, Any]:
-    """The best setting of every cell with its speed-up, then what predictions were worth and the time.
+    """The fastest setting of every cell with its speed-up, then what predictions were worth and the time.
 
     A cell is a target, a draft (null: none) and a workload (null: all of them together). Speed-ups are
-    ratios against plain decoding, with the bounds of their 95 % intervals; null is what did not run.
+    ratios against plain decoding, with the bounds of their 95 % intervals; null is what did not run. Outcomes
+    are given for all cells together, so that none is a lucky one of many.
     """
     error, time = prediction_error(results), time_saved(results)
+    fastest = [
+        _fastest(results, target, draft, workload)
+        for target in results.targets
+        for draft in _columns(results)
+        for workload in (*results.workloads, None)
+    ]
+    only = results.workloads[0] if len(results.workloads) == 1 else None
+    asked = [cell._replace(workload=cell.workload or only) for cell in fastest]  # one workload is all of them
+    outcomes = {told.cell: told.outcome for told in verdicts(results, list(dict.fromkeys(asked)))}
     return {
         "schema": SCHEMA,
         "folder": str(folder),
         "report": None if report is None else str(report),
         "machine": results.head.machine,
         "cells": [
-            _cell(results, target, draft, workload)
-            for target in results.targets
-            for draft in _columns(results)
-            for workload in (*results.workloads, None)
+            _cell(results, cell, outcomes.get(same)) for cell, same in zip(fastest, asked, strict=True)
         ],
         "prediction_error": {
             "raw": None if error.raw is None else asdict(error.raw),
@@ -57,20 +65,30 @@ def _columns(results: Results) -> list[str | None]:
     return [*alone, *results.drafts]
 
 
-def _cell(results: Results, target: str, draft: str | None, workload: str | None) -> dict[str, Any]:
-    best = best_setting(results, target, draft, workload)
-    measured = measured_speedup(results, target, draft, best, workload)
-    quiet = noise(results, target, workload)
+def _fastest(results: Results, target: str, draft: str | None, workload: str | None) -> Cell:
+    """Of the settings that ran the fastest, be it slower than plain decoding; of those that were replayed
+    where none ran, "plain" where none of these is faster."""
+    ran = {
+        name: found.value
+        for name in measured_settings(results, target, draft, workload)
+        if (found := measured_speedup(results, target, draft, name, workload)) is not None
+    }
+    best = max(ran, key=ran.__getitem__) if ran else best_setting(results, target, draft, workload)
+    return Cell(target, draft, best, workload)
+
+
+def _cell(results: Results, cell: Cell, outcome: str | None) -> dict[str, Any]:
+    where = (cell.target, cell.draft, cell.setting, cell.workload)
     return {
-        "target": target,
-        "draft": draft,
-        "workload": workload,
-        "best_setting": best,
-        "measured_speedup": _interval(measured),
-        "outcome": None if measured is None else outcome(measured, quiet),
-        "predicted_speedup": _interval(predicted_speedup(results, target, draft, best, workload)),
-        "plain_tokens_per_s": _interval(plain_speed(results, target, workload)),
-        "noise_ratio": _interval(quiet),
+        "target": cell.target,
+        "draft": cell.draft,
+        "workload": cell.workload,
+        "best_setting": cell.setting,
+        "measured_speedup": _interval(measured_speedup(results, *where)),
+        "outcome": outcome,
+        "predicted_speedup": _interval(predicted_speedup(results, *where)),
+        "plain_tokens_per_s": _interval(plain_speed(results, cell.target, cell.workload)),
+        "noise_ratio": _interval(noise(results, cell.target, cell.workload)),
     }
 
 

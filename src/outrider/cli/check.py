@@ -58,7 +58,7 @@ def check(settings: CheckSettings) -> int:
 def _asking(settings: CheckSettings) -> Asking:
     """What is to be done. All that can be refused is refused here, before anyone waits."""
     settings.run.check_contexts()
-    workloads = tuple(map(_workload, settings.prompts or BUILT_IN))
+    workloads = tuple(map(_workload, dict.fromkeys(settings.prompts or BUILT_IN)))
     hub = HubOptions(token=settings.run.hf_token, offline=settings.run.offline)
     target = _only(settings.target, hub)
     return Asking(

@@ -105,7 +105,7 @@ def _draft_rows(draft: DraftReport, report: Report) -> list[tuple[str, str]]:
     rows.append(("pays from", _break_even(draft.break_even)))
     rows += _speedup_rows(draft.speedups)
     if draft.over_lookup is not None:
-        rows.append(("", f"{as_text(draft.over_lookup)} lookup alone"))
+        rows.append(("", f"{as_text(draft.over_lookup)} automatic, over lookup alone"))
     if report.sample is not None and draft.answers < report.sample.answers:
         rows.append(("", f"on {draft.answers} of the {report.sample.answers} answers, for time"))
     return rows
@@ -159,8 +159,8 @@ def _sample(sample: Sample) -> str:
 def _tokenizers(found: Tokenizers) -> str:
     if found.identical:
         return f"the same {found.target_tokens:,} tokens"
-    agree = f"{found.common_tokens:,} tokens agree ({found.text_ratio:.1%} of text)"
-    text = f"{agree}, {found.cut_ratio:.0%} of cuts"
+    agree = f"{found.common_tokens:,} tokens agree ({found.text_ratio:.1%} of the text tokens)"
+    text = f"{agree}, {found.cut_ratio:.0%} of sample text is cut alike"
     if not found.lost_tokens:
         return f"{text}; nothing is lost"
     share = "" if found.lost_ratio is None else f", {found.lost_ratio:.1%} of these answers"

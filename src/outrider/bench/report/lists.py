@@ -11,36 +11,50 @@ from outrider.bench.report import numbers
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
 
-__all__ = ["machine", "measured", "models", "plan", "quality", "skipped", "tokenizers"]
+__all__ = ["engines", "machine", "measured", "models", "plan", "quality", "skipped", "tokenizers"]
+
+_FIGURES = ("tokens/s", "predicted", "measured", "tokens a target call")
+_MEASURED = (
+    *("target", "draft", "workload", "setting", *_FIGURES[:3]),
+    *("95 % interval", _FIGURES[3], "verdict"),
+)
 
 
 def measured(view: View) -> Table:
     """Everything that ran for real, other engines too, predicted beside measured."""
-    rows = []
-    for told in summary.verdicts(view.results):
-        cell = told.cell
-        ours = cell.contestant is None
-        asked = (cell.target, cell.draft, cell.setting, cell.workload)
-        predicted = view.predicted(*asked) if ours else None
-        speed = summary.measured_speed(view.results, *asked, contestant=cell.contestant)
-        per_call = summary.tokens_per_target_call(view.results, *asked) if ours else None
-        rows.append(
-            (
-                cell.target,
-                draft_name(cell.draft),
-                workload_name(cell.workload),
-                cell.setting if ours else f"{cell.contestant}: {cell.setting}",
-                numbers.rate(speed),
-                numbers.speedup(predicted),
-                numbers.speedup(told.speedup),
-                numbers.bounds(told.speedup),
-                numbers.NOTHING if per_call is None else f"{per_call:.2f}",
-                told.outcome,
-            )
-        )
-    figures = ("tokens/s", "predicted", "measured", "tokens a target call")
-    columns = ("target", "draft", "workload", "setting", *figures[:3], "95 % interval", figures[3], "verdict")
-    return Table.of("Everything that ran for real", columns, rows, figures=figures)
+    rows = [_measured(view, told) for told in view.verdicts]
+    return Table.of("Everything that ran for real", _MEASURED, rows, figures=_FIGURES)
+
+
+def engines(view: View) -> Table:
+    """Of that, the other engines."""
+    kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
+    places = [_MEASURED.index(name) for name in kept]
+    theirs = [_measured(view, told) for told in view.verdicts if told.cell.contestant is not None]
+    rows = [[row[place] for place in places] for row in theirs]
+    return Table.of("Other engines", kept, rows, figures=_FIGURES)
+
+
+def _measured(view: View, told: summary.CellVerdict) -> tuple[str, ...]:
+    """A row of `measured`. Which draft another engine has only its own command or server knows."""
+    cell = told.cell
+    ours = cell.contestant is None
+    asked = (cell.target, cell.draft, cell.setting, cell.workload)
+    predicted = view.predicted(*asked) if ours else None
+    speed = summary.measured_speed(view.results, *asked, contestant=cell.contestant)
+    per_call = summary.tokens_per_target_call(view.results, *asked) if ours else None
+    return (
+        cell.target,
+        draft_name(cell.draft) if ours else numbers.NOTHING,
+        workload_name(cell.workload),
+        cell.contestant or cell.setting,
+        numbers.rate(speed),
+        numbers.speedup(predicted),
+        numbers.speedup(told.speedup),
+        numbers.bounds(told.speedup),
+        numbers.NOTHING if per_call is None else f"{per_call:.2f}",
+        told.outcome,
+    )
 
 
 def quality(view: View) -> Table:
@@ -74,7 +88,7 @@ def models(view: View) -> Table:
             row.quantization,
             f"{row.parameters / 1e6:,.0f} M" + _active(row.parameters, row.active_parameters),
             numbers.gigabytes(row.file_bytes),
-            numbers.gigabytes(row.memory_bytes),
+            numbers.gigabytes(row.memory_bytes or None),
             row.fingerprint,
             _plain(row.effective),
             row.path,
@@ -116,7 +130,7 @@ def tokenizers(view: View) -> Table:
         )
         for row in view.results.pairs
     ]
-    figures = ("common tokens", "text in common tokens", "cut short")
+    figures = ("common tokens", "of the text tokens", "sample text cut alike")
     columns = ("target", "draft", "tokenizers", *figures)
     return Table.of("Tokenizers of the pairs", columns, rows, figures=figures)
 

@@ -35,7 +35,7 @@ def bounds(interval: Interval | None) -> str:
     >>> bounds(Interval(2.104, 2.0, 2.2))
     '2.00 to 2.20'
     """
-    if interval is None or interval.low == interval.high:  # of a single run nothing can be said
+    if interval is None or interval.high - interval.low < 1e-9:  # of a single run nothing can be said
         return NOTHING
     return f"{interval.low:.2f} to {interval.high:.2f}"
 

@@ -27,7 +27,7 @@ def print_report(results: Results, console: Console) -> None:
         _say(console, words.verdict(view, target))
     if not results.targets:
         _say(console, "Nothing was measured yet.")
-    for table in (_engines(view), lists.quality(view), lists.skipped(view)):
+    for table in (lists.engines(view), lists.quality(view), lists.skipped(view)):
         if table.rows:
             _say(console, f"\n{table.caption}", "bold")
             console.print(_rich(table))
@@ -78,17 +78,6 @@ def _row(name: str, cell: Cell) -> list[Text]:
     return [
         Text(numbers.printable(text), style=style if place > 3 else "") for place, text in enumerate(texts)
     ]
-
-
-def _engines(view: View) -> Table:
-    """Other engines, of everything that ran."""
-    table = lists.measured(view)
-    names = {row.contestant for row in view.results.runs if row.contestant is not None}
-    kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
-    places = [table.columns.index(name) for name in kept]
-    setting = table.columns.index("setting")
-    rows = [row for row in table.rows if any(row[setting].startswith(f"{name}: ") for name in names)]
-    return Table.of("Other engines", kept, [[row[i] for i in places] for row in rows], figures=table.figures)
 
 
 def _rich(table: Table) -> RichTable:

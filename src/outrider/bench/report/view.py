@@ -66,8 +66,9 @@ class View:
 
     @cached_property
     def columns(self) -> list[str | None]:
-        """None for the target without a draft model, then the drafts."""
-        return [None, *self.results.drafts]
+        """None for the target without a draft model, unless the plan left that out; then the drafts."""
+        alone = self.results.head.plan.get("lookup_only", True) or not self.results.drafts
+        return [None, *self.results.drafts] if alone else [*self.results.drafts]
 
     @cached_property
     def pooled_first(self) -> list[str | None]:
@@ -88,6 +89,11 @@ class View:
             if cell.is_measured and ran in told:
                 found[key] = replace(cell, outcome=told[ran])
         return found
+
+    @cached_property
+    def verdicts(self) -> list[summary.CellVerdict]:
+        """Of everything that ran for real, judged together."""
+        return summary.verdicts(self.results)
 
     def cell(self, target: str, draft: str | None, workload: str | None) -> Cell:
         """A target with a draft under a workload."""

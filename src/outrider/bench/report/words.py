@@ -31,30 +31,39 @@ def verdict(view: View, target: str) -> str:
     """What to do with a target on this machine, in one sentence or two."""
     first = view.pooled_first[0] if view.pooled_first else None
     cells = [view.cell(target, draft, first) for draft in view.columns] if view.pooled_first else []
-    best = max(
-        (c for c in cells if c.speedup), key=lambda c: c.speedup.value if c.speedup else 0, default=None
-    )
-    if best is None or best.speedup is None:
+    best = max((cell for cell in cells if cell.speedup), key=_rank, default=None)
+    if best is None:
         return f"{target}: nothing was measured or predicted yet."
-    mine = [view.cell(target, best.draft, workload) for workload in view.results.workloads]
-    details = _details(mine)
+    start = "On this machine" if best.is_measured else "By prediction, not yet measured"
     if best.outcome == "faster":
-        start = "On this machine" if best.is_measured else "By prediction, not yet measured"
-        end = f": {details}." if len(mine) > 1 else "."
+        mine = _by_workload(view, best)
+        end = f": {_details(mine)}." if len(mine) > 1 else "."
         return (
-            f"{start}, {target} is fastest with {_with(best)}, {numbers.speedup(best.speedup)} over "
-            f"{workload_name(best.workload)}{_faster(best)}{end}"
+            f"{start}, {target} is fastest with {_with(best)}, {numbers.speedup(best.speedup)} "
+            f"plain decoding over {workload_name(best.workload)}{_faster(best)}{end}"
         )
-    if not any(cell.outcome == "faster" for cell in mine):
-        return (
-            f"On this machine, decode {target} plainly: the best that was tried, {_with(best)}, "
-            f"{'ties' if best.outcome == 'tie' else 'is slower'} ({numbers.speedup(best.speedup)})."
-        )
+    verb = "ties" if best.outcome == "tie" else "is slower"
+    for cell in sorted(cells, key=lambda cell: cell is not best):
+        mine = _by_workload(view, cell)
+        if any(single.outcome == "faster" for single in mine):
+            other = "" if cell is best else f" with {draft_name(cell.draft)}"
+            return (
+                f"{start}, {target} gains nothing over all workloads ({_with(best)} {verb} at "
+                f"{numbers.speedup(best.speedup)}), but by workload{other} it {_details(mine)}."
+            )
     return (
-        f"On this machine, {target} gains nothing over all workloads ({_with(best)} "
-        f"{'ties' if best.outcome == 'tie' else 'loses'} at {numbers.speedup(best.speedup)}), but by "
-        f"workload it {details}."
+        f"{start}, decode {target} plainly: the best that was tried, {_with(best)}, {verb} "
+        f"({numbers.speedup(best.speedup)})."
     )
+
+
+def _rank(cell: Cell) -> tuple[bool, float]:
+    """What is faster for certain comes before what only looks faster."""
+    return cell.outcome == "faster", cell.speedup.value if cell.speedup else 0.0
+
+
+def _by_workload(view: View, cell: Cell) -> list[Cell]:
+    return [view.cell(cell.target, cell.draft, workload) for workload in view.results.workloads]
 
 
 def _with(cell: Cell) -> str:
@@ -102,7 +111,7 @@ def prediction_line(view: View) -> str:
         return "No setting was both predicted and run: nothing is known about the error of predictions."
     what = "predicted speed-ups" if found.anchored else "predicted speeds"
     return (
-        f"Over {figures.settings} results the {what} were off by "
+        f"Over {figures.settings} result{'s' * (figures.settings != 1)} the {what} were off by "
         f"{numbers.percent(figures.median_error, 1)} in the median; "
         f"{numbers.percent(figures.within_5_ratio)} were within 5 %, "
         f"{numbers.percent(figures.within_10_ratio)} within 10 %."
@@ -150,7 +159,11 @@ def _caveats(view: View) -> list[str]:
     for cell in view.cells.values():
         if cell.is_measured and cell.speedup and cell.speedup.caveat:
             counts[cell.speedup.caveat] += 1
-    return [f"Of {count} measured best settings there was only {caveat}." for caveat, count in counts.items()]
+    total = sum(cell.is_measured for cell in view.cells.values())
+    return [
+        f"{count} of {total} measured best settings rest on little ({caveat})."
+        for caveat, count in counts.items()
+    ]
 
 
 def _unequal(view: View) -> list[str]:
@@ -160,7 +173,12 @@ def _unequal(view: View) -> list[str]:
         return []
     if not others:
         return [f"All {len(checked)} answers that can be compared equal the recorded ones."]
-    settings = {f"{row.contestant or row.setting} ({row.target}, {draft_name(row.draft)})" for row in others}
+    settings = {
+        f"{row.contestant} ({row.target})"
+        if row.contestant
+        else f"{row.setting} ({row.target}, {draft_name(row.draft)})"
+        for row in others
+    }
     return [
         f"{len(others)} of {len(checked)} answers differ from the recorded ones somewhere, in "
         f"{joined(sorted(settings)[:4])}{' and others' if len(settings) > 4 else ''}. `outrider verify` "

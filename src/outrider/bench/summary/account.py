@@ -124,8 +124,8 @@ def _scales(results: Results) -> dict[tuple[str | None, str | None], float]:
 
 
 def _prompt_seconds(results: Results) -> dict[tuple[str | None, str | None, str], float]:
-    """Reading of each case's prompt: what it took on average in our requests, of which the first of a block
-    reads it for all; or when the answer was recorded."""
+    """Reading of each case's prompt: the mean over our requests, of which the first in a block reads it for
+    all; or what it took when the answer was recorded."""
     found: dict[tuple[str | None, str | None, str], float] = {
         (row.target, row.workload, row.case): row.prefill_s for row in results.answers
     }

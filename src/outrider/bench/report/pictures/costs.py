@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
+from outrider.bench.curves import curve_of
 from outrider.bench.report import numbers
 from outrider.bench.report.pictures.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
+from outrider.bench.rows import CostsRow
 from outrider.costs import CallCosts
 
 __all__ = ["costs"]
@@ -72,16 +75,14 @@ def costs(view: View) -> Picture | Missing:
 
 
 def _curves(view: View) -> list[_Curve]:
-    steps = {
-        row.model: CallCosts.from_json(row.curve, f"costs of {row.model}").call_s(1, context=0)
-        for row in view.results.costs
-        if row.role == "draft"
-    }
-    return [
-        _Curve(row.model, CallCosts.from_json(row.curve, f"costs of {row.model}"), steps)
-        for row in view.results.costs
-        if row.role == "target"
-    ]
+    rows = view.results.costs
+    return [_Curve(row.model, curve_of(row), _steps(rows, row.model)) for row in rows if row.role == "target"]
+
+
+def _steps(rows: Sequence[CostsRow], target: str) -> dict[str, float]:
+    """Of the drafts that were measured beside this target."""
+    mine = [row for row in rows if row.role == "draft" and row.beside in (None, target)]
+    return {row.model: curve_of(row).call_s(1, context=0) for row in mine}
 
 
 def _paint(axes: Axes, curve: _Curve) -> None:
