@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -497,3 +498,15 @@ def test_memory_that_the_system_does_not_tell_is_not_measured(monkeypatch: pytes
     monkeypatch.setattr(loaded, "_resident_bytes", lambda: next(sizes))
     found: list[Any] = [loaded.load_model(file, LoadOptions(), 16, []) for _ in range(2)]
     assert found == [("context 24", None), ("context 24", 2500)]
+
+
+def test_packed_rows_are_read(tmp_path: Path) -> None:
+    with Store.open(tmp_path, HeadRow(started="now", machine={}, plan={})) as store:
+        rows = store.rows
+    packed = gzip.compress((tmp_path / ROWS).read_bytes())
+    (tmp_path / ROWS).unlink()
+    (tmp_path / f"{ROWS}.gz").write_bytes(packed)
+    assert read_rows(tmp_path) == rows
+    (tmp_path / f"{ROWS}.gz").write_bytes(packed[:20])
+    with pytest.raises(InputError, match=r"rows\.jsonl\.gz"):
+        read_rows(tmp_path)

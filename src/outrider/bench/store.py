@@ -7,8 +7,10 @@ disk cut off is taken away when the run goes on, and passed over by readers.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -100,15 +102,21 @@ class Store:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The rows of a run, its head first; a last line that was cut off is passed over.
+    """The rows of a run, its head first; a last line that was cut off is passed over. Those of a run that is
+    kept may be packed (rows.jsonl.gz).
 
     Raises InputError where there is no run, or where a row cannot be read.
     """
     path = folder / ROWS if folder.is_dir() else folder
+    packed = path.with_name(f"{path.name}.gz")
+    if not path.exists() and packed.exists():
+        path = packed
     try:
-        rows, _ = _parse(path.read_bytes(), path)
-    except OSError as error:
-        raise InputError(str(path), (error.strerror or str(error)).lower(), _NOT_OURS) from error
+        data = path.read_bytes()
+        rows, _ = _parse(gzip.decompress(data) if path.suffix == ".gz" else data, path)
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InputError(str(path), why.lower(), _NOT_OURS) from error
     if not rows:
         raise InputError(str(path), "it holds no rows", _NOT_OURS)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -77,14 +78,18 @@ class _Sweep:
 
 
 def lengths(view: View) -> Picture | Missing:
-    """A panel for each pair over all workloads; those of single workloads are shown on demand."""
+    """A panel for each pair over all workloads; on demand those of single workloads, for each target without
+    a draft model and with its best: more would make the page too long."""
     pairs = [(target, draft) for target in view.results.targets for draft in view.columns]
     sweeps = [_sweep(view, *pair, workload) for pair in pairs for workload in view.pooled_first]
     sweeps = [sweep for sweep in sweeps if sweep.fixed]
     if not sweeps:
         return Missing(TITLE, "no fixed draft length was predicted or measured")
     first = view.pooled_first[0]
-    panels = [(sweep, _panel(sweep, number)) for number, sweep in enumerate(sweeps)]
+    drawn = [
+        sweep for sweep in sweeps if sweep.workload == first or sweep.draft in _closer(sweeps, sweep.target)
+    ]
+    panels = [(sweep, _panel(sweep, number)) for number, sweep in enumerate(drawn)]
     return Picture(
         id="lengths",
         title=TITLE,
@@ -92,11 +97,21 @@ def lengths(view: View) -> Picture | Missing:
         reading="Lines are predicted (minimum probability 0), filled marks measured with their 95 % "
         "interval, hollow ones with a minimum probability above 0. Length 0 is plain decoding. The thick "
         "line is the automatic choice, which has no length of its own; the dotted one is the hindsight "
-        "bound.",
+        "bound. Single workloads are drawn without a draft model and with the best one; the table has all.",
         panels=tuple(panel for sweep, panel in panels if sweep.workload == first),
         more=tuple(panel for sweep, panel in panels if sweep.workload != first),
         table=_table(sweeps),
     )
+
+
+def _closer(sweeps: Sequence[_Sweep], target: str) -> set[str | None]:
+    """The columns of a target that are drawn for each workload."""
+    drafts: dict[str, list[float]] = defaultdict(list)
+    for sweep in sweeps:
+        if sweep.target == target and sweep.draft is not None:
+            drafts[sweep.draft].append(max(point.value for point in sweep.points))
+    best = max(drafts, key=lambda draft: sum(drafts[draft]) / len(drafts[draft]), default=None)
+    return {None, best}
 
 
 def _sweep(view: View, target: str, draft: str | None, workload: str | None) -> _Sweep:
