@@ -422,7 +422,10 @@ def test_a_constrained_replay_makes_the_steps_of_the_engine(
         return OneOf(PIECES, TEXTS, canonical=canonical)
 
     ours, theirs = (random_logits(PIECES.size, seed=seed, order=2, scale=3.0) for seed in seeds)
-    drafters: list[Drafter] = [SuffixDrafter(), ModelDrafter(FakeModel(PIECES, theirs), align(PIECES, PIECES))]
+    drafters: list[Drafter] = [
+        SuffixDrafter(),
+        ModelDrafter(FakeModel(PIECES, theirs), align(PIECES, PIECES)),
+    ]
     engine = Engine(FakeModel(PIECES, ours), drafters, setting, constrain=lambda _grammar: constrain())
     answer = engine.generate(Request((0, 3, 6), GREEDY, grammar=Grammar("json")))
     offers = record_offers(

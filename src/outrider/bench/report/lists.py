@@ -138,6 +138,11 @@ def tokenizers(view: View) -> Table:
 def skipped(view: View) -> Table:
     """What takes no part, and why."""
     rows = [(row.what, row.why) for row in view.results.skipped]
+    rows += [
+        (f"{pair.draft} for {pair.target}", pair.why_not or "its tokenizer does not line up")
+        for pair in view.results.pairs
+        if not pair.usable
+    ]
     return Table.of("What took no part", ("what", "why"), rows)
 
 

@@ -50,7 +50,7 @@ def _best(view: View, target: str) -> RichTable:
     table.add_column("speed-up", justify="right", no_wrap=True)
     table.add_column("95 %", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for draft in view.columns:
+    for draft in view.columns_of(target):
         cells = [view.cell(target, draft, workload) for workload in view.pooled_first]
         for place, cell in enumerate(cells):
             name = (draft or "none") if place == 0 else ""

@@ -10,7 +10,8 @@ from outrider.bench import summary
 from outrider.bench.results import Cell as Ran
 from outrider.bench.results import Results
 from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
-from outrider.bench.statistics import Interval
+from outrider.bench.statistics import Interval, estimate
+from outrider.bench.summary.rates import paired
 
 __all__ = ["Cell", "View", "automatic", "draft_name", "workload_name"]
 
@@ -70,6 +71,11 @@ class View:
         alone = self.results.head.plan.get("lookup_only", True) or not self.results.drafts
         return [None, *self.results.drafts] if alone else [*self.results.drafts]
 
+    def columns_of(self, target: str) -> list[str | None]:
+        """The columns of one target, without drafts that do not line up with it."""
+        unusable = {pair.draft for pair in self.results.pairs if pair.target == target and not pair.usable}
+        return [draft for draft in self.columns if draft not in unusable]
+
     @cached_property
     def pooled_first(self) -> list[str | None]:
         """All workloads pooled (None) and then each; just the one where there are no others."""
@@ -98,6 +104,12 @@ class View:
     def cell(self, target: str, draft: str | None, workload: str | None) -> Cell:
         """A target with a draft under a workload."""
         return self.cells[target, draft, workload]
+
+    def gain(self, cell: Cell, other: Cell) -> Interval | None:
+        """How much faster one is than the other, in the same blocks; None where they share none."""
+        one, two = (Ran(c.target, c.draft, c.setting, c.workload) for c in (cell, other))
+        strata = paired(self.results, one, two)
+        return estimate(strata).interval if strata else None
 
     def place(self, workload: str | None) -> int:
         """The workload's place among all: a name of it that suits any use."""

@@ -34,13 +34,14 @@ def verdict(view: View, target: str) -> str:
     best = max((cell for cell in cells if cell.speedup), key=_rank, default=None)
     if best is None:
         return f"{target}: nothing was measured or predicted yet."
+    best = _simpler(view, best)
     start = "On this machine" if best.is_measured else "By prediction, not yet measured"
     if best.outcome == "faster":
         mine = _by_workload(view, best)
         end = f": {_details(mine)}." if len(mine) > 1 else "."
         return (
             f"{start}, {target} is fastest with {_with(best)}, {numbers.speedup(best.speedup)} "
-            f"plain decoding over {workload_name(best.workload)}{_faster(best)}{end}"
+            f"plain decoding over {workload_name(best.workload)}{_faster(best)}{end}{_of_drafts(view, best)}"
         )
     verb = "ties" if best.outcome == "tie" else "is slower"
     for cell in sorted(cells, key=lambda cell: cell is not best):
@@ -60,6 +61,24 @@ def verdict(view: View, target: str) -> str:
 def _rank(cell: Cell) -> tuple[bool, float]:
     """What is faster for certain comes before what only looks faster."""
     return cell.outcome == "faster", cell.speedup.value if cell.speedup else 0.0
+
+
+def _simpler(view: View, best: Cell) -> Cell:
+    """The same target without a draft model, where that is not measurably slower."""
+    alone = view.cell(best.target, None, best.workload) if None in view.columns else best
+    if best.draft is None or alone.outcome != "faster" or not alone.is_measured:
+        return best
+    gain = view.gain(best, alone)
+    return alone if gain is not None and gain.low <= 1 else best
+
+
+def _of_drafts(view: View, best: Cell) -> str:
+    """What draft models add to lookup alone, where that is nothing."""
+    drafts = [draft for draft in view.columns_of(best.target) if draft is not None]
+    cells = [view.cell(best.target, draft, best.workload) for draft in drafts]
+    if best.draft is not None or not best.is_measured or not any(cell.is_measured for cell in cells):
+        return ""
+    return " No draft model adds anything to that beyond the noise."
 
 
 def _by_workload(view: View, cell: Cell) -> list[Cell]:
