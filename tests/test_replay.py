@@ -82,6 +82,21 @@ def test_a_replay_makes_the_steps_of_the_engine(draft_max: int, p_min: float, se
     assert sources == {"lookup", "draft"} or seeds == (11, 11)
 
 
+@pytest.mark.parametrize("draft_max", [8, 16])
+def test_a_long_draft_goes_on_behind_what_was_recorded(draft_max: int) -> None:
+    """A flat model's drafts are recorded up to where they hardly stand; a fixed length pays for all of it."""
+    policy = FixedPolicy(draft_max=draft_max, p_min=0.0)
+    engine = Engine(FakeModel(VOCABULARY, endless(3)), [model_drafter(endless(5, 1.0))], policy)
+    answer = engine.generate(Request(PROMPT, GREEDY, max_tokens=50))
+    offers = record_offers(FakeModel(VOCABULARY, endless(5, 1.0)), same_vocabulary(), PROMPT, answer.tokens)
+    made = Recording("1", "made up", PROMPT, answer.tokens, "length", {"draft": offers})
+    again = replay(made, policy, curve(FLAT), {"draft": curve(SMALL)}, free=[]).records
+    real = [record for record in answer.records if record.kind == "decode"]
+    assert max(len(path) for path in offers.departures.values()) < draft_max - 1
+    assert [len(record.draft) for record in again] == [len(record.draft) for record in real]
+    assert [record.work.call_tokens for record in again] == [record.work.call_tokens for record in real]
+
+
 def step(record: StepRecord) -> tuple[object, ...]:
     """What a record says, but for its times."""
     draft, work = record.draft, record.work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -9,9 +10,13 @@ from outrider.core.contracts import Constraint, Extend, Wish
 from outrider.core.data import Draft, DraftWork, Hint, Request
 from outrider.costs import CallCosts
 from outrider.policy.forced import FORCED, forced
+from outrider.replay.recorder import LEAST_SURVIVAL, LONGEST_DEPARTURE
 from outrider.replay.recording import Offers, Recording
 
 __all__ = ["ForcedDrafter", "RecordedDrafter"]
+
+_UNKNOWN = -1
+"""A token behind those that were recorded."""
 
 
 class RecordedDrafter:
@@ -118,18 +123,21 @@ class _Growing:
 
 class _Ahead:
     """What the model would offer from this place of the answer on. Behind a wrong token of its own it goes on
-    as was recorded; behind one of another's as at that place of the answer."""
+    as was recorded, and then as sure as last, with tokens that nobody knows and that are wrong in any case;
+    behind one of another's it goes on as at that place of the answer."""
 
     def __init__(self, answer: Sequence[int], offers: Offers, place: int) -> None:
         self._answer = answer
         self._offers = offers
         self._place = place
         self._departure: Iterator[tuple[int, float]] | None = None
+        self._last = 0.0
+        """the confidence that unknown tokens are offered with; 0: the model ended its draft there"""
 
     def look(self) -> tuple[int, float] | None:
         """The next token and its confidence; None where nothing more is known."""
         if self._departure is not None:
-            return next(self._departure, None)
+            return next(self._departure, (_UNKNOWN, self._last) if self._last else None)
         if self._place >= len(self._answer):
             return None
         return self._offers.tokens[self._place], self._offers.confidence[self._place]
@@ -140,7 +148,10 @@ class _Ahead:
             if self._departure is not None or self._place >= len(self._answer):
                 return
             if token != self._answer[self._place] and token == self._offers.tokens[self._place]:
-                self._departure = iter(self._offers.departures.get(self._place, ()))
+                path = self._offers.departures.get(self._place, ())
+                sure = [self._offers.confidence[self._place], *(confidence for _, confidence in path)]
+                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(sure) < LEAST_SURVIVAL
+                self._departure, self._last = iter(path), sure[-1] if was_cut else 0.0
             self._place += 1
 
 

@@ -16,10 +16,10 @@ from outrider.vocab import Alignment
 __all__ = ["record_offers"]
 
 _CHUNK_TOKENS = 64
-_LONGEST_DEPARTURE = 12
+LONGEST_DEPARTURE = 12
 _MOST_CONFIDENCE = 0.99999
 """a model is never certain"""
-_LEAST_SURVIVAL = 0.04
+LEAST_SURVIVAL = 0.04
 """A draft that has departed from the answer is followed until it would stand this rarely."""
 
 
@@ -43,7 +43,7 @@ def record_offers(
     for token in answer:
         starts.append(len(mine))
         mine += _translate(alignment, (token,))
-    if len(mine) + _LONGEST_DEPARTURE > model.context_length or not mine[: starts[0] if starts else 0]:
+    if len(mine) + LONGEST_DEPARTURE > model.context_length or not mine[: starts[0] if starts else 0]:
         raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
     try:
         model.truncate(sequence, 0)
@@ -104,7 +104,7 @@ class _Recorder:
         path: list[tuple[int, float]] = []
         behind: list[int] = []
         survival = sure
-        while survival >= _LEAST_SURVIVAL and len(path) < _LONGEST_DEPARTURE:
+        while survival >= LEAST_SURVIVAL and len(path) < LONGEST_DEPARTURE:
             mine = _translate(self._alignment, (token,))
             if token < 0 or not mine or self._model.vocabulary.ends_generation(mine[0]):
                 break

@@ -80,7 +80,7 @@ class _Sweep:
 def lengths(view: View) -> Picture | Missing:
     """A panel for each pair over all workloads; on demand those of single workloads, for each target without
     a draft model and with its best: more would make the page too long."""
-    pairs = [(target, draft) for target in view.results.targets for draft in view.columns]
+    pairs = [(target, draft) for target in view.results.targets for draft in view.columns_of(target)]
     sweeps = [_sweep(view, *pair, workload) for pair in pairs for workload in view.pooled_first]
     sweeps = [sweep for sweep in sweeps if sweep.fixed]
     if not sweeps:
