@@ -17,6 +17,7 @@ from outrider.bench.settings import Setting
 
 __all__ = ["acceptance"]
 
+_LEAST_DRAFTED = 5
 TITLE = "Acceptance by position"
 
 
@@ -53,7 +54,8 @@ def acceptance(view: View) -> Picture | Missing:
         f"{_drafter(best.draft)} on {best.workload}: {numbers.percent(_first(best))}.",
         reading="The share of tokens drafted at a position that stood, which needs all tokens before it "
         "to stand too. Lines come from the longest fixed draft; large marks from the longest that ran "
-        "for real, where the line is replayed.",
+        f"for real, where the line is replayed. Positions with fewer than {_LEAST_DRAFTED} tokens are left "
+        "to the table.",
         panels=tuple(panels),
         table=_table(lines),
     )
@@ -111,7 +113,13 @@ def _paint(axes: Axes, lines: list[_Line]) -> None:
 
 
 def _points(found: summary.Acceptance) -> list[tuple[int, float]]:
-    return [(place, ratio) for place, ratio in enumerate(found.ratios, 1) if ratio is not None]
+    """Positions at which enough was drafted to speak of a share; the first in any case."""
+    counted = zip(found.drafted, found.ratios, strict=False)
+    return [
+        (place, ratio)
+        for place, (drafted, ratio) in enumerate(counted, 1)
+        if ratio is not None and (drafted >= _LEAST_DRAFTED or place == 1)
+    ]
 
 
 def _table(lines: list[_Line]) -> Table:
