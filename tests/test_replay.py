@@ -465,6 +465,26 @@ def outcome(record: StepRecord) -> tuple[object, ...]:
     return record.position, record.num_accepted, record.tokens
 
 
+def test_no_unknown_token_is_put_to_a_constraint() -> None:
+    """Behind a long draft nothing was recorded, and at some places the draft model had nothing to offer."""
+
+    class Strict(OneOf):
+        def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+            assert min((*drafted, *tokens), default=0) >= 0
+            return super().permits(drafted, tokens)
+
+    answer = tuple(PIECES.tokenize(TEXTS[2]))
+    [wrong] = PIECES.tokenize("a")
+    path = tuple((wrong, 0.5) for _ in range(12))
+    unsure = Offers((wrong, -1) * (len(answer) // 2), (0.5,) * (len(answer) // 2 * 2), {0: path})
+    made = Recording("1", "made up", (0, 3, 6), answer[: len(unsure.tokens)], "stop", {"draft": unsure})
+    constraint = Strict(PIECES, TEXTS, forcing=False)
+    played = replay(
+        made, FixedPolicy(16, 0, 0.0), curve(FLAT), {"draft": curve(SMALL)}, free=[], constraint=constraint
+    )
+    assert sum(len(record.tokens) for record in played.records) == len(made.tokens)
+
+
 def test_offers_are_made_under_the_masks() -> None:
     language = random_logits(PIECES.size, seed=3, order=2, scale=3.0)
     answer = PIECES.tokenize(TEXTS[1])

@@ -97,8 +97,11 @@ class RecordedDrafter:
 
 
 def _permits(wish: Wish, drafted: Sequence[int], token: int) -> bool:
-    """Behind a wrong token of another drafter's the constraint may not allow what stands for an offer."""
-    return wish.constraint is None or wish.constraint.permits((*wish.prefix, *drafted), (token,)) == 1
+    """Behind a wrong token of another drafter's the constraint may not allow what stands for an offer; of
+    unknown tokens nobody can say."""
+    if wish.constraint is None:
+        return True
+    return token != _UNKNOWN and wish.constraint.permits((*wish.prefix, *drafted), (token,)) == 1
 
 
 class _Growing:
