@@ -24,7 +24,7 @@ from outrider.bench.settings import Setting
 from outrider.bench.store import read_rows
 from outrider.costs import CallCosts, CallPoint, PairCosts, export_costs
 
-_LONGEST_S = 25.0
+_LONGEST_S = 15.0
 _TIMES = {"calls", "own_s", "own_token_s", "curve", "hiccups", "bound_s", "seconds", "effective", "order"}
 _COUNTS = {"target_calls", "draft_calls", "drafted", "accepted", "forced", "equal", "divergence"}
 
@@ -63,7 +63,7 @@ def sweep(pair: tuple[Path, Path], costs: Path, folder: Path, kill_after_s: floa
     """Run the sweep, killed after so many seconds; whether it ended by itself."""
     target, draft = map(str, pair)
     command = [sys.executable, "-m", "outrider", "bench", "-m", target, "-md", draft]
-    command += ["--workload", "chat", "--workload", "json", "--prompts", "2", "--max-tokens", "24"]
+    command += ["--workload", "chat", "--workload", "json", "--prompts", "1", "--max-tokens", "16"]
     command += ["--draft-lengths", "0-6", "--p-mins", "0,0.5", "--repetitions", "2-2", "--no-quality"]
     command += ["--costs", str(costs), "-o", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
