@@ -495,7 +495,7 @@ def test_memory_that_the_system_does_not_tell_is_not_measured(monkeypatch: pytes
     monkeypatch.setattr(loaded, "load_weights", lambda *_, **__: Weights())
     [file] = FakeLoader().find(["any"])
     sizes = iter([None, None, 1000, 3500])
-    monkeypatch.setattr(loaded, "_resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(loaded, "resident_bytes", lambda: next(sizes))
     found: list[Any] = [loaded.load_model(file, LoadOptions(), 16, []) for _ in range(2)]
     assert found == [("context 24", None), ("context 24", 2500)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from outrider.loading import load_weights, template_of
 from outrider.session import Session
 from outrider.vocab import Alignment
 
-__all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row"]
+__all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row", "resident_bytes"]
 
 _ROOM_TOKENS = 8
 """of a context beyond the longest text: a call's draft is cut to what is left of it"""
@@ -108,7 +109,7 @@ def load_model(
 
     Raises ModelFileError or OutOfMemory.
     """
-    before = _resident_bytes()
+    before = resident_bytes()
     weights = load_weights(file.path, file.card, options, notices, draft=draft)
     try:
         longest = min(context + _ROOM_TOKENS, weights.trained_context) if context else 0
@@ -116,7 +117,7 @@ def load_model(
     except BaseException:
         weights.close()
         raise
-    after = _resident_bytes()
+    after = resident_bytes()
     return model, max(after - before, 0) or None if before is not None and after is not None else None
 
 
@@ -153,9 +154,12 @@ def model_row(
     )
 
 
-def _resident_bytes() -> int | None:
+def resident_bytes() -> int | None:
+    """Memory that this process holds, mapped files included; None where the system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return None
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # not on this system
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")

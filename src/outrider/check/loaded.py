@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions
+from outrider.bench.loaded import resident_bytes
 from outrider.bench.models import ModelFile
 from outrider.check.facts import model_facts
 from outrider.check.report import ModelFacts
-from outrider.check.weights import resident_bytes
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
 from outrider.loading import load_weights, template_of

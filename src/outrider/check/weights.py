@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from gguf.constants import Keys
@@ -11,7 +10,7 @@ from outrider.models.gguf import ModelCard
 from outrider.models.header import TensorInfo, read_header
 from outrider.models.shards import local_shards
 
-__all__ = ["bytes_read", "resident_bytes"]
+__all__ = ["bytes_read"]
 
 _EMBEDDING = "token_embd.weight"
 _OUTPUT = "output.weight"
@@ -41,16 +40,3 @@ def _active(tensor: TensorInfo, used: int, per_parameter: float) -> int:
     whole = round(tensor.num_parameters * per_parameter) if size is None else size
     experts = tensor.shape[-1] if _EXPERTS in tensor.name and tensor.shape else 0
     return whole * used // experts if 0 < used < experts else whole
-
-
-def resident_bytes() -> int | None:
-    """Memory that this process holds, mapped files included; None where the system does not tell."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    import resource
-
-    return pages * resource.getpagesize()

@@ -38,7 +38,7 @@ def verdict(view: View, target: str) -> str:
     start = "On this machine" if best.is_measured else "By prediction, not yet measured"
     if best.outcome == "faster":
         mine = _by_workload(view, best)
-        end = f": {_details(mine)}." if len(mine) > 1 else "."
+        end = f". Each workload at its best setting, it {_details(mine)}." if len(mine) > 1 else "."
         return (
             f"{start}, {target} is fastest with {_with(best)}, {numbers.speedup(best.speedup)} "
             f"plain decoding over {workload_name(best.workload)}{_faster(best)}{end}{_of_drafts(view, best)}"
