@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, ReducedVocabulary, random_logits
 from outrider.core.contracts import Drafter, Extend, Wish
 from outrider.core.data import Draft, DraftWork, Hint, Request, StepRecord
 from outrider.core.params import SamplingParams
@@ -130,6 +130,13 @@ def other_vocabulary_drafter() -> ModelDrafter:
     alignment = compare(VOCABULARY, vocabulary)
     assert not alignment.identical
     return ModelDrafter(FakeModel(vocabulary, logits, name="other"), alignment)
+
+
+def reduced_drafter(logits: NextLogits | None = None) -> ModelDrafter:
+    """A draft that knows three of the target's characters, and stands in for the others with a token."""
+    vocabulary = ReducedVocabulary(VOCABULARY, "bd ")
+    logits = logits or random_logits(vocabulary.size, seed=5, order=2)
+    return ModelDrafter(FakeModel(vocabulary, logits, name="reduced"), align(VOCABULARY, vocabulary))
 
 
 def model_drafter(logits: NextLogits, **options: Any) -> ModelDrafter:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
+from outrider.backends.llama_cpp import LoadOptions, Weights
 from outrider.models import embedded_default
-from tiny_gguf import MERGES, write_tiny
+from outrider.vocab import tokenizer_id
+from tiny_gguf import MERGES, Reduced, write_tiny
 
 Call = Callable[..., Outcome]
 
@@ -94,6 +96,17 @@ def test_a_tokenizer_that_does_not_line_up_is_a_verdict(check: Call) -> None:
     assert outcome.status == 1 and outcome.err == ""
     assert "cannot work: the tokenizers do not line up" in outcome.out and "in the target" in outcome.out
     assert "lookup" in outcome.out
+
+
+def test_a_reduced_vocabulary_is_said_to_be_one(check: Call, models: Path, tmp_path: Path) -> None:
+    weights = Weights(models / "target.gguf", LoadOptions(threads=1))
+    name = tokenizer_id(weights.vocabulary)
+    weights.close()
+    reduced = write_tiny(tmp_path / "reduced.gguf", noise=0.1, reduced=Reduced(10, name))
+    stray = write_tiny(tmp_path / "stray.gguf", noise=0.1, reduced=Reduced(10, "0" * 64))
+    text = " ".join(check("target.gguf", str(reduced), str(stray)).out.split())
+    assert "reduced: it knows 268 of the target's 289 tokens, " in text and "of these answers" in text
+    assert "cannot work: its reduced vocabulary was made for another tokenizer" in text
 
 
 def test_a_target_that_cannot_rewind_is_a_verdict(check: Call) -> None:

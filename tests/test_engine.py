@@ -26,6 +26,7 @@ from engines import (
     other_vocabulary_drafter,
     plain,
     random_guess,
+    reduced_drafter,
     result,
 )
 from outrider.backends.fake import FakeModel, random_logits, scripted_logits
@@ -40,6 +41,7 @@ DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
     "itself": lambda: [model_drafter(LANGUAGE)],
     "another model": lambda: [model_drafter(random_logits(VOCABULARY.size, seed=12))],
     "another vocabulary": lambda: [other_vocabulary_drafter()],
+    "a reduced vocabulary": lambda: [reduced_drafter()],
     "small draft context": lambda: [model_drafter(LANGUAGE, context_length=9)],
     "lookup": lambda: [SuffixDrafter(min_match=1)],
     "lookup, then a model": lambda: [SuffixDrafter(min_match=1), model_drafter(LANGUAGE)],

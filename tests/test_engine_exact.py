@@ -12,7 +12,7 @@ import pytest
 
 from engines import ScriptedDrafter
 from exactness import Rng, Text, distance, texts_of
-from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, ReducedVocabulary, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Distribution, Draft, Request, Row, Verdict
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
@@ -142,6 +142,22 @@ def test_a_draft_of_another_vocabulary_leaves_the_text_as_it_is(rule: Rule, kind
         drafter = model_drafter(FakeVocabulary(characters))
         found, _ = speculative(asked, [drafter], FixedPolicy(draft_max=2, p_min=0))
         assert distance(found, plain(asked)) <= 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "auto"])
+@pytest.mark.parametrize("settings", ["as it is", "bans", "penalties", "filters", "chance"])
+def test_a_draft_of_a_reduced_vocabulary_leaves_the_text_as_it_is(
+    rule: Rule, kind: DraftSampling, settings: str
+) -> None:
+    asked = request(rule, kind, SETTINGS.get(settings, AS_IT_IS))
+    exact, accepted = plain(asked), 0
+    for characters in ("a", "b", "ab"):
+        drafter = model_drafter(ReducedVocabulary(TINY, characters))
+        found, stood = speculative(asked, [drafter], FixedPolicy(draft_max=2, p_min=0))
+        assert distance(found, exact) <= 1e-12
+        accepted += stood
+    assert accepted > 0
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

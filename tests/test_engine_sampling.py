@@ -10,7 +10,15 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from engines import LANGUAGE, PROMPT, ScriptedDrafter, language_model, model_drafter, other_vocabulary_drafter
+from engines import (
+    LANGUAGE,
+    PROMPT,
+    ScriptedDrafter,
+    language_model,
+    model_drafter,
+    other_vocabulary_drafter,
+    reduced_drafter,
+)
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, Request, Row
@@ -72,6 +80,7 @@ def drafter_sets() -> list[list[Drafter]]:
         [model_drafter(LANGUAGE)],
         [model_drafter(like_it)],
         [other_vocabulary_drafter()],
+        [reduced_drafter()],
         [ScriptedDrafter(lambda _text, n: [3, 3, 3][:n]), model_drafter(like_it)],
     ]
 

@@ -194,6 +194,11 @@ def test_confidence_is_the_untempered_probability() -> None:
     weights = np.exp(row.astype(np.float64))
     assert confidence(row, 1) == pytest.approx(weights[1] / weights.sum())
     assert confidence(np.array([3e38, -3e38], dtype=np.float32), 0) == 1
+    reduced = np.random.default_rng(1).standard_normal(12_000).astype(np.float32)  # no estimate yet
+    best = argmax(reduced)
+    assert confidence(reduced, best) == pytest.approx(
+        1 / np.exp(reduced - reduced[best]).sum(dtype=np.float64)
+    )
 
 
 @given(seed=st.integers(0, 2**32), scale=st.floats(0.1, 5), peak=st.floats(0, 30))
@@ -201,13 +206,13 @@ def test_confidence_over_a_large_vocabulary_is_never_too_low_and_sees_every_logi
     seed: int, scale: float, peak: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    row = (rng.standard_normal(64 * 100 + 7) * scale).astype(np.float32)
+    row = (rng.standard_normal(64 * 300 + 7) * scale).astype(np.float32)
     row[rng.integers(len(row))] += peak
     best = argmax(row)
     exact = 1 / np.exp(row.astype(np.float64) - row[best]).sum()
     assert exact * (1 - 1e-5) <= confidence(row, best) <= min(1, 64.001 * exact)
     for rival in rng.permutation(len(row)):
-        if rival % 100 != best % 100:  # a group of its own: an equal candidate halves the confidence
+        if rival % 300 != best % 300:  # a group of its own: an equal candidate halves the confidence
             again = row.copy()
             again[rival] = row[best]
             assert confidence(again, argmax(again)) <= 0.5

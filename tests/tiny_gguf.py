@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFWriter, LlamaFileType, TokenType
 
+from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
+
 Weights = npt.NDArray[np.float32]
 Tensor = tuple[str, tuple[int, ...]]
 """A tensor's name and its shape in numpy's order: outputs before inputs, experts first."""
@@ -28,12 +30,27 @@ SLIDING_WINDOW = 16
 
 BEGIN = "<|begin|>"
 END = "<|end|>"
+OTHER = "<|other|>"
 MERGES = (
     "Ġ t", "h e", "Ġt he", "i n", "Ġ a", "r e", "o n", "e r", "Ġ s", "a t",
     "e n", "Ġ o", "o u", "in g", "a n", "e d", "Ġ i", "o r", "Ġa n", "Ġan d",
     "Ġ =", "Ġ (", "1 0", "Ċ Ċ", "Ġ Ġ", "d e", "de f", "re t", "ret u", "retu r", "retur n",
 )  # fmt: skip
 """Byte-pair merges of the default vocabulary, in order of rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A vocabulary that is a part of the default one: all bytes, the first merges, the control tokens, and
+    `<|other|>`. `target_tokenizer` is the whole one's id; `target_tokens` stands in for the right map."""
+
+    num_merges: int
+    target_tokenizer: str
+    target_tokens: tuple[int, ...] | None = None
+
+    def kept(self, merges: Sequence[str]) -> list[int]:
+        """The whole vocabulary's ids of the tokens that are known."""
+        return [*range(256 + self.num_merges), 256 + len(merges), 257 + len(merges)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,7 @@ class Tiny:
     file_type: LlamaFileType
     name: str
     confidence: float
+    reduced: Reduced | None
 
 
 def write_tiny(
@@ -68,6 +86,7 @@ def write_tiny(
     name: str = "Tiny",
     confidence: float = 3.0,
     shards: int = 1,
+    reduced: Reduced | None = None,
 ) -> Path:
     """Write a model that llama.cpp loads, and return the file to load (the first shard).
 
@@ -78,11 +97,12 @@ def write_tiny(
     that agrees now and then. `padding` adds unused tokens to the vocabulary and leaves the rest
     of the model as it is. `confidence` scales the logits: the higher, the peakier. `file_type`
     only labels the file: the weights are 32-bit floats. With `shards` above 1 the path `x.gguf`
-    becomes `x-00001-of-0000N.gguf` and its siblings.
+    becomes `x-00001-of-0000N.gguf` and its siblings. `reduced` keeps a part of the vocabulary and of
+    the weights that belong to it, and adds the map.
     """
     tiny = Tiny(
         arch, seed, noise, layers, context_length, tuple(merges), padding,
-        chat_template, file_type, name, confidence,
+        chat_template, file_type, name, confidence, reduced,
     )  # fmt: skip
     tensors = list(_weights(tiny))
     most = -(-len(tensors) // shards) if shards > 1 else 0
@@ -129,19 +149,31 @@ def _write_general(writer: GGUFWriter, tiny: Tiny) -> None:
 
 
 def _write_vocabulary(writer: GGUFWriter, tiny: Tiny) -> None:
-    tokens = vocabulary(tiny.merges, tiny.padding)
+    tokens, merges = vocabulary(tiny.merges, tiny.padding), tiny.merges
+    num_text = len(tokens) - tiny.padding - 2
+    types = [TokenType.NORMAL] * num_text + [TokenType.CONTROL] * 2 + [TokenType.UNUSED] * tiny.padding
+    if tiny.reduced is not None:
+        kept, merges = tiny.reduced.kept(merges), merges[: tiny.reduced.num_merges]
+        tokens = [*(tokens[i] for i in kept), OTHER]
+        types = [*(types[i] for i in kept), TokenType.CONTROL]
+        _write_map(writer, tiny.reduced, kept)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    num_text = len(tokens) - tiny.padding - 2
-    types = [TokenType.NORMAL] * num_text + [TokenType.CONTROL] * 2 + [TokenType.UNUSED] * tiny.padding
     writer.add_token_types(types)
-    writer.add_token_merges(tiny.merges)
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(tokens.index(BEGIN))
     writer.add_eos_token_id(tokens.index(END))
     writer.add_add_bos_token(False)
     if tiny.chat_template is not None:
         writer.add_chat_template(tiny.chat_template)
+
+
+def _write_map(writer: GGUFWriter, reduced: Reduced, kept: Sequence[int]) -> None:
+    right = (*kept, -1)
+    writer.add_array(TARGET_TOKENS, [*(right if reduced.target_tokens is None else reduced.target_tokens)])
+    writer.add_uint32(OTHER_TOKEN, len(kept))
+    writer.add_string(TARGET_TOKENIZER, reduced.target_tokenizer)
 
 
 def _describe_attention(writer: GGUFWriter) -> None:
@@ -257,6 +289,10 @@ def _weights(tiny: Tiny) -> Iterator[tuple[str, Weights]]:
         if name == "output.weight":
             values *= tiny.confidence
             values[len(values) - tiny.padding :] = 0
+        if tiny.reduced is not None and name in ("token_embd.weight", "output.weight"):
+            kept = tiny.reduced.kept(tiny.merges)
+            others = np.delete(values, kept, axis=0)
+            values = np.vstack([values[kept], others.mean(axis=0) if len(others) else np.zeros(WIDTH)])
         yield name, values.astype(np.float32)
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.contracts import PartOf
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -21,8 +23,15 @@ class TableVocabulary:
     """Longest match over a table of tokens, inside the words that `words` cuts the text into."""
 
     def __init__(
-        self, tokens: Sequence[Token], *, words: str = r"(?s).+", kind: str = "table", bos: int | None = None
+        self,
+        tokens: Sequence[Token],
+        *,
+        words: str = r"(?s).+",
+        kind: str = "table",
+        bos: int | None = None,
+        part_of: PartOf | None = None,
     ) -> None:
+        self.part_of = part_of
         self.kind = kind
         self._tokens = list(tokens)
         self._words = re.compile(words)

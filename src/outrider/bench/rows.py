@@ -88,6 +88,8 @@ class PairRow(_Row):
     common_tokens: int
     text_ratio: float
     cut_ratio: float
+    reduced_from: int | None = None
+    """how many tokens the target has, where the draft knows a part of them by design"""
     why_not: str | None = None
     """why the draft takes no part with this target"""
 

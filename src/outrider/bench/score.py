@@ -26,7 +26,7 @@ def pair_row(
 ) -> PairRow:
     """How two tokenizers line up, and why the draft takes no part if it does not."""
     if why_not is None and not report.usable:
-        why_not = (
+        why_not = report.map_fault or (
             f"the tokenizers do not line up: {report.text_ratio:.1%} of the text tokens are common, "
             f"{report.cuts.ratio:.1%} of sample pieces are cut alike"
         )
@@ -38,6 +38,7 @@ def pair_row(
         common_tokens=report.common_tokens,
         text_ratio=report.text_ratio,
         cut_ratio=report.cuts.ratio,
+        reduced_from=report.target_tokens if report.is_reduced else None,
         why_not=why_not,
     )
 

@@ -75,6 +75,7 @@ def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[An
     return Tokenizers(
         usable=report.usable,
         identical=alignment.identical,
+        reduced=report.is_reduced,
         target_tokens=report.target_tokens,
         draft_tokens=report.draft_tokens,
         common_tokens=report.common_tokens,
@@ -88,6 +89,8 @@ def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[An
 
 
 def _why_not(report: AlignmentReport) -> str:
+    if report.map_fault is not None:
+        return report.map_fault
     kinds = f"the tokenizers do not line up ({report.target_kind}; {report.draft_kind})"
     if report.common_text_tokens < report.text_tokens:
         kinds += f": {report.common_text_tokens:,} of {report.text_tokens:,} text tokens agree"

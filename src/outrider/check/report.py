@@ -89,10 +89,12 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class Tokenizers:
     """How two vocabularies line up. `lost_tokens` of the target's text tokens the draft cannot offer; they
-    are `lost_ratio` of the tokens of the recorded answers."""
+    are `lost_ratio` of the tokens of the recorded answers. A `reduced` draft knows a part of the target's
+    tokens by design."""
 
     usable: bool
     identical: bool
+    reduced: bool
     target_tokens: int
     draft_tokens: int
     common_tokens: int

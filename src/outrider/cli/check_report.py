@@ -159,6 +159,11 @@ def _sample(sample: Sample) -> str:
 def _tokenizers(found: Tokenizers) -> str:
     if found.identical:
         return f"the same {found.target_tokens:,} tokens"
+    if found.reduced and not found.usable:
+        return "reduced, for another target or damaged"
+    if found.reduced:
+        known = f"reduced: it knows {found.common_tokens:,} of the target's {found.target_tokens:,} tokens"
+        return known if found.lost_ratio is None else f"{known}, {1 - found.lost_ratio:.1%} of these answers"
     agree = f"{found.common_tokens:,} tokens agree ({found.text_ratio:.1%} of the text tokens)"
     text = f"{agree}, {found.cut_ratio:.0%} of sample text is cut alike"
     if not found.lost_tokens:

@@ -25,8 +25,29 @@ RewindKind = Literal["free", "window", "none"]
 "window": as far as its sliding window still holds. "none": not at all (recurrent or hybrid)."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """What a vocabulary knows of another, larger one, its target's.
+
+    `target_tokens` holds the target's id for each of its tokens, -1 for `other_token`: the one that stands
+    for every token of the target that it does not know. `target_tokenizer` is the target's
+    `vocab.tokenizer_id`, `name` what people call the model. Nothing of it has been verified.
+    """
+
+    target_tokens: tuple[int, ...]
+    other_token: int | None
+    target_tokenizer: str
+    name: str = field(default="", compare=False)
+
+
 class Vocabulary(Protocol):
     """A tokenizer and its tokens."""
+
+    @property
+    def part_of(self) -> PartOf | None:
+        """What the model's file says of a larger vocabulary that this one is a part of; None for a whole
+        one."""
+        ...
 
     @property
     def size(self) -> int:
@@ -177,6 +198,12 @@ class Sampler(Protocol):
 
     @property
     def params(self) -> SamplingParams: ...
+
+    def adjusts(self, drafted: Sequence[int]) -> bool:
+        """Whether the request has bias, bans, penalties or a constraint to apply at this position. Where not,
+        `distribution` hangs on the logits alone: it may be given those of a part of the vocabulary, and then
+        speaks of their places in it."""
+        ...
 
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
         """The logits after bias, bans and penalties; the row itself where none applies."""

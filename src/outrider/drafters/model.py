@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from time import perf_counter
 
-import numpy as np
-
 from outrider.core.contracts import Extend, Model, Wish
 from outrider.core.data import (
     Distribution,
@@ -22,12 +20,11 @@ from outrider.core.data import (
     Hint,
     Logits,
     Request,
-    Row,
     Span,
     point_masses,
 )
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
-from outrider.sampling import argmax, confidence
+from outrider.drafters.rows import Rows
 from outrider.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
@@ -95,6 +92,7 @@ class ModelDrafter:
     def __init__(self, model: Model, alignment: Alignment) -> None:
         self.model = model
         self.alignment = alignment
+        self._rows = Rows(alignment)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
         self._contexts: dict[int, _Context] = {}
@@ -104,7 +102,7 @@ class ModelDrafter:
 
     def begin(self, sequence: int, request: Request) -> None:
         context = self._contexts.setdefault(sequence, _Context())
-        tokens = self._translate(request.prompt)
+        tokens = self.alignment.read(request.prompt)
         if context.scope != request.scope:
             self._give_up(sequence)
         context.scope, context.is_running = request.scope, True
@@ -143,7 +141,7 @@ class ModelDrafter:
             self._give_up(sequence)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        self._contexts[sequence].extend(self._translate(tokens))
+        self._contexts[sequence].extend(self.alignment.read(tokens))
 
     def end(self, sequence: int) -> None:
         """The KV stays, for a request that begins with the same tokens."""
@@ -153,14 +151,6 @@ class ModelDrafter:
         for sequence in self._contexts:
             self.model.truncate(sequence, 0)
         self._contexts.clear()
-
-    def _translate(self, tokens: Sequence[int]) -> list[int]:
-        """The draft's ids of the target's tokens. One that the draft lacks is left out: it costs
-        acceptance behind it, never correctness."""
-        if self.alignment.identical:
-            return list(tokens)
-        ids = self.alignment.to_draft[np.asarray(tokens, dtype=np.int64)]
-        return [int(i) for i in ids if i >= 0]
 
     # What may come next
 
@@ -253,32 +243,31 @@ class ModelDrafter:
         stored = len(context.evaluated)
         if draft.tokens:
             return Span(draft.wish.sequence, tuple(draft.unread), stored, 1)
-        tokens = (*context.final[stored:], *self._translate(draft.wish.prefix))
+        tokens = (*context.final[stored:], *self.alignment.read(draft.wish.prefix))
         return Span(draft.wish.sequence, tokens, stored, 1)
 
     def _append(self, draft: _Growing, logits: Logits, extend: Extend) -> bool:
         """Add the next token, if `extend` takes it; whether another may follow."""
-        wish = draft.wish
-        if wish.draw is None and not wish.constraint and self._wants_foreign(logits[-1]):
-            return False
-        row = self._as_target(logits[-1])
+        wish, row = draft.wish, logits[-1]
         drafted = (*wish.prefix, *draft.tokens)
         try:
-            adjusted = wish.sampler.adjust(row, drafted)
+            found = self._rows.likeliest(row, wish, drafted)
         except (SettingError, ConstraintError):
             return False  # all that it has in common with the target is barred here
-        token = argmax(adjusted)
-        hint = Hint(confidence(adjusted, token))
+        if found is None:
+            return False
+        token, sure = found
+        hint = Hint(sure)
         if not extend.takes(wish, draft.tokens, hint):
             return False
         if wish.draw is not None or wish.believe:
-            draft.probs.append(wish.sampler.distribution(row, drafted))
+            draft.probs.append(self._rows.distribution(row, wish, drafted))
         if wish.draw is not None:
             token = wish.draw(draft.probs[-1], len(drafted))
         draft.tokens.append(token)
         draft.sources.append(self.name)
         draft.hints.append(hint)
-        draft.unread = self._translate([token])
+        draft.unread = self.alignment.read([token])
         if not draft.unread or self.model.vocabulary.ends_generation(draft.unread[0]):
             return False  # nothing follows an end
         self._join(draft, extend.follows(wish, draft.tokens))
@@ -289,27 +278,9 @@ class ModelDrafter:
         draft.tokens += certain.tokens
         draft.sources += certain.sources
         draft.hints += certain.hints
-        draft.unread += self._translate(certain.tokens)
+        draft.unread += self.alignment.read(certain.tokens)
         if draft.probs:
             draft.probs += point_masses(certain.tokens)
-
-    def _wants_foreign(self, row: Row) -> bool:
-        """Whether the draft's likeliest token is one that the target lacks: its second best would be
-        offered with a confidence that it never had."""
-        return not self.alignment.identical and bool(self.alignment.to_target[argmax(row)] < 0)
-
-    def _as_target(self, row: Row) -> Row:
-        """The draft's logits over the target's vocabulary; -inf for tokens that it lacks.
-
-        Restricting what can be drawn, instead of giving up on a draw that the target lacks, keeps
-        what is offered distributed as it claims.
-        """
-        if self.alignment.identical:
-            return row
-        common = np.flatnonzero(self.alignment.to_target >= 0)
-        mapped = np.full(len(self.alignment.to_draft), -np.inf, dtype=np.float32)
-        mapped[self.alignment.to_target[common]] = row[common]
-        return mapped
 
     def _finish(self, draft: _Growing) -> Draft:
         probs = tuple(draft.probs)

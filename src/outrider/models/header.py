@@ -30,9 +30,12 @@ _DOWNLOAD_AGAIN = "Download it again."
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array field, of which only the length is kept."""
+    """An array field: how many entries of which kind it has, and where in the file the first one is. They are
+    not read."""
 
     length: int
+    kind: GGUFValueType
+    start_byte: int
 
 
 Value = bool | int | float | str | Array
@@ -156,6 +159,7 @@ class _Reader:
 
     def _array(self) -> Array:
         kind, length = self._value_type(), self._u64()
+        array = Array(length, kind, self._at)
         if kind is GGUFValueType.ARRAY:
             raise self._error("its header holds an array of arrays, which no model has", _DOWNLOAD_AGAIN)
         if kind is GGUFValueType.STRING:
@@ -163,7 +167,7 @@ class _Reader:
         else:
             self._check_room(length, _SCALARS[kind].size, "array entries")
             self._at += length * _SCALARS[kind].size
-        return Array(length)
+        return array
 
     def _skip_strings(self, count: int) -> None:
         """Step over a vocabulary: a loop of its own, since it is most of the header."""

@@ -38,11 +38,11 @@ def record_offers(
     The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
     do not fit its context.
     """
-    mine = [*_translate(alignment, prompt)]
+    mine = alignment.read(prompt)
     starts: list[int] = []
     for token in answer:
         starts.append(len(mine))
-        mine += _translate(alignment, (token,))
+        mine += alignment.read((token,))
     if len(mine) + LONGEST_DEPARTURE > model.context_length or not mine[: starts[0] if starts else 0]:
         raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
     try:
@@ -105,18 +105,18 @@ class _Recorder:
         behind: list[int] = []
         survival = sure
         while survival >= LEAST_SURVIVAL and len(path) < LONGEST_DEPARTURE:
-            mine = _translate(self._alignment, (token,))
+            mine = self._alignment.read((token,))
             if token < 0 or not mine or self._model.vocabulary.ends_generation(mine[0]):
                 break
             behind.append(token)
             if self._masks is not None:
                 certain = self._masks.forced(position, behind)
                 behind += certain
-                mine += _translate(self._alignment, certain)
+                mine += self._alignment.read(certain)
             stored = self._model.length(self._sequence)
             if stored + len(mine) > self._model.context_length or len(mine) > self._model.max_batch_tokens:
                 break
-            row = self._model.decode([Span(self._sequence, mine, stored, 1)])[0][-1]
+            row = self._model.decode([Span(self._sequence, tuple(mine), stored, 1)])[0][-1]
             token, sure = self._likeliest(row, position, behind)
             path.append((token, sure))
             survival *= sure
@@ -131,11 +131,7 @@ class _Recorder:
         return mapped, min(round(confidence(row, best), 5), _MOST_CONFIDENCE)
 
     def _likeliest_allowed(self, row: Row, mask: Mask | None) -> tuple[int, float]:
-        mapped = row
-        if not self._alignment.identical:
-            common = np.flatnonzero(self._alignment.to_target >= 0)
-            mapped = np.full(len(self._alignment.to_draft), -np.inf, dtype=np.float32)
-            mapped[self._alignment.to_target[common]] = row[common]
+        mapped = self._alignment.in_target(row)
         if mask is not None:
             mapped = np.where(mask, mapped, np.float32(-np.inf))
         best = argmax(mapped)
@@ -175,11 +171,3 @@ class _Masks:
             return self._constraint.allowed(drafted)
         except ConstraintError:
             return np.zeros(1, dtype=np.bool_)
-
-
-def _translate(alignment: Alignment, tokens: Sequence[int]) -> tuple[int, ...]:
-    """The draft's ids, without those that it lacks."""
-    if alignment.identical:
-        return tuple(int(token) for token in tokens)
-    ids = alignment.to_draft[np.asarray(tokens, dtype=np.int64)] if len(tokens) else ()
-    return tuple(int(i) for i in ids if i >= 0)

@@ -56,6 +56,9 @@ class RequestSampler:
         if self._dry is not None:
             self._dry.extend(tokens)
 
+    def adjusts(self, drafted: Sequence[int]) -> bool:
+        return self._constraint is not None or self._applies(self._bias_after(drafted))
+
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
         bias, allowed = self._bias_after(drafted), self._allowed(drafted)
         if allowed is None and not self._applies(bias):

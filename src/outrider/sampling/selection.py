@@ -26,6 +26,9 @@ _POOL_SIZE = 2048
 
 _BINS = 4096
 
+_SUMMED_SIZE = 16384
+"""Up to so many exponentials take no longer than finding the maximum of each group."""
+
 _BLOCK_SIZE = 16384
 
 _SPAN = 256.0
@@ -47,11 +50,11 @@ def argmax(row: Row) -> int:
 def confidence(row: Row, token: int) -> float:
     """An estimate of the untempered probability of `token`, which must be the row's argmax.
 
-    Only the largest logit of each group of a large vocabulary enters the sum, so it is never too
+    Of a large vocabulary only the largest logit of each group enters the sum, so it is never too
     low; on the logits of Qwen2.5-Coder 0.5B it is 0.004 too high in the mean, 0.022 at most, and takes
     a third of the time. Good enough to say how far to draft, not to sample from.
     """
-    maxima = _group_maxima(row)
+    maxima = row.copy() if len(row) <= _SUMMED_SIZE else _group_maxima(row)
     with np.errstate(over="ignore"):  # far below the best is -inf, and that is right
         maxima -= row[token]
     np.exp(maxima, out=maxima)

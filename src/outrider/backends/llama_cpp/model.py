@@ -26,6 +26,7 @@ from outrider.backends.llama_cpp.vocabulary import LlamaCppVocabulary
 from outrider.core.contracts import RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
+from outrider.models.reduced import REDUCED_KEYS, read_part
 
 _NO_KV_SLOT = 1
 
@@ -48,7 +49,9 @@ class Weights:
             )
         # The file says which quantization it is; its own general.name is often left from training.
         self.name = path.stem
-        self.vocabulary = LlamaCppVocabulary(self._native, self.metadata("tokenizer.ggml.pre"))
+        # The library hands out no arrays. It is asked whether there is such a map, the file for the map.
+        part_of = read_part(path) if any(map(self.metadata, REDUCED_KEYS)) else None
+        self.vocabulary = LlamaCppVocabulary(self._native, self.metadata("tokenizer.ggml.pre"), part_of)
         self.trained_context: int = lib.llama_model_n_ctx_train(self.handle)
         self.window_tokens: int = lib.llama_model_n_swa(self.handle)
         """positions that a sliding-window layer looks back, its own included; 0 where there is none"""

@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.backends.llama_cpp.handle import Handle
 from outrider.backends.llama_cpp.library import lib
+from outrider.core.contracts import PartOf
 from outrider.core.errors import PromptError, SettingError
 
 _FAMILIES = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
@@ -17,7 +18,7 @@ class LlamaCppVocabulary:
     """Tokens of a loaded model. Raises BackendError once the model was closed, SettingError for a
     token id that it does not have: llama.cpp would end the process."""
 
-    def __init__(self, model: Handle, pre_tokenizer: str) -> None:
+    def __init__(self, model: Handle, pre_tokenizer: str, part_of: PartOf | None = None) -> None:
         self._model = model
         self._pointer = vocab = lib.llama_model_get_vocab(model.pointer)
         self.size: int = lib.llama_vocab_n_tokens(vocab)
@@ -26,6 +27,7 @@ class LlamaCppVocabulary:
         self.bos: int | None = _token(lib.llama_vocab_bos(vocab))
         self.eos: int | None = _token(lib.llama_vocab_eos(vocab))
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(vocab)
+        self.part_of = part_of
         self._pieces: dict[int, bytes] = {}
         self._control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNUSED
 

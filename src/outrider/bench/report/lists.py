@@ -10,6 +10,7 @@ from outrider.bench import summary
 from outrider.bench.report import numbers
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
+from outrider.bench.rows import PairRow
 
 __all__ = ["engines", "machine", "measured", "models", "plan", "quality", "skipped", "tokenizers"]
 
@@ -119,11 +120,7 @@ def tokenizers(view: View) -> Table:
         (
             row.target,
             row.draft,
-            "identical"
-            if row.identical
-            else "usable"
-            if row.usable
-            else f"not usable: {row.why_not or 'unknown'}",
+            _lined_up(row),
             f"{row.common_tokens:,}",
             numbers.percent(row.text_ratio, 1),
             numbers.percent(row.cut_ratio, 1),
@@ -133,6 +130,16 @@ def tokenizers(view: View) -> Table:
     figures = ("common tokens", "of the text tokens", "sample text cut alike")
     columns = ("target", "draft", "tokenizers", *figures)
     return Table.of("Tokenizers of the pairs", columns, rows, figures=figures)
+
+
+def _lined_up(row: PairRow) -> str:
+    if row.identical:
+        return "identical"
+    if not row.usable:
+        return f"not usable: {row.why_not or 'unknown'}"
+    if row.reduced_from is not None:
+        return f"reduced: the draft knows {row.common_tokens:,} of {row.reduced_from:,} tokens"
+    return "usable"
 
 
 def skipped(view: View) -> Table:

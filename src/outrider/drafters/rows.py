@@ -1,0 +1,64 @@
+"""A draft model's logits, read as the target's tokens under a request's sampler."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.core.contracts import Wish
+from outrider.core.data import Distribution, Row
+from outrider.sampling import argmax, confidence
+from outrider.vocab import Alignment
+
+__all__ = ["Rows"]
+
+_FARTHEST = 60.0
+"""A logit so far above the best common one leaves that one no chance worth telling from another."""
+
+
+class Rows:
+    """Looks at one row at a time; `alignment` is the draft's with its target.
+
+    A target can have many more tokens than its draft. Where the request's sampler leaves logits as they are,
+    only those of the common tokens are looked at, in the target's order; else they are spread over its
+    vocabulary.
+    """
+
+    def __init__(self, alignment: Alignment) -> None:
+        self._alignment = alignment
+        self._spread: Row | None = None
+
+    def likeliest(self, row: Row, wish: Wish, drafted: tuple[int, ...]) -> tuple[int, float] | None:
+        """The token of the target that the draft finds likeliest, and how sure it is of it, before
+        temperature and filters.
+
+        None for a draft of certain tokens where something that the target lacks, or the draft does not know,
+        is likelier: its second best is no guess worth making. What the target lacks takes its share of the
+        confidence too. Neither holds under a constraint, which would bar an unknown part of that.
+
+        Raises SettingError or ConstraintError where the request leaves no token, BackendError for logits
+        that are not numbers.
+        """
+        alignment, plain = self._alignment, not wish.sampler.adjusts(drafted)
+        values = alignment.common_part(row) if plain else wish.sampler.adjust(self._over_target(row), drafted)
+        best = argmax(values)
+        sure = confidence(values, best)
+        if wish.constraint is None and len(alignment.foreign):
+            gaps = row[alignment.foreign] - values[best]
+            if wish.draw is None and gaps.max() > 0:
+                return None
+            sure = 1 / (1 / sure + float(np.exp(np.minimum(gaps, _FARTHEST)).sum()))
+        return int(alignment.common[best]) if plain else best, sure
+
+    def distribution(self, row: Row, wish: Wish, drafted: tuple[int, ...]) -> Distribution:
+        """What the request would draw from, of the tokens that both have."""
+        if self._alignment.identical or wish.sampler.adjusts(drafted):
+            return wish.sampler.distribution(self._over_target(row), drafted)
+        found = wish.sampler.distribution(self._alignment.common_part(row), drafted)
+        return Distribution(self._alignment.common[found.tokens], found.probs)
+
+    def _over_target(self, row: Row) -> Row:
+        # One buffer for all: a sampler keeps no row, and large ones are slow to get anew.
+        if self._alignment.identical:
+            return row
+        self._spread = self._alignment.in_target(row, self._spread)
+        return self._spread

@@ -1,0 +1,42 @@
+"""The map of a draft's reduced vocabulary, from its GGUF header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from gguf.constants import GGUFValueType
+
+from outrider.core.contracts import PartOf
+from outrider.models.header import Array, read_header
+
+__all__ = ["OTHER_TOKEN", "REDUCED_KEYS", "TARGET_TOKENIZER", "TARGET_TOKENS", "read_part"]
+
+TARGET_TOKENS = "outrider.draft.target_tokens"
+"""INT32 array: for each token of the draft the target's id, -1 for the one that stands for all others"""
+OTHER_TOKEN = "outrider.draft.other_token"
+"""UINT32: the draft's id of the token that stands for all tokens of the target that it does not know"""
+TARGET_TOKENIZER = "outrider.draft.target_tokenizer"
+"""string: `vocab.tokenizer_id` of the target's vocabulary"""
+REDUCED_KEYS = (OTHER_TOKEN, TARGET_TOKENIZER)
+"""fields of one value that only a reduced vocabulary has"""
+
+
+def read_part(path: Path) -> PartOf:
+    """What the file says of its reduced vocabulary, empty where it says nothing: lining it up with a target
+    verifies the map and says what is wrong with it. Raises ModelFileError when the header cannot be read."""
+    header = read_header(path)
+    tokens = header.fields.get(TARGET_TOKENS)
+    return PartOf(
+        target_tokens=_integers(path, tokens) if isinstance(tokens, Array) else (),
+        other_token=header.number(OTHER_TOKEN),
+        target_tokenizer=header.text(TARGET_TOKENIZER) or "",
+        name=path.stem,
+    )
+
+
+def _integers(path: Path, array: Array) -> tuple[int, ...]:
+    if array.kind is not GGUFValueType.INT32:
+        return ()
+    values = np.fromfile(path, dtype="<i4", count=array.length, offset=array.start_byte)
+    return tuple(values.tolist())

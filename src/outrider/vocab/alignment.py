@@ -1,0 +1,170 @@
+"""What lining up two vocabularies comes to: the map, and how far they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Row
+from outrider.vocab.cutting import Cuts
+
+__all__ = ["Alignment", "AlignmentReport", "Difference", "Ids", "describe", "inverse"]
+
+Ids = npt.NDArray[np.int64]
+
+MIN_TEXT_RATIO = 0.98
+"""Share of the smaller vocabulary's text tokens that the other must hold."""
+
+MIN_CUT_RATIO = 0.9
+"""Share of the sample pieces that both tokenizers must cut alike.
+
+Not all of them: tokenizers that differ in how they group digits reach 0.98 here and still
+agree on prose. Ones that differ in how they group indentation stay below 0.9, which on
+source code is every fifth piece: few drafts of usual length would survive.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An id whose token the other vocabulary lacks, and what each side has at that id, for people."""
+
+    token: int
+    target: str
+    draft: str
+
+    def __str__(self) -> str:
+        return f"{self.token} is {self.target} in the target, {self.draft} in the draft"
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentReport:
+    """How far two vocabularies agree. Counts are tokens unless the name says otherwise."""
+
+    target_kind: str
+    draft_kind: str
+    target_tokens: int
+    draft_tokens: int
+    common_tokens: int
+    """tokens that have a counterpart, control tokens included"""
+    same_id_tokens: int
+    """common tokens that also have the same id"""
+    text_tokens: int
+    """text tokens of the side that has fewer of them"""
+    common_text_tokens: int
+    cuts: Cuts
+    differences: tuple[Difference, ...]
+    """the first tokens of the smaller vocabulary without a counterpart, text before control"""
+    is_reduced: bool = False
+    """the draft knows a part of some target's tokens, by a map of its own"""
+    map_fault: str | None = None
+    """why that map is not to be believed, for this target"""
+
+    @property
+    def text_ratio(self) -> float:
+        """Common text tokens / text tokens of the smaller vocabulary, 0-1."""
+        return self.common_text_tokens / max(self.text_tokens, 1)
+
+    @property
+    def usable(self) -> bool:
+        """Whether one model can draft for the other."""
+        agrees = self.text_ratio >= MIN_TEXT_RATIO and self.cuts.ratio >= MIN_CUT_RATIO
+        return agrees and self.map_fault is None
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Which token of the draft is which of the target.
+
+    A mapped token is the same on both sides: spelling, bytes, control, end. The map is
+    one to one, so probabilities carry over without being added up; -1 marks a token that
+    the other side lacks or that could be several of its tokens.
+    """
+
+    to_target: Ids
+    """draft id -> target id, or -1"""
+    to_draft: Ids
+    """target id -> draft id, or -1"""
+    identical: bool
+    """both sides have the same tokens under the same ids: nothing needs mapping"""
+    report: AlignmentReport
+    other_token: int | None = None
+    """the draft's token that stands for every token of the target that it does not know"""
+
+    @cached_property
+    def common(self) -> Ids:
+        """The target's ids of the tokens that both have, ascending."""
+        return np.flatnonzero(self.to_draft >= 0)
+
+    @cached_property
+    def foreign(self) -> Ids:
+        """The draft's ids of the tokens that the target lacks, ascending."""
+        return np.flatnonzero(self.to_target < 0)
+
+    @cached_property
+    def _common_in_draft(self) -> Ids | slice:
+        """The draft's ids of `common`, in its order; a slice, which copies nothing, where they are
+        consecutive."""
+        ids = self.to_draft[self.common]
+        first = int(ids[0]) if len(ids) else 0
+        if np.array_equal(ids, np.arange(first, first + len(ids))):
+            return slice(first, first + len(ids))
+        return ids
+
+    @cached_property
+    def _read_as(self) -> Ids:
+        """`to_draft`, with the token that stands for all others where there is one."""
+        if self.other_token is None:
+            return self.to_draft
+        return np.where(self.to_draft >= 0, self.to_draft, self.other_token)
+
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        """The target's tokens as the draft reads them, in its ids. One that it lacks is `other_token`, or is
+        left out where there is none: that costs acceptance behind it, never correctness."""
+        if self.identical:
+            return list(tokens)
+        ids = self._read_as[np.asarray(tokens, dtype=np.int64)].tolist()
+        return ids if self.other_token is not None else [i for i in ids if i >= 0]
+
+    def common_part(self, row: Row) -> Row:
+        """The draft's logits of the tokens in `common`, in its order; a view of the row where it can be."""
+        part: Row = row[self._common_in_draft]
+        return part
+
+    def in_target(self, row: Row, into: Row | None = None) -> Row:
+        """The draft's logits over the target's vocabulary; -inf for tokens that the draft lacks. `into` is
+        what an earlier call returned, to be written over.
+
+        Restricting what can be drawn, instead of giving up on a draw that the target lacks, keeps
+        what is offered distributed as it claims.
+        """
+        if self.identical:
+            return row
+        if into is None:
+            into = np.full(len(self.to_draft), -np.inf, dtype=np.float32)
+        into[self.common] = self.common_part(row)
+        return into
+
+
+def inverse(matches: Ids, size: int) -> Ids:
+    """A map of ids turned round, for `size` ids on the other side; -1 where nothing leads."""
+    inverse = np.full(size, -1, dtype=np.int64)
+    mapped = np.flatnonzero(matches >= 0)
+    inverse[matches[mapped]] = mapped
+    return inverse
+
+
+def describe(vocabulary: Vocabulary, token: int) -> str:
+    """A token of a vocabulary, for people."""
+    if token >= vocabulary.size:
+        return "nothing"
+    spelling, piece = vocabulary.spelling(token), vocabulary.piece(token)
+    marks = ["control"] * vocabulary.is_control(token) + ["end"] * vocabulary.ends_generation(token)
+    if piece not in (spelling, b""):
+        marks.append(f"adds {piece.decode(errors='replace')!r}")
+    quoted = repr(spelling.decode(errors="replace"))
+    return f"{quoted} ({', '.join(marks)})" if marks else quoted

@@ -1,0 +1,165 @@
+"""Do the tokenizers of target and draft line up, and which token of one is which of the other.
+
+Two things decide. The vocabularies must hold the same tokens: compared by what each token is
+(its spelling, the bytes it adds, whether it is control, whether it ends the text), never by
+the model's name or the vocabulary's size, so that padding and other special tokens do no
+harm. And the tokenizers must cut text alike: the same tokens behind another pre-tokenizer or
+other merges make a draft that keeps offering the right text in the wrong pieces.
+
+Nothing here touches exactness: the target judges every draft. A pair that lines up badly
+would only be slow, which is reason enough to refuse it before anyone waits.
+
+A draft with a reduced vocabulary cuts text in its own way, which nobody asks of it: it is lined
+up by the map that it brings along (`reduced`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import VocabularyMismatch
+from outrider.vocab.alignment import (
+    MIN_CUT_RATIO,
+    MIN_TEXT_RATIO,
+    Alignment,
+    AlignmentReport,
+    Difference,
+    Ids,
+    describe,
+    inverse,
+)
+from outrider.vocab.cutting import compare_cuts
+from outrider.vocab.reduced import align_by_map
+
+__all__ = ["align", "compare"]
+
+_Name = tuple[bytes, bool]
+"""Spelling, and whether the token is control."""
+
+_SHOWN_DIFFERENCES = 5
+
+
+def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
+    """Map the tokens of a draft's vocabulary to those of its target, and back.
+
+    Raises VocabularyMismatch when too few text tokens are common (`MIN_TEXT_RATIO`) or the
+    tokenizers cut text into other pieces (`MIN_CUT_RATIO`), or when the map of a reduced
+    vocabulary was made for another target or is damaged.
+    """
+    alignment = compare(target, draft)
+    report = alignment.report
+    if report.usable:
+        return alignment
+    if draft.part_of is not None and report.map_fault is not None:
+        raise VocabularyMismatch(
+            f"draft {draft.part_of.name}",
+            report.map_fault,
+            "Take a draft that was made for this target (`outrider distill` makes one), or fetch it anew.",
+        )
+    raise VocabularyMismatch(
+        f"draft tokenizer {report.draft_kind} for target tokenizer {report.target_kind}",
+        _complaint(report),
+        "Take a draft of the target's own model family, or draft by lookup, which needs no second model.",
+    )
+
+
+def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
+    """Like `align`, for any pair: whether it is usable stands in the report."""
+    part = draft.part_of
+    if part is not None and part != target.part_of:
+        return align_by_map(target, draft, part)
+    target_names, draft_names = _names(target), _names(draft)
+    to_target = _match(draft_names, target_names)
+    to_target[_unlike(target, draft, draft_names, to_target)] = -1
+    to_draft = inverse(to_target, len(target_names))
+    to_target.flags.writeable = to_draft.flags.writeable = False
+    target_is_smaller = len(target_names) < len(draft_names)
+    smaller = (target_names, to_draft) if target_is_smaller else (draft_names, to_target)
+    report = AlignmentReport(
+        target_kind=target.kind,
+        draft_kind=draft.kind,
+        target_tokens=len(target_names),
+        draft_tokens=len(draft_names),
+        common_tokens=int((to_target >= 0).sum()),
+        same_id_tokens=int((to_target == np.arange(len(to_target))).sum()),
+        text_tokens=min(_count_text(target_names), _count_text(draft_names)),
+        common_text_tokens=_count_text([draft_names[i] for i in np.flatnonzero(to_target >= 0)]),
+        cuts=compare_cuts(target, draft),
+        differences=_differences(target, draft, *smaller),
+    )
+    identical = report.same_id_tokens == report.target_tokens == report.draft_tokens
+    return Alignment(to_target, to_draft, identical, report)
+
+
+def _names(vocabulary: Vocabulary) -> list[_Name]:
+    ids = range(vocabulary.size)
+    return list(zip(map(vocabulary.spelling, ids), map(vocabulary.is_control, ids), strict=True))
+
+
+def _count_text(names: list[_Name]) -> int:
+    return sum(not control for _, control in names)
+
+
+def _match(source: list[_Name], goal: list[_Name]) -> Ids:
+    """The id in `goal` of each name in `source`, or -1.
+
+    The same id wins. Elsewhere a name counts only if it occurs once on both sides: among
+    doubles (padding, placeholders) there is no telling which is meant.
+    """
+    matches = np.full(len(source), -1, dtype=np.int64)
+    same = [i for i, (ours, theirs) in enumerate(zip(source, goal, strict=False)) if ours == theirs]
+    matches[same] = same
+    rest = np.flatnonzero(matches < 0).tolist()
+    if not rest:
+        return matches
+    source_counts, goal_counts = Counter(source), Counter(goal)
+    goal_ids = {name: i for i, name in enumerate(goal)}
+    for i in rest:
+        if source_counts[source[i]] == 1 and goal_counts[source[i]] == 1:
+            matches[i] = goal_ids[source[i]]
+    return matches
+
+
+def _unlike(target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids) -> list[int]:
+    """Draft ids whose match has the same name but adds other bytes, or ends where it does not.
+
+    Reading the bytes of every token would cost more than all the rest. Within one kind of
+    tokenizer the spelling fixes the bytes of ordinary text; what two files can type
+    differently are bytes (<0x0A>), tags and control tokens. All of those are looked at, and
+    every 16th of the others; one odd finding among these, and everything is.
+    """
+
+    def differ(i: int) -> bool:
+        j = int(to_target[i])
+        return target.piece(j) != draft.piece(i) or target.ends_generation(j) != draft.ends_generation(i)
+
+    mapped = np.flatnonzero(to_target >= 0).tolist()
+    if target.kind == draft.kind:
+        special = [i for i in mapped if draft_names[i][1] or draft_names[i][0].startswith(b"<")]
+        if not any(map(differ, mapped[::16])):
+            return list(filter(differ, special))
+    return list(filter(differ, mapped))
+
+
+def _differences(
+    target: Vocabulary, draft: Vocabulary, names: list[_Name], matches: Ids
+) -> tuple[Difference, ...]:
+    """The first of these tokens that have no match, text before control."""
+    lacking = sorted(np.flatnonzero(matches < 0).tolist(), key=lambda i: names[i][1])
+    shown = lacking[:_SHOWN_DIFFERENCES]
+    return tuple(Difference(i, describe(target, i), describe(draft, i)) for i in shown)
+
+
+def _complaint(report: AlignmentReport) -> str:
+    agree = f"they have {report.common_text_tokens:,} of {report.text_tokens:,} text tokens in common"
+    if report.text_ratio >= MIN_TEXT_RATIO:
+        cuts = report.cuts
+        return (
+            f"{agree}, but cut only {cuts.common_pieces} of {cuts.pieces} pieces of sample text alike "
+            f"({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
+        )
+    shown = "; ".join(str(difference) for difference in report.differences)
+    return f"{agree} ({report.text_ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed). Not in common: {shown}"

@@ -1,0 +1,83 @@
+"""A draft that knows a part of its target's tokens, lined up by the map that it brings along.
+
+The map is verified before it is believed: a wrong one would make a draft that offers other tokens than it
+means, which is only slow, and would look like a bad draft for ever.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.core.contracts import PartOf, Vocabulary
+from outrider.vocab.alignment import Alignment, AlignmentReport, Ids, describe, inverse
+from outrider.vocab.cutting import Cuts, tokenizer_id
+
+__all__ = ["align_by_map"]
+
+
+def align_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
+    """Line up a draft by its own map of the target's tokens: `part` is the draft's. Whether the map is to be
+    believed stands in the report; if not, nothing is mapped."""
+    ids = np.asarray(part.target_tokens, dtype=np.int64)
+    fault = _fault(target, draft, part, ids)
+    if fault is not None:
+        ids = np.full(draft.size, -1, dtype=np.int64)
+    to_draft = inverse(ids, target.size)
+    ids.flags.writeable = to_draft.flags.writeable = False
+    is_text = np.array([not draft.is_control(token) for token in range(draft.size)], dtype=np.bool_)
+    report = AlignmentReport(
+        target_kind=target.kind,
+        draft_kind=draft.kind,
+        target_tokens=target.size,
+        draft_tokens=draft.size,
+        common_tokens=int((ids >= 0).sum()),
+        same_id_tokens=int((ids == np.arange(len(ids))).sum()),
+        text_tokens=int(is_text.sum()),
+        common_text_tokens=int((is_text & (ids >= 0)).sum()),
+        cuts=Cuts(0, 0),  # the target's tokenizer cuts for both
+        differences=(),
+        is_reduced=True,
+        map_fault=fault,
+    )
+    return Alignment(ids, to_draft, False, report, part.other_token if fault is None else None)
+
+
+def _fault(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+    """Why the map is not to be believed; None if it is."""
+    if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
+        return f"its reduced vocabulary was made for another tokenizer than the target's, {target.kind}"
+    damage = _broken_map(target, draft, part, ids) or _unlike(target, draft, ids)
+    return None if damage is None else f"the map of its reduced vocabulary is damaged: {damage}"
+
+
+def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+    """What is wrong with the numbers of a map, whatever they stand for."""
+    if not part.target_tokenizer:
+        return "it does not say for which tokenizer it was made"
+    if len(ids) != draft.size:
+        return f"it has {len(ids):,} entries for {draft.size:,} tokens"
+    unknown = [] if part.other_token is None else [part.other_token]
+    if np.flatnonzero(ids == -1).tolist() != unknown:
+        return "not exactly the token that stands for all others has no counterpart"
+    known = ids[ids != -1]
+    outside = known[(known < 0) | (known >= target.size)]
+    if len(outside):
+        return f"it names token {outside[0]:,}, and the target has {target.size:,} tokens"
+    if len(np.unique(known)) < len(known):
+        return "two tokens have the same counterpart"
+    if part.other_token is not None and not draft.is_control(part.other_token):
+        return "the token that stands for all others is text"
+    return None
+
+
+def _unlike(target: Vocabulary, draft: Vocabulary, ids: Ids) -> str | None:
+    """The first token whose counterpart is not the same; None if there is none."""
+    for token, counterpart in enumerate(ids.tolist()):
+        if counterpart >= 0 and _traits(draft, token) != _traits(target, counterpart):
+            ours, theirs = describe(draft, token), describe(target, counterpart)
+            return f"{token} is {ours}, its counterpart {counterpart} is {theirs}"
+    return None
+
+
+def _traits(vocabulary: Vocabulary, token: int) -> tuple[bytes, bool, bool]:
+    return vocabulary.spelling(token), vocabulary.is_control(token), vocabulary.ends_generation(token)
