@@ -1,0 +1,1 @@
+"""Distil a draft model from the model it is to draft for."""

@@ -1,0 +1,136 @@
+"""The target's answers as a draft is trained on them: in its own token ids, in batches of like length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from outrider.distill.examples import Example
+from outrider.distill.losses import Labels
+from outrider.distill.subset import Subset
+
+__all__ = ["Batch", "Corpus", "Text", "text_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One answer behind its prompt, in the draft's ids.
+
+    `tokens` (prompt and answer but its last token) are read; at the last `len(ids)` of them the target's
+    distribution is known: `ids` and `probs` (answer, K + 1; the last column is `<|other|>`), `rest` (answer,).
+    """
+
+    category: str
+    tokens: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.int32]
+    probs: npt.NDArray[np.float16]
+    rest: npt.NDArray[np.float16]
+    is_greedy: bool
+    has_other: bool
+    """whether the last column stands for tokens that the draft does not know"""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts side by side: `tokens` (texts, longest) padded behind, the labels of all their positions in the
+    order of the texts, and where these positions are, as indices into the flattened `tokens`."""
+
+    tokens: Tensor
+    places: Tensor
+    labels: Labels
+
+
+def text_of(example: Example, subset: Subset, max_tokens: int) -> Text | None:
+    """An example in the draft's ids, cut to its last `max_tokens`; None when nothing of it is left."""
+    known = subset.to_draft[example.ids]
+    probs = np.exp(example.log_probs.astype(np.float32))
+    rest = example.rest.astype(np.float32)
+    total = probs.sum(-1) + rest  # the rounding of what is stored is evened out
+    probs, rest = probs / total[:, None], rest / total
+    other = np.zeros(len(rest), dtype=np.float32)
+    other_id = subset.size - 1
+    if subset.has_other:
+        unknown = known == other_id
+        other = (probs * unknown).sum(-1)
+        probs = np.where(unknown, 0, probs)
+    ids = np.concatenate([known, np.full((len(rest), 1), other_id)], axis=1).astype(np.int32)
+    probs = np.concatenate([probs, other[:, None]], axis=1).astype(np.float16)
+    tokens = subset.to_draft[np.concatenate([example.prompt, example.answer[:-1]])].astype(np.int32)
+    size = min(len(ids), max_tokens)
+    if not size:
+        return None
+    return Text(
+        example.category, tokens[-max_tokens:], ids[-size:], probs[-size:], rest[-size:].astype(np.float16),
+        example.temperature == 0, subset.has_other,
+    )  # fmt: skip
+
+
+class Corpus:
+    """Texts to train on; an order of batches for every epoch that depends on the seed alone."""
+
+    def __init__(self, texts: Iterable[Text], *, batch_tokens: int, seed: int) -> None:
+        self.texts = list(texts)
+        self._batch_tokens = batch_tokens
+        self._seed = seed
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions whose distribution is known."""
+        return sum(len(text.ids) for text in self.texts)
+
+    def batches(self) -> Iterator[list[int]]:
+        """The texts of each batch, by their numbers, epoch after epoch without an end."""
+        epoch = 0
+        while self.texts:
+            yield from self._epoch(epoch)
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> list[list[int]]:
+        """Texts of like length together, so that little is padding; batches in random order."""
+        random = np.random.default_rng((self._seed, epoch))
+        lengths = np.array([len(text.tokens) for text in self.texts])
+        # Lengths are blurred, so that the same texts do not meet in every epoch.
+        order = np.argsort(lengths * random.uniform(0.9, 1.1, len(lengths)))
+        batches: list[list[int]] = [[]]
+        longest = 0
+        for i in order.tolist():
+            longest = max(longest, int(lengths[i]))
+            if batches[-1] and longest * (len(batches[-1]) + 1) > self._batch_tokens:
+                batches.append([])
+                longest = int(lengths[i])
+            batches[-1].append(i)
+        return [batches[i] for i in random.permutation(len(batches))]
+
+    def batch(self, numbers: Sequence[int], device: torch.device) -> Batch:
+        """These texts as tensors."""
+        return batch_of([self.texts[i] for i in numbers], device)
+
+
+def batch_of(texts: Sequence[Text], device: torch.device) -> Batch:
+    """Texts as tensors on a device."""
+    longest = max(len(text.tokens) for text in texts)
+    tokens = np.zeros((len(texts), longest), dtype=np.int64)
+    places = []
+    for row, text in enumerate(texts):
+        tokens[row, : len(text.tokens)] = text.tokens
+        end = row * longest + len(text.tokens)
+        places.append(np.arange(end - len(text.ids), end))
+    widest = max(text.ids.shape[1] for text in texts)
+    labels = Labels(
+        torch.from_numpy(np.concatenate([_wide(text.ids, widest) for text in texts])).long().to(device),
+        torch.from_numpy(np.concatenate([_wide(text.probs, widest) for text in texts])).float().to(device),
+        torch.from_numpy(np.concatenate([text.rest for text in texts])).float().to(device),
+    )
+    return Batch(
+        torch.from_numpy(tokens).to(device), torch.from_numpy(np.concatenate(places)).to(device), labels
+    )
+
+
+def _wide(values: npt.NDArray[np.generic], columns: int) -> npt.NDArray[np.generic]:
+    missing = columns - values.shape[1]
+    return np.pad(values, ((0, 0), (0, missing))) if missing else values

@@ -1,0 +1,88 @@
+"""What a draft is trained on: the target's answers, with its likeliest tokens at every position.
+
+Each answer is a file of its own, written whole or not at all, so that a generation which is stopped loses
+nothing but the answers under way.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.errors import InputError, SettingError
+
+__all__ = ["Example", "example_path", "read_example", "read_examples", "write_example"]
+
+Tokens = npt.NDArray[np.int32]
+
+_ARRAYS = ("prompt", "answer", "ids", "log_probs", "rest")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One answer of the target.
+
+    `prompt` (int32) and `answer` (int32) are token ids of the target. At position i of the answer the
+    target, given all before it, held `ids[i]` (int32, K of them, the likeliest first) likeliest, with the
+    natural logarithms of their probabilities in `log_probs[i]` (float16) and `rest[i]` (float16) left for all
+    other tokens. Where a grammar held, these are the probabilities under its mask.
+    """
+
+    id: str
+    category: str
+    prompt: Tokens
+    answer: Tokens
+    ids: Tokens
+    log_probs: npt.NDArray[np.float16]
+    rest: npt.NDArray[np.float16]
+    temperature: float
+    text: str
+    """the answer as text, for a question behind it"""
+
+
+def example_path(folder: Path, id: str) -> Path:
+    """Where the answer to a question lies; any text can be its id."""
+    return folder / f"{blake2b(id.encode(), digest_size=12).hexdigest()}.npz"
+
+
+def write_example(folder: Path, example: Example) -> None:
+    """Raises SettingError when it cannot be written; nothing is left half-written then."""
+    path = example_path(folder, example.id)
+    data = io.BytesIO()
+    arrays = {name: getattr(example, name) for name in _ARRAYS}
+    words = np.array([example.id, example.category, example.text])
+    np.savez(data, words=words, temperature=np.float64(example.temperature), **arrays)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(data.getvalue())
+        partial.replace(path)
+    except OSError as error:
+        reason = f"an answer could not be written ({(error.strerror or str(error)).lower()})"
+        raise SettingError(str(folder), reason, "Free some space, or name another folder.") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def read_example(path: Path) -> Example:
+    """Raises InputError for a file that is missing or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            identity, category, text = map(str, data["words"])
+            arrays = {name: data[name] for name in _ARRAYS}
+            return Example(identity, category, **arrays, temperature=float(data["temperature"]), text=text)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
+
+
+def read_examples(folder: Path) -> Iterator[Example]:
+    """The answers in a folder, in the order of their files' names. Raises InputError for a damaged file."""
+    return map(read_example, sorted(folder.glob("*.npz")))

@@ -1,0 +1,74 @@
+"""How far a draft's distributions are from its target's: the losses of training.
+
+A target's distribution is known by its K likeliest tokens and what is left for the rest; both losses take
+the rest as one more token, for the target and for the draft. p is the target's, q the draft's.
+
+- "kl": KL(p || q), which cares for every token that the target may choose.
+- "tv": total variation, 1 - Σ min(p, q): one minus the share of sampled drafts that are accepted
+  (Leviathan et al. 2023, arXiv 2211.17192, section 3.2; used as a loss by DistillSpec, arXiv 2310.08461).
+- "hybrid": λ KL + (1 - λ) TV with λ = exp(-3 α), α the acceptance at that position: far from the
+  target KL pulls, near it acceptance itself is what counts (speculators, "lk_hybrid").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["LOSSES", "Labels", "Loss", "acceptance", "loss_of"]
+
+Loss = Literal["kl", "tv", "hybrid"]
+LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
+
+_HYBRID_RATE = 3.0
+_LEAST = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The target's distributions at n positions, in the draft's ids.
+
+    `ids` (n, K) int64, distinct in a row but for entries of no probability; `probs` (n, K) and `rest` (n,)
+    sum to 1 together.
+    """
+
+    ids: Tensor
+    probs: Tensor
+    rest: Tensor
+
+
+def _common(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+    """The draft's log probabilities of the labelled tokens (n, K), and its probability of the rest (n,)."""
+    log_q = logits.gather(-1, labels.ids).float() - logits.float().logsumexp(-1, keepdim=True)
+    held = (labels.probs > 0).to(log_q.dtype)
+    return log_q, (1 - (log_q.exp() * held).sum(-1)).clamp(min=_LEAST)
+
+
+def loss_of(kind: Loss, logits: Tensor, labels: Labels) -> Tensor:
+    """The loss at each of n positions, of logits (n, vocabulary)."""
+    log_q, rest_q = _common(logits, labels)
+    if kind == "kl":
+        return _kl(log_q, rest_q, labels)
+    alpha = _alpha(log_q, rest_q, labels)
+    if kind == "tv":
+        return 1 - alpha
+    weight = torch.exp(-_HYBRID_RATE * alpha.detach())
+    return weight * _kl(log_q, rest_q, labels) + (1 - weight) * (1 - alpha)
+
+
+def acceptance(logits: Tensor, labels: Labels) -> Tensor:
+    """Σ min(p, q) at each position: how often a token drawn from the draft would be accepted."""
+    return _alpha(*_common(logits, labels), labels)
+
+
+def _kl(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
+    p, rest_p = labels.probs, labels.rest
+    listed = (p * (p.clamp(min=_LEAST).log() - log_q)).sum(-1)
+    return listed + rest_p * (rest_p.clamp(min=_LEAST).log() - rest_q.log())
+
+
+def _alpha(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
+    return torch.minimum(labels.probs, log_q.exp()).sum(-1) + torch.minimum(labels.rest, rest_q)

@@ -1,0 +1,112 @@
+"""What a distillation is to do: whose answers, what draft, how long to train, what to write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from outrider.core.errors import InputError, SettingError
+
+from outrider.files import write_whole
+
+__all__ = ["DataPlan", "DistillPlan", "DraftPlan", "TrainingPlan", "claim"]
+
+Start = Literal["prune", "random", "continue"]
+TeacherKind = Literal["auto", "torch", "llama.cpp"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlan:
+    """The target's answers. `prompts`: JSON-lines files or logs of a server; none: the bundled prompts, of
+    which `num_prompts` are asked (of files: all, or so many). `temperatures` take turns.
+    `folder`: where the answers are kept (None: in the plan's own); another run may use them."""
+
+    prompts: tuple[str, ...] = ()
+    num_prompts: int | None = None
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7)
+    max_tokens: int = 256
+    top: int = 64
+    folder: Path | None = None
+    parallel: int | None = None
+    """answers under way at once; None: what suits whoever makes the calls"""
+    teacher: TeacherKind = "auto"
+
+    def __post_init__(self) -> None:
+        _least("--num-prompts", self.num_prompts, 2)
+        _least("--max-tokens", self.max_tokens, 1)
+        _least("--parallel", self.parallel, 1)
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise SettingError("--temps", "temperatures are 0 or more", "Give for instance 0,0.7.")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer), with
+    `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base` as it is.
+    `vocabulary`: tokens that it knows, 0 all; kept from `base` when it is continued."""
+
+    start: Start = "prune"
+    base: Path | None = None
+    layers: int = 4
+    feed_forward: int | None = None
+    vocabulary: int = 8192
+    quantization: str = "Q4_0"
+    embedding_quantization: str = "Q8_0"
+    safetensors: bool = False
+
+    def __post_init__(self) -> None:
+        _least("--layers", self.layers, 1)
+        _least("--feed-forward", self.feed_forward, 1)
+        _least("--vocabulary", self.vocabulary, 0)
+        if self.start == "continue" and self.base is None:
+            raise SettingError("--continue", "it names no draft", "Give a GGUF file or a folder.")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """How long and by what. `steps` None: as many as fit `minutes`, found out by the first of them."""
+
+    steps: int | None = None
+    minutes: float = 20.0
+    batch_tokens: int = 8192
+    learning_rate: float = 1e-3
+    loss: Loss = "hybrid"
+    on_policy: float = 0.0
+    """share of the steps, all in the second half, that train on the draft's own text"""
+    patience: int = 5
+    evaluations: int = 12
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _least("--steps", self.steps, 1)
+        _least("--batch-tokens", self.batch_tokens, 64)
+        if self.loss not in LOSSES:
+            raise SettingError("--loss", f"{self.loss!r} is none of {', '.join(LOSSES)}", "Name one of them.")
+        if not 0 <= self.on_policy <= 1:
+            raise SettingError("--on-policy", f"{self.on_policy:g} is no share", "Give 0 to 1.")
+        if self.minutes <= 0 or self.learning_rate <= 0:
+            raise SettingError("--minutes, --learning-rate", "both must be above 0", "Give more.")
+
+
+@dataclass(frozen=True, slots=True)
+class DistillPlan:
+    """All of it. `target`: the model file; `out`: the folder of the run."""
+
+    target: Path
+    out: Path
+    name: str = "draft"
+    """of the draft's file, without its ending"""
+    data: DataPlan = field(default_factory=DataPlan)
+    draft: DraftPlan = field(default_factory=DraftPlan)
+    training: TrainingPlan = field(default_factory=TrainingPlan)
+    threads: int = -1
+    context: int = 1024
+    """tokens of the longest prompt with its answer; longer prompts are passed over"""
+
+    @property
+    def answers_folder(self) -> Path:
+        """Where the target's answers are kept."""
+        return self.data.folder or self.out / "answers"

@@ -1,0 +1,36 @@
+"""Which prompts train a draft and which measure it: decided by a hash of what is asked.
+
+The same conversation falls on the same side whatever its id, its follow-ups, its file and the run, so that
+no draft is measured on what it was trained on, also not after further training with more prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+
+from outrider.bench.prompts import Prompt
+
+__all__ = ["HELD_OUT_SHARE", "conversation_hash", "is_held_out"]
+
+HELD_OUT_SHARE = 1 / 16
+"""of all conversations"""
+
+
+def conversation_hash(prompt: Prompt) -> str:
+    """Names what is asked first: the messages, without regard to case and white space."""
+    if isinstance(prompt.messages, str):
+        said = [["text", prompt.messages]]
+    else:
+        said = [[str(message.get("role")), _text(message.get("content"))] for message in prompt.messages]
+    plain = [[role, " ".join(text.lower().split())] for role, text in said]
+    return blake2b(json.dumps(plain, ensure_ascii=False).encode(), digest_size=16).hexdigest()
+
+
+def _text(content: object) -> str:
+    return content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+
+
+def is_held_out(prompt: Prompt, share: float = HELD_OUT_SHARE) -> bool:
+    """Whether a conversation measures, and must not train; true of about `share` of all."""
+    return int(conversation_hash(prompt)[:12], 16) < share * 16**12

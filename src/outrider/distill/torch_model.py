@@ -1,0 +1,124 @@
+"""A network in PyTorch behind the Model contract: many sequences in one call, each with its KV."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.core.contracts import RewindKind, Vocabulary
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError
+from outrider.distill.network import Attend, Network
+
+__all__ = ["TorchModel"]
+
+_DENSE = 0.5
+
+
+class TorchModel:
+    """A Model over a network. Its calls are padded to the longest span: give spans of one length together.
+
+    `context_length` is in tokens of one sequence; the KV of all sequences is allocated at once.
+    """
+
+    rewind: RewindKind = "free"
+
+    def __init__(
+        self, name: str, network: Network, vocabulary: Vocabulary, max_sequences: int, context_length: int
+    ) -> None:
+        self.name = name
+        self.vocabulary = vocabulary
+        self.context_length = context_length
+        self.max_sequences = max_sequences
+        self.capacity_tokens = max_sequences * context_length
+        self.max_batch_tokens = self.capacity_tokens
+        self.max_rows = self.capacity_tokens
+        self._network = network
+        shape = network.shape
+        self._lengths = [0] * max_sequences
+        # The last place is written by padding alone.
+        size = (2, max_sequences, shape.kv_heads, context_length + 1, shape.head_width)
+        like = network.weights["token_embd.weight"]
+        self._cache = [like.new_zeros(size) for _ in range(shape.layers)]
+
+    @torch.inference_mode()
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        self._check(spans)
+        lines = {span.sequence: span for span in spans}
+        sequences = self._sequences(lines)
+        longest = max(len(span.tokens) for span in spans)
+        tokens = torch.zeros(len(sequences), longest, dtype=torch.long)
+        starts = torch.full((len(sequences),), self.context_length)
+        for line, sequence in enumerate(sequences):
+            if span := lines.get(sequence):
+                tokens[line, : len(span.tokens)] = torch.tensor(span.tokens)
+                starts[line] = span.start
+        # Padding that runs past the end goes to the cache's last place, which nothing else looks at.
+        positions = (starts[:, None] + torch.arange(longest)).clamp(max=self.context_length)
+        end = max(span.start + len(span.tokens) for span in spans)
+        tokens, positions = tokens.to(self._network.device), positions.to(self._network.device)
+        states = self._network.hidden(tokens, positions, self._attend(sequences, positions, end))
+        at = {sequence: line for line, sequence in enumerate(sequences)}
+        rows = [states[at[s.sequence], len(s.tokens) - s.rows : len(s.tokens)] for s in spans]
+        logits = self._network.logits(torch.cat(rows)).float().cpu().numpy()
+        for span in spans:
+            self._lengths[span.sequence] = span.start + len(span.tokens)
+        ends = np.cumsum([span.rows for span in spans])
+        return [logits[end - span.rows : end] for end, span in zip(ends, spans, strict=True)]
+
+    def _sequences(self, wanted: Collection[int]) -> range | list[int]:
+        """Those of a call. Where few are missing between the first and the last, these are run along with
+        nothing to read: the cache of a run of sequences need not be copied."""
+        run = range(min(wanted), max(wanted) + 1)
+        return run if len(wanted) >= _DENSE * len(run) else sorted(wanted)
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            if span.start != self._lengths[span.sequence]:
+                raise BackendError(self.name, f"sequence {span.sequence} does not hold {span.start} tokens")
+            if span.start + len(span.tokens) > self.context_length:
+                reason = (
+                    f"{span.start + len(span.tokens)} tokens do not fit its context of {self.context_length}"
+                )
+                raise BackendError(self.name, reason, "Give it a larger one.")
+
+    def _attend(self, sequences: range | list[int], positions: Tensor, end: int) -> Attend:
+        """Attention over the first `end` places of each sequence's cache, up to each token's own."""
+        places = torch.tensor(sequences, device=positions.device)
+        visible = torch.arange(end, device=positions.device) <= positions[:, :, None]
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            cache = self._cache[layer]
+            for stored, new in zip(cache, (keys, values), strict=True):
+                stored[places[:, None], :, positions] = new.transpose(1, 2)
+            if isinstance(sequences, range):
+                held = cache[:, sequences.start : sequences.stop, :, :end]
+            else:
+                held = cache[:, :, :, :end].index_select(1, places)
+            # The queries that share a key head are laid side by side: no key is copied for them.
+            batch, heads, tokens, width = queries.shape
+            groups = heads // keys.shape[1]
+            stacked = queries.reshape(batch, keys.shape[1], groups * tokens, width)
+            mask = visible[:, None].repeat(1, 1, groups, 1)
+            mixed = functional.scaled_dot_product_attention(stacked, held[0], held[1], attn_mask=mask)
+            return mixed.reshape(batch, heads, tokens, width)
+
+        return attend
+
+    def length(self, sequence: int) -> int:
+        return self._lengths[sequence]
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self._lengths[sequence] = min(length, self._lengths[sequence])
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        for cache in self._cache:
+            cache[:, sequence, :, :length] = cache[:, source, :, :length]
+        self._lengths[sequence] = length
+
+    def close(self) -> None:
+        self._cache.clear()

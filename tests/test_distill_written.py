@@ -1,0 +1,187 @@
+"""The bundled prompts: what they expand to, and that the files behind them are sound."""
+
+import json
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.bench.plan import WorkloadSpec
+from outrider.bench.workloads import BUILT_IN, load_workload
+from outrider.core.errors import SettingError
+from outrider.distill import written
+from outrider.distill.written_prompts import FIELD, Written, written_prompts
+
+FOLDER = Path(written.__file__).parent
+FILES = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
+ENOUGH = 12_000
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Written]:
+    return written_prompts(ENOUGH)
+
+
+def said(entry: Written) -> str:
+    """The whole of what is sent."""
+    return json.dumps(entry.prompt.messages)
+
+
+def asked(messages: Any) -> str:
+    """The text of the last turn."""
+    return messages if isinstance(messages, str) else str(messages[-1]["content"])
+
+
+def template_of(entry: Written) -> str:
+    return entry.prompt.id.rpartition("-")[0]
+
+
+def texts(template: dict[str, Any]) -> list[str]:
+    single = [template[key] for key in ("system", "text") if key in template]
+    return [*single, *template.get("earlier", []), *template.get("follow_ups", [])]
+
+
+def faults(files: dict[str, Any]) -> list[str]:
+    """What is wrong with the files: slots that nothing defines or uses, things that come twice."""
+    slots: dict[str, Any] = {}
+    found: list[str] = []
+    for name, data in files.items():
+        found += [f"{name}: unknown key {key}" for key in data.keys() - {"templates", "slots"}]
+        found += [
+            f"{name}: slot {slot} is defined twice" for slot in data.get("slots", {}).keys() & slots.keys()
+        ]
+        slots.update(data.get("slots", {}))
+    used: set[tuple[str, str | None]] = set()
+    seen: Counter[str] = Counter()
+    for name, data in files.items():
+        for entry in data.get("templates", []):
+            found += [f"{name}: unknown key {key}" for key in entry.keys() - KEYS]
+            seen[json.dumps([entry.get("system"), entry.get("earlier"), entry["text"]])] += 1
+            for slot, _, field in (match for text in texts(entry) for match in FIELD.findall(text)):
+                used.add((slot, field or None))
+    found += [f"template comes twice: {text}" for text, count in seen.items() if count > 1]
+    for slot, values in slots.items():
+        found += slot_faults(slot, values, {field for name, field in used if name == slot})
+    return found + [f"unknown slot {slot}" for slot in sorted({slot for slot, _ in used} - slots.keys())]
+
+
+KEYS = {"text", "system", "earlier", "follow_ups"}
+
+
+def slot_faults(slot: str, values: Any, fields: set[str | None]) -> list[str]:
+    if not fields:
+        return [f"slot {slot} is not used"]
+    if isinstance(values, dict):
+        return [] if values["from"] < values["to"] else [f"slot {slot} is an empty range"]
+    counts = Counter(json.dumps(value, sort_keys=True) for value in values)
+    found = [f"slot {slot}: value comes twice: {value}" for value, count in counts.items() if count > 1]
+    for value in values:
+        have = set(value) if isinstance(value, dict) else {None}
+        if have != fields:
+            found.append(f"slot {slot}: a value has the fields {have}, the templates use {fields}")
+    return found
+
+
+def test_the_files_are_sound() -> None:
+    assert faults(FILES) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        ({"templates": [{"text": "About {nothing}."}]}, "unknown slot nothing"),
+        ({"slots": {"unneeded": ["x"]}}, "slot unneeded is not used"),
+        (
+            {"templates": [{"text": "{a_b}"}], "slots": {"a_b": ["x", "x"]}},
+            'slot a_b: value comes twice: "x"',
+        ),
+        ({"templates": [{"text": "Hi."}, {"text": "Hi."}]}, 'template comes twice: [null, null, "Hi."]'),
+        ({"slots": {"name": ["x"]}}, "new: slot name is defined twice"),
+        ({"templates": [{"text": "Hi.", "folow_ups": []}]}, "new: unknown key folow_ups"),
+        ({"templates": [{"text": "{passage.title}"}]}, "slot passage: a value has the fields"),
+    ],
+)
+def test_a_fault_in_a_file_is_found(data: dict[str, Any], fault: str) -> None:
+    assert any(found.startswith(fault) for found in faults({**FILES, "new": data}))
+
+
+def test_there_is_enough_to_fill_in() -> None:
+    slots = {name: values for data in FILES.values() for name, values in data.get("slots", {}).items()}
+    assert len(slots["passage"]) >= 80
+    assert all(30 <= len(passage["text"].split()) <= 150 for passage in slots["passage"])
+    assert sum(len(data.get("templates", [])) for data in FILES.values()) >= 200
+
+
+def test_no_prompt_and_no_id_comes_twice(prompts: list[Written]) -> None:
+    assert len({said(entry) for entry in prompts}) == len({entry.prompt.id for entry in prompts}) == ENOUGH
+
+
+def test_the_categories_take_even_shares(prompts: list[Written]) -> None:
+    counts = Counter(entry.category for entry in prompts)
+    assert len(counts) >= 12
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_every_template_is_used_before_one_is_used_again(prompts: list[Written]) -> None:
+    for category, data in FILES.items():
+        count = len(data.get("templates", []))
+        first = [template_of(entry) for entry in prompts if entry.category == category][:count]
+        assert len(set(first)) == count
+
+
+def test_a_larger_count_begins_with_the_same_prompts(prompts: list[Written]) -> None:
+    assert written_prompts(500) == prompts[:500]
+
+
+def test_another_seed_gives_another_order_and_the_same_prompt_for_an_id(prompts: list[Written]) -> None:
+    other = written_prompts(ENOUGH, seed=1)
+    assert [entry.prompt.id for entry in other[:50]] != [entry.prompt.id for entry in prompts[:50]]
+    by_id = {entry.prompt.id: said(entry) for entry in prompts}
+    shared = [entry for entry in other if entry.prompt.id in by_id]
+    assert len(shared) > 100
+    assert all(said(entry) == by_id[entry.prompt.id] for entry in shared)
+
+
+def test_all_slots_are_filled_and_turns_alternate(prompts: list[Written]) -> None:
+    some_with_system = some_with_follow_ups = 0
+    for entry in prompts:
+        roles = [message["role"] for message in entry.prompt.messages if isinstance(message, dict)]
+        some_with_system += roles[0] == "system"
+        some_with_follow_ups += bool(entry.prompt.follow_ups)
+        roles = roles[roles[0] == "system" :]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+        assert "{passage" not in said(entry)
+        assert not any(FIELD.search(text) for text in entry.prompt.follow_ups)
+    assert 0.05 * ENOUGH < some_with_system < 0.4 * ENOUGH
+    assert 0.15 * ENOUGH < some_with_follow_ups < 0.6 * ENOUGH
+
+
+def test_two_values_of_a_slot_differ(prompts: list[Written]) -> None:
+    pairs = [entry for entry in prompts if template_of(entry) == "explain-9"]
+    assert len(pairs) > 10
+    for entry in pairs:
+        first, second = asked(entry.prompt.messages).split(". What do they")[0].split(" and ", 1)
+        assert first.removeprefix("Compare ") != second
+
+
+def test_the_article_suits_the_value(prompts: list[Written]) -> None:
+    bought = [asked(entry.prompt.messages) for entry in prompts if template_of(entry) == "chat-7"]
+    assert any("buy an umbrella?" in text for text in bought)
+    assert any("buy a tent?" in text for text in bought)
+
+
+def test_no_prompt_is_one_that_is_measured(prompts: list[Written]) -> None:
+    built_in = [prompt for name in BUILT_IN for prompt in load_workload(WorkloadSpec(name=name)).prompts]
+    measured = {asked(prompt.messages) for prompt in built_in}
+    measured |= {text for prompt in built_in for text in prompt.follow_ups}
+    assert len(measured) > 50
+    for entry in prompts:
+        assert measured.isdisjoint({asked(entry.prompt.messages), *entry.prompt.follow_ups})
+
+
+@pytest.mark.parametrize("count", [0, -3, 10**12])
+def test_a_count_that_cannot_be_had_is_refused(count: int) -> None:
+    with pytest.raises(SettingError, match=r"there are [0-9,]{6,}"):
+        written_prompts(count)
