@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from collections.abc import Callable
@@ -12,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from outrider.backends.llama_cpp import build_id
-from outrider.core.errors import ModelFileError
+from outrider.models.hashing import file_sha256
 from outrider.models.shards import local_shards
 
 __all__ = ["machine", "model_files", "versions"]
-
-_BLOCK_BYTES = 1 << 22
 
 
 def model_files(path: Path, on_bytes: Callable[[int], None] = lambda _count: None) -> list[dict[str, Any]]:
@@ -26,22 +23,9 @@ def model_files(path: Path, on_bytes: Callable[[int], None] = lambda _count: Non
     Raises ModelFileError when a file is gone or cannot be read.
     """
     return [
-        {"name": file.name, "bytes": file.stat().st_size, "sha256": _sha256(file, on_bytes)}
+        {"name": file.name, "bytes": file.stat().st_size, "sha256": file_sha256(file, on_bytes)}
         for file in local_shards(path)
     ]
-
-
-def _sha256(path: Path, on_bytes: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                on_bytes(len(block))
-    except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
-        raise ModelFileError(str(path), reason, "Check the file, and start again.") from error
-    return digest.hexdigest()
 
 
 def versions(outrider: str) -> dict[str, str]:

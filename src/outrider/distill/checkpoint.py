@@ -21,7 +21,16 @@ from gguf.quants import dequantize
 from outrider.core.errors import ModelFileError
 from outrider.models.header import read_header
 
-__all__ = ["ARCHITECTURES", "Array", "Checkpoint", "Shape", "interleaved", "read_gguf"]
+__all__ = [
+    "ARCHITECTURES",
+    "Array",
+    "Checkpoint",
+    "Shape",
+    "check_weights",
+    "interleaved",
+    "read_gguf",
+    "tensor_sizes",
+]
 
 Array = npt.NDArray[np.float32]
 
@@ -68,6 +77,12 @@ class Checkpoint:
     metadata: Mapping[str, ReaderField]
     """the fields of the file about its tokenizer, name and licence, for an export"""
 
+    @property
+    def licence(self) -> str | None:
+        """As the file names it, for instance "apache-2.0"."""
+        field = self.metadata.get(Keys.General.LICENSE)
+        return None if field is None else str(field.contents())
+
     def with_weights(self, shape: Shape, weights: Mapping[str, Array]) -> Checkpoint:
         """The same tokenizer with another model."""
         return replace(self, shape=shape, weights=weights)
@@ -83,15 +98,20 @@ def read_gguf(path: Path) -> Checkpoint:
         raise ModelFileError(
             str(path), "its weights are in several files", "Join them: llama-gguf-split --merge."
         )
-    reader = GGUFReader(path)
-    shape = _shape(path, reader)
-    weights: dict[str, Array] = {}
-    for tensor in reader.tensors:
+    try:
+        reader = GGUFReader(path)
+        shape = _shape(path, reader)
         # A copy: what needs no conversion would be a view of the file.
-        data = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        weights[tensor.name] = data.reshape([int(size) for size in reversed(tensor.shape)])
-    if missing := {"token_embd.weight", "output_norm.weight"} - weights.keys():
-        raise ModelFileError(str(path), f"it has no {', '.join(sorted(missing))}", "Choose a whole model.")
+        weights = {
+            tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(
+                [int(size) for size in reversed(tensor.shape)]
+            )
+            for tensor in reader.tensors
+        }
+    except (ValueError, NotImplementedError) as error:
+        reason = f"its weights cannot be read here ({error})"
+        raise ModelFileError(str(path), reason, "Get it in another quantization.") from error
+    check_weights(path, shape, weights)
     if shape.architecture in _INTERLEAVED:
         weights = {name: _halves(name, values, shape) for name, values in weights.items()}
     kept = {name: field for name, field in reader.fields.items() if name.startswith(_PREFIXES)}
@@ -113,20 +133,25 @@ def _shape(path: Path, reader: GGUFReader) -> Shape:
             )
         return value
 
-    if f"{architecture}.rope.scaling.type" in reader.fields or any(
-        t.name == "rope_freqs.weight" for t in reader.tensors
-    ):
+    scaling = _value(reader, Keys.Rope.SCALING_TYPE.format(arch=architecture), path, "none")
+    if scaling != "none" or any(t.name == "rope_freqs.weight" for t in reader.tensors):
         reason = "its rotary positions are scaled, which cannot be trained here"
         raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
     heads, width = int(number(Keys.Attention.HEAD_COUNT)), int(number(Keys.LLM.EMBEDDING_LENGTH))
-    embedding = next(t for t in reader.tensors if t.name == "token_embd.weight")
+    embedding = next((t for t in reader.tensors if t.name == "token_embd.weight"), None)
+    if embedding is None:
+        raise ModelFileError(str(path), "it has no token_embd.weight", "Choose a whole model.")
+    head_width = int(number(Keys.Attention.KEY_LENGTH, width // heads))
+    if number(Keys.Rope.DIMENSION_COUNT, head_width) != head_width:
+        reason = "a part of each head is rotated, which cannot be trained here"
+        raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
     return Shape(
         architecture=architecture,
         layers=int(number(Keys.LLM.BLOCK_COUNT)),
         width=width,
         heads=heads,
         kv_heads=int(number(Keys.Attention.HEAD_COUNT_KV, heads)),
-        head_width=int(number(Keys.Attention.KEY_LENGTH, width // heads)),
+        head_width=head_width,
         feed_forward=int(number(Keys.LLM.FEED_FORWARD_LENGTH)),
         vocabulary=int(embedding.shape[1]),
         context_length=int(number(Keys.LLM.CONTEXT_LENGTH)),
@@ -142,6 +167,44 @@ def _value(reader: GGUFReader, key: str, path: Path, default: Any = None) -> Any
     if default is None:
         raise ModelFileError(str(path), f"its header lacks {key}", "Download it again.")
     return default
+
+
+def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Names and sizes of the weights that a model of this shape must have."""
+    inner, outer = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    width, units = shape.width, shape.feed_forward
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (width,), "attn_q": (inner, width), "attn_k": (outer, width), "attn_v": (outer, width),
+        "attn_output": (width, inner), "ffn_norm": (width,), "ffn_gate": (units, width),
+        "ffn_up": (units, width), "ffn_down": (width, units),
+    }  # fmt: skip
+    if shape.architecture == "qwen3":
+        layer |= {"attn_q_norm": (shape.head_width,), "attn_k_norm": (shape.head_width,)}
+    sizes = {"token_embd.weight": (shape.vocabulary, width), "output_norm.weight": (width,)}
+    for number in range(shape.layers):
+        sizes |= {f"blk.{number}.{name}.weight": size for name, size in layer.items()}
+    return sizes
+
+
+def check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> None:
+    """Raise ModelFileError where weights of a file are missing, of another size than the shape says, or not
+    known here. Biases of matrices and an output layer may be there."""
+    needed = tensor_sizes(shape)
+    biases = {
+        f"{name.removesuffix('weight')}bias": size[:1] for name, size in needed.items() if len(size) == 2
+    }
+    possible = needed | biases | {"output.weight": needed["token_embd.weight"]}
+    del possible["token_embd.bias"]
+    way_out = "Choose a whole model of this kind."
+    if missing := needed.keys() - weights.keys():
+        raise ModelFileError(str(path), f"it lacks {len(missing)} tensors, {min(missing)} first", way_out)
+    for name, values in weights.items():
+        if name not in possible:
+            reason = f"it has {name}, and models with that cannot be trained here"
+            raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
+        if values.shape != possible[name]:
+            reason = f"{name} has the size {values.shape}, and its header says {possible[name]}"
+            raise ModelFileError(str(path), reason, way_out)
 
 
 def _halves(name: str, values: Array, shape: Shape) -> Array:

@@ -14,7 +14,7 @@ from outrider.distill.examples import Example
 from outrider.distill.losses import Labels
 from outrider.distill.subset import Subset
 
-__all__ = ["Batch", "Corpus", "Text", "text_of"]
+__all__ = ["Batch", "Corpus", "Text", "batch_of", "text_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,6 @@ class Corpus:
                 longest = int(lengths[i])
             batches[-1].append(i)
         return [batches[i] for i in random.permutation(len(batches))]
-
-    def batch(self, numbers: Sequence[int], device: torch.device) -> Batch:
-        """These texts as tensors."""
-        return batch_of([self.texts[i] for i in numbers], device)
 
 
 def batch_of(texts: Sequence[Text], device: torch.device) -> Batch:

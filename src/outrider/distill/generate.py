@@ -19,7 +19,7 @@ from outrider.core.data import Row, Span
 from outrider.core.errors import OutriderError
 from outrider.distill.examples import Example, example_path, read_example, write_example
 
-__all__ = ["DEFAULT_TOP", "Question", "generate", "likeliest", "questions_of"]
+__all__ = ["DEFAULT_TOP", "Question", "generate", "likeliest"]
 
 DEFAULT_TOP = 64
 _REFILLED_SHARE = 8
@@ -45,16 +45,11 @@ class Question:
 
     @property
     def id(self) -> str:
-        """Names the prompt, the turn and the temperature."""
-        return f"{self.prompt.id}/{self.turn + 1}@{self.temperature:g}"
-
-
-def questions_of(prompts: Sequence[tuple[str, Prompt]], temperatures: Sequence[float]) -> list[Question]:
-    """The first question of each (category, prompt), the temperatures taking turns."""
-    return [
-        Question(prompt, category, temperatures[i % len(temperatures)])
-        for i, (category, prompt) in enumerate(prompts)
-    ]
+        """Names what is asked and how: prompts of two files may have the same id."""
+        prompt = self.prompt
+        asked = (prompt.messages, prompt.follow_ups, prompt.grammar, prompt.tools, prompt.max_tokens)
+        digest = blake2b(repr(asked).encode(), digest_size=6).hexdigest()
+        return f"{prompt.id}#{digest}/{self.turn + 1}@{self.temperature:g}"
 
 
 @dataclass(slots=True)

@@ -13,15 +13,12 @@ the rest as one more token, for the target and for the draft. p is the target's,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-__all__ = ["LOSSES", "Labels", "Loss", "acceptance", "loss_of"]
+from outrider.distill.plan import Loss
 
-Loss = Literal["kl", "tv", "hybrid"]
-LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
+__all__ = ["Labels", "acceptance", "loss_of"]
 
 _HYBRID_RATE = 3.0
 _LEAST = 1e-9

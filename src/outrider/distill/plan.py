@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from outrider.core.errors import InputError, SettingError
-
 from outrider.files import write_whole
 
 __all__ = ["DataPlan", "DistillPlan", "DraftPlan", "TrainingPlan", "claim"]
 
+Loss = Literal["kl", "tv", "hybrid"]
+LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
 Start = Literal["prune", "random", "continue"]
 TeacherKind = Literal["auto", "torch", "llama.cpp"]
 
@@ -110,3 +110,46 @@ class DistillPlan:
     def answers_folder(self) -> Path:
         """Where the target's answers are kept."""
         return self.data.folder or self.out / "answers"
+
+
+def claim(plan: DistillPlan) -> None:
+    """Make the folder this plan's own, so that a run which was stopped goes on only as it was begun.
+
+    Raises SettingError when the folder cannot be made, InputError when it holds a run with another plan.
+    """
+    wanted = _as_json(plan)
+    path = plan.out / "plan.json"
+    try:
+        for folder in (plan.out, plan.answers_folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
+        raise SettingError(str(plan.out), reason, "Name another folder (--out).") from error
+    if not path.exists():
+        write_whole(path, json.dumps(wanted, indent=1) + "\n", "plan")
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            str(path), f"it is damaged ({error})", "Remove it, or name another folder."
+        ) from error
+    if changed := [key for key in wanted if found.get(key) != wanted[key]]:
+        reason = f"it holds a run with another plan ({', '.join(changed)} differ)"
+        raise InputError(
+            str(plan.out), reason, "Give the same options to go on with it, or name another folder."
+        )
+
+
+def _as_json(plan: DistillPlan) -> dict[str, Any]:
+    """Every setting by its path; where the run lies says nothing about what it does."""
+    parts = asdict(plan) | {"out": None, "threads": None}
+    flat = {key: value for key, value in parts.items() if not isinstance(value, dict)}
+    for part in ("data", "draft", "training"):
+        flat |= {f"{part}.{key}": value for key, value in parts[part].items()}
+    return json.loads(json.dumps(flat, default=str))  # type: ignore[no-any-return]
+
+
+def _least(what: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise SettingError(f"{what} {value}", f"it must be at least {least}", "Give more.")

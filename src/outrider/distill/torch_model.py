@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 from outrider.core.contracts import RewindKind, Vocabulary
 from outrider.core.data import Logits, Span
@@ -17,6 +17,11 @@ from outrider.distill.network import Attend, Network
 __all__ = ["TorchModel"]
 
 _DENSE = 0.5
+"""share of the sequences of a run that must be wanted"""
+_STRETCH = 32
+"""lines whose attention is computed at once"""
+
+_Stretch = tuple[slice, Callable[[Tensor], tuple[Tensor, Tensor]], Tensor]
 
 
 class TorchModel:
@@ -59,9 +64,8 @@ class TorchModel:
                 starts[line] = span.start
         # Padding that runs past the end goes to the cache's last place, which nothing else looks at.
         positions = (starts[:, None] + torch.arange(longest)).clamp(max=self.context_length)
-        end = max(span.start + len(span.tokens) for span in spans)
         tokens, positions = tokens.to(self._network.device), positions.to(self._network.device)
-        states = self._network.hidden(tokens, positions, self._attend(sequences, positions, end))
+        states = self._network.hidden(tokens, positions, self._attend(sequences, positions))
         at = {sequence: line for line, sequence in enumerate(sequences)}
         rows = [states[at[s.sequence], len(s.tokens) - s.rows : len(s.tokens)] for s in spans]
         logits = self._network.logits(torch.cat(rows)).float().cpu().numpy()
@@ -86,28 +90,43 @@ class TorchModel:
                 )
                 raise BackendError(self.name, reason, "Give it a larger one.")
 
-    def _attend(self, sequences: range | list[int], positions: Tensor, end: int) -> Attend:
-        """Attention over the first `end` places of each sequence's cache, up to each token's own."""
+    def _attend(self, sequences: range | list[int], positions: Tensor) -> Attend:
+        """Attention over each sequence's cache, up to each token's own place."""
         places = torch.tensor(sequences, device=positions.device)
-        visible = torch.arange(end, device=positions.device) <= positions[:, :, None]
+        stretches = list(self._stretches(sequences, positions))
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             cache = self._cache[layer]
             for stored, new in zip(cache, (keys, values), strict=True):
                 stored[places[:, None], :, positions] = new.transpose(1, 2)
-            if isinstance(sequences, range):
-                held = cache[:, sequences.start : sequences.stop, :, :end]
-            else:
-                held = cache[:, :, :, :end].index_select(1, places)
             # The queries that share a key head are laid side by side: no key is copied for them.
             batch, heads, tokens, width = queries.shape
             groups = heads // keys.shape[1]
             stacked = queries.reshape(batch, keys.shape[1], groups * tokens, width)
-            mask = visible[:, None].repeat(1, 1, groups, 1)
-            mixed = functional.scaled_dot_product_attention(stacked, held[0], held[1], attn_mask=mask)
-            return mixed.reshape(batch, heads, tokens, width)
+            mixed = []
+            for lines, held, visible in stretches:
+                mask = visible[:, None].repeat(1, 1, groups, 1)
+                stored_keys, stored_values = held(cache)
+                mixed.append(attention(stacked[lines], stored_keys, stored_values, attn_mask=mask))
+            return torch.cat(mixed).reshape(batch, heads, tokens, width)
 
         return attend
+
+    def _stretches(self, sequences: range | list[int], positions: Tensor) -> Iterator[_Stretch]:
+        """A call's lines in pieces, since each costs as much as the longest text among them: which lines, what
+        the cache holds of them, and what of that each token sees (lines, tokens, places)."""
+        lengths = [self._lengths[sequence] for sequence in sequences]
+        for at in range(0, len(sequences), _STRETCH):
+            lines = slice(at, at + _STRETCH)
+            end = min(max(lengths[lines]) + positions.shape[1], self.context_length + 1)
+            visible = torch.arange(end, device=positions.device) <= positions[lines, :, None]
+            chosen: slice | Tensor
+            if isinstance(sequences, range):
+                piece = sequences[lines]
+                chosen = slice(piece.start, piece.stop)
+            else:
+                chosen = torch.tensor(sequences[lines], device=positions.device)
+            yield lines, lambda cache, c=chosen, e=end: (cache[0, c, :, :e], cache[1, c, :, :e]), visible
 
     def length(self, sequence: int) -> int:
         return self._lengths[sequence]

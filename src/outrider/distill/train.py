@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,20 @@ from torch import Tensor
 from outrider.core.errors import InputError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint
 from outrider.distill.corpus import Batch, Corpus, Text, batch_of
-from outrider.distill.losses import Loss, acceptance, loss_of
+from outrider.distill.device import device_of, has_fast_half
+from outrider.distill.losses import acceptance, loss_of
 from outrider.distill.network import Network, causal
+from outrider.distill.plan import Loss
 from outrider.distill.worth import Predictions, Prices, worth_of
 
-__all__ = ["Evaluation", "Trainer", "TrainingSettings", "device_of"]
+__all__ = ["Evaluation", "Trainer", "TrainingSettings"]
 
 _CHECKPOINT = "checkpoint.pt"
 _PARTIAL = "checkpoint.pt.partial"
+
+
+OwnTexts = Callable[[Network, int], Sequence[Text]]
+"""Texts that the draft continued itself, at a step; see `on_policy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class TrainingSettings:
     weight_decay: float = 0.01
     clip: float = 1.0
     loss: Loss = "hybrid"
+    on_policy: float = 0.0
+    """share of the steps of the second half that train on the draft's own text"""
     evaluate_every: int = 200
     patience: int = 5
     seed: int = 0
@@ -74,16 +83,9 @@ class _State:
     best_step: int = 0
     losses: list[float] = field(default_factory=list)
     """of the steps since the last evaluation"""
-
-
-def device_of() -> torch.device:
-    """A GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _half_precision(device: torch.device) -> bool:
-    """Whether 16-bit products are fast on this device."""
-    return device.type == "cuda" or bool(torch.cpu._is_avx512_bf16_supported())
+    last_loss: float = math.nan
+    trained_tokens: int = 0
+    """labelled positions of all steps"""
 
 
 class Trainer:
@@ -100,6 +102,8 @@ class Trainer:
         prices: Prices,
         settings: TrainingSettings,
         folder: Path,
+        *,
+        own_texts: OwnTexts | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.settings = settings
@@ -108,12 +112,13 @@ class Trainer:
         self._prices = prices
         self._folder = folder
         self._start = start
+        self._own_texts = own_texts
         self.device = device or device_of()
         longest = max((len(text.tokens) for text in (*corpus.texts, *held_out)), default=1)
         self.network = Network.of(start, longest, dtype=torch.float32, device=self.device)
         for weight in self.network.weights.values():
             weight.requires_grad_()
-        self._half = _half_precision(self.device)
+        self._half = has_fast_half(self.device)
         self._optimizer = self._make_optimizer()
         self.state = _State()
         self._best: dict[str, Tensor] = self._copy()
@@ -134,8 +139,8 @@ class Trainer:
         since_best = sum(found.step > state.best_step for found in state.history)
         return state.step >= settings.steps or since_best >= settings.patience
 
-    def run(self, told: Callable[[Trainer], None] = lambda trainer: None) -> Checkpoint:
-        """Train to the end; the best draft by expected tokens per second. `told` is called after each step."""
+    def run(self, told: Callable[[Trainer], None] | None = None) -> Checkpoint:
+        """Train to the end; the best draft by expected tokens per second. `told` is called behind each step."""
         if not self.state.history:
             self._evaluate()
         batches = islice(self.corpus.batches(), self.state.step, None)
@@ -144,8 +149,23 @@ class Trainer:
             if self.state.step % self.settings.evaluate_every == 0 or self.state.step == self.settings.steps:
                 self._evaluate()
                 self.save()
-            told(self)
+            if told is not None:
+                told(self)
         return self.best()
+
+    def time_steps(self, count: int) -> float:
+        """Median seconds of so many steps, which are lost: for a trainer that is thrown away."""
+        times = []
+        for numbers in islice(self.corpus.batches(), count):
+            before = perf_counter()
+            self._step(numbers)
+            times.append(perf_counter() - before)
+        return float(np.median(times[1:]))
+
+    @property
+    def trained_tokens(self) -> int:
+        """Labelled positions that it was trained on, each as often as it was."""
+        return self.state.trained_tokens
 
     def best(self) -> Checkpoint:
         """The best draft so far."""
@@ -155,14 +175,25 @@ class Trainer:
     def _step(self, numbers: Sequence[int]) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * _rate(self.state.step, self.settings)
-        batch = self.corpus.batch(numbers, self.device)
+        batch = batch_of(self._texts(numbers), self.device)
         loss = loss_of(self.settings.loss, self._logits(batch), batch.labels).mean()
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.weights.values(), self.settings.clip)
         self._optimizer.step()
         self.state.step += 1
-        self.state.losses.append(float(loss.detach()))
+        self.state.last_loss = float(loss.detach())
+        self.state.losses.append(self.state.last_loss)
+        self.state.trained_tokens += len(batch.places)
+
+    def _texts(self, numbers: Sequence[int]) -> Sequence[Text]:
+        """What the next step trains on: a batch of the target's answers, or texts of the draft's own."""
+        step, settings = self.state.step, self.settings
+        if self._own_texts is not None and 2 * step >= settings.steps:
+            if np.random.default_rng((settings.seed, step)).random() < settings.on_policy:
+                if texts := self._own_texts(self.network, step):
+                    return texts
+        return [self.corpus.texts[i] for i in numbers]
 
     def _logits(self, batch: Batch) -> Tensor:
         """Logits (labelled positions, vocabulary) of a batch."""
@@ -262,9 +293,10 @@ def evaluate(
 
 
 def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
-    """What a draft with these logits, one row a labelled position, predicts along the greedy ones of the texts."""
+    """What a draft with these logits, one row a labelled position, predicts along the greedy texts."""
     probs, best = logits.float().softmax(-1).max(-1)
-    found, at = [], 0
+    found: list[Predictions] = []
+    at = 0
     for text in texts:
         size = len(text.ids)
         if text.is_greedy:

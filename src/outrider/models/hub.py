@@ -9,7 +9,6 @@ The client takes half a second to import, so nothing here imports it before it i
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import HubError
+from outrider.models.hashing import file_sha256
 from outrider.models.hub_errors import cache_may_answer, explain
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _download(url: str, repository: _Repository, found: HfFileMetadata, what: st
         partial = blob.with_name(f"{etag}.incomplete")
         _check_space(blob.parent, found.size, partial, what)
         _download_rest(url, partial, found.size, what, repository.options.token)
-        if _SHA256.fullmatch(etag) and _sha256(partial) != etag:
+        if _SHA256.fullmatch(etag) and file_sha256(partial) != etag:
             partial.unlink()
             raise HubError(what, "the download was damaged on its way", "Run the same command again.")
         partial.replace(blob)
@@ -218,8 +218,3 @@ def _download_rest(url: str, partial: Path, size_bytes: int, what: str, token: s
         kept = partial.stat().st_size
         reason = f"the connection broke after {kept:,} of {size_bytes:,} bytes"
         raise HubError(what, reason, "Run the same command again: it goes on from there.") from error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

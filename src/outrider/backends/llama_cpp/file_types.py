@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.backends.llama_cpp.library import lib
 from outrider.core.errors import SettingError
 
-__all__ = ["TYPES", "UNQUANTIZED", "block_size", "file_type", "read_type"]
+__all__ = ["TYPES", "UNQUANTIZED", "block_size", "file_type", "read_type", "tensor_type"]
 
 TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
@@ -37,6 +37,13 @@ def read_type(name: str) -> str:
 def file_type(name: str) -> int:
     """The library's number for a type of `TYPES`."""
     number: int = getattr(lib, f"LLAMA_FTYPE_{'ALL' if name == 'F32' else 'MOSTLY'}_{name}")
+    return number
+
+
+def tensor_type(name: str) -> int:
+    """The library's number for one matrix of such a type; of a mixture, for its most usual one."""
+    usual = name.rpartition("_")[0] if "_K_" in name else name.replace("IQ3_M", "IQ3_S")
+    number: int = getattr(lib, f"GGML_TYPE_{usual}")
     return number
 
 

@@ -56,6 +56,7 @@ def main(request: str) -> int:
     log = _Log(report)
     params.ftype, params.nthread = asked["ftype"], asked["threads"]
     params.pure, params.quantize_output_tensor = asked["pure"], not asked["keep_output"]
+    params.output_tensor_type = params.token_embedding_type = asked["ends_type"]
     params.allow_requantize = True
     for dry_run in (True, False):
         params.dry_run = log.dry_run = dry_run

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from outrider.backends.llama_cpp.file_types import UNQUANTIZED, block_size, file_type, read_type
+from outrider.backends.llama_cpp.file_types import UNQUANTIZED, block_size, file_type, read_type, tensor_type
+from outrider.backends.llama_cpp.library import lib
 from outrider.backends.llama_cpp.options import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
 from outrider.files import check_writable
@@ -25,6 +26,8 @@ from outrider.models.header import TensorInfo, read_header
 from outrider.models.shards import local_shards
 
 __all__ = ["Launch", "Quantized", "check_output", "quantize", "requantizing"]
+
+_ENDS = ("token_embd.weight", "output.weight")
 
 Launch = Callable[[Sequence[str], IO[bytes]], "subprocess.Popen[str]"]
 """Starts a command with pipes for its standard input and output, its errors going to the file."""
@@ -94,6 +97,7 @@ def quantize(
     threads: int = 0,
     pure: bool = False,
     keep_output: bool = False,
+    ends: str | None = None,
     force: bool = False,
     progress: Callable[[float], None] | None = None,
     launch: Launch = _launch,
@@ -101,13 +105,13 @@ def quantize(
     """Write the model `source`, in all its parts, to the one file `output` with weights of type `to`.
 
     `threads` 0 means the physical cores. `pure` gives all matrices the one type instead of llama.cpp's
-    mixture, `keep_output` leaves the output matrix as it is. `progress` is told the share that is done.
-    `output` appears when it is complete, whatever happens before; with `force` it replaces what is there.
+    mixture, `keep_output` leaves the output matrix as it is, `ends` is another type for the two matrices at
+    the ends: the embedding and the output. `progress` is told the share that is done. `output` appears when it is complete, whatever happens before; with `force` it replaces what is there.
 
     Raises SettingError (type, place, room on the disk), ModelFileError (the source), BackendError (llama.cpp
     refuses), BackendCrash and OutOfMemory (its process dies).
     """
-    to = read_type(to)
+    to, ends = read_type(to), ends and read_type(ends)
     if not 0 <= threads <= 512:
         raise SettingError("threads", f"{threads} cannot be used", "Give 1 to 512, or 0 for all cores.")
     card = read_card(source)
@@ -121,12 +125,13 @@ def quantize(
         "threads": threads or physical_cores(),
         "pure": pure,
         "keep_output": keep_output,
+        "ends_type": tensor_type(ends) if ends else lib.GGML_TYPE_COUNT,
     }
     begun = time.perf_counter()
     try:
         _run(card, json.dumps(request), partial, progress or (lambda _part: None), launch)
         made = _checked(card, partial, to)
-        tensor_types, notes = _account(card, made, to)
+        tensor_types, notes = _account(card, made, to, ends or to)
         partial.replace(place)
     finally:
         partial.unlink(missing_ok=True)
@@ -198,14 +203,18 @@ def _checked(card: ModelCard, partial: Path, to: str) -> ModelCard:
     return made
 
 
-def _account(card: ModelCard, made: ModelCard, to: str) -> tuple[dict[str, float], tuple[str, ...]]:
+def _account(
+    card: ModelCard, made: ModelCard, to: str, ends: str
+) -> tuple[dict[str, float], tuple[str, ...]]:
     matrices = _matrices(made.path)
     weights: Counter[str] = Counter()
     for tensor in matrices:
         weights[tensor.type_name] += tensor.num_parameters
     total = max(weights.total(), 1)
     shares = {name: count / total for name, count in weights.most_common()}
-    notes = [requantizing(card.path), _fallbacks(matrices, to)]
+    outer = [tensor for tensor in matrices if tensor.name in _ENDS and ends != to]
+    inner = [tensor for tensor in matrices if tensor not in outer]
+    notes = [requantizing(card.path), _fallbacks(inner, to), _fallbacks(outer, ends)]
     if made.file_bytes >= card.file_bytes:
         notes.append("it is larger than its source, and no better")
     return shares, tuple(note for note in notes if note)

@@ -1,0 +1,109 @@
+"""Training on the draft's own text: it continues the target's answers, and the target says what it held likely.
+
+DistillSpec (arXiv 2310.08461, section 4) found this to matter more than any choice of loss. Under exact
+verification a draft is judged behind what the target accepted, so it is a share of the steps here, not all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.core.contracts import Model
+from outrider.core.data import Span
+from outrider.distill.corpus import Text, text_of
+from outrider.distill.examples import Example
+from outrider.distill.generate import likeliest
+from outrider.distill.network import Network
+from outrider.distill.subset import Subset
+from outrider.distill.torch_model import TorchModel
+
+__all__ = ["OnPolicy"]
+
+_CONTINUED_TOKENS = 24
+"""More than is ever drafted at once on most machines."""
+
+
+class OnPolicy:
+    """Texts that the draft itself continued, for one step at a time.
+
+    `examples`: those of training; `target`: makes the target's calls, with at least one sequence.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        target: Model,
+        subset: Subset,
+        *,
+        texts: int,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        self._examples = [example for example in examples if len(example.answer) > 1]
+        self._target = target
+        self._subset = subset
+        self._texts = texts
+        self._max_tokens = max_tokens
+        self._seed = seed
+
+    def texts(self, network: Network, step: int) -> list[Text]:
+        """What the draft makes of some answers' beginnings; depends on the seed, the step and its weights alone."""
+        random = np.random.default_rng((self._seed, step, 1))
+        picked = [self._examples[i] for i in random.integers(len(self._examples), size=self._texts)]
+        begun = [_begun(example, random) for example in picked]
+        begun = [tokens[-(self._max_tokens - _CONTINUED_TOKENS) :] for tokens in begun]
+        continued = self._continue(network, begun, random)
+        found = []
+        for example, tokens, own in zip(picked, begun, continued, strict=True):
+            labelled = self._label(replace(example, temperature=1.0), tokens, own)
+            if labelled is not None:
+                found.append(labelled)
+        return found
+
+    def _continue(
+        self, network: Network, begun: Sequence[npt.NDArray[np.int32]], random: np.random.Generator
+    ) -> list[list[int]]:
+        """Tokens drawn from the draft behind each beginning, in the target's ids; none that it does not know."""
+        model = TorchModel("draft", network, None, len(begun), self._max_tokens)
+        rows = model.decode(
+            [Span(i, tuple(self._subset.to_draft[tokens].tolist()), 0, 1) for i, tokens in enumerate(begun)]
+        )
+        drawn: list[list[int]] = [[] for _ in begun]
+        for _ in range(_CONTINUED_TOKENS):
+            logits = torch.from_numpy(np.concatenate(rows))
+            if self._subset.has_other:
+                logits[:, -1] = -torch.inf
+            sums = logits.double().softmax(-1).cumsum(-1).numpy()
+            places = random.random(len(begun)) * sums[:, -1]
+            for line, (below, place) in enumerate(zip(sums, places, strict=True)):
+                drawn[line].append(int(np.searchsorted(below, place, side="right")))
+            if len(drawn[0]) == _CONTINUED_TOKENS:
+                break
+            rows = model.decode([Span(i, (own[-1],), model.length(i), 1) for i, own in enumerate(drawn)])
+        return [self._subset.to_target[own].tolist() for own in drawn]
+
+    def _label(self, example: Example, begun: npt.NDArray[np.int32], own: Sequence[int]) -> Text | None:
+        target = self._target
+        target.truncate(0, 0)
+        tokens = (*begun.tolist(), *own[:-1])
+        size = target.max_batch_tokens
+        read = (len(begun) - 1) // size * size
+        for at in range(0, read, size):
+            target.decode([Span(0, tokens[at : at + size], at, 0)])
+        rows = target.decode([Span(0, tokens[read:], read, len(own))])[0]
+        ids, log_probs, rest = likeliest(np.array(rows), example.ids.shape[1])
+        target.truncate(0, 0)
+        answer = np.asarray(own, dtype=np.int32)
+        made = replace(example, prompt=begun, answer=answer, ids=ids, log_probs=log_probs, rest=rest)
+        return text_of(made, self._subset, self._max_tokens)
+
+
+def _begun(example: Example, random: np.random.Generator) -> npt.NDArray[np.int32]:
+    """An answer's beginning, of random length, behind its prompt."""
+    cut = int(random.integers(len(example.answer)))
+    return np.concatenate([example.prompt, example.answer[:cut]])

@@ -1,0 +1,265 @@
+"""A distillation from end to end: answers, first weights, prices, training, the file.
+
+Every stage leaves what it made in the plan's folder and takes it up again from there, so that a run that was
+stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+from outrider import __version__
+from outrider.bench.models import ModelFile
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import InputError, PromptError
+from outrider.distill.checkpoint import Checkpoint, read_gguf
+from outrider.distill.corpus import Corpus, Text, text_of
+from outrider.distill.examples import Example, example_path, read_example
+from outrider.distill.export import Provenance, Written, file_sha256, write_gguf
+from outrider.distill.generate import Question, generate
+from outrider.distill.on_policy import OnPolicy
+from outrider.distill.plan import DistillPlan, claim
+from outrider.distill.pricing import measure_prices
+from outrider.distill.questions import Asked, asked
+from outrider.distill.safetensors import write_safetensors
+from outrider.distill.starting import first_draft
+from outrider.distill.subset import Subset, coverage
+from outrider.distill.teacher import Teacher, open_teacher
+from outrider.distill.train import Evaluation, Trainer, TrainingSettings
+from outrider.distill.worth import Prices
+from outrider.files import write_whole
+
+__all__ = ["Distilled", "Progress", "distill"]
+
+_OWN_TEXTS = 32
+"""of the draft in a step on its own text"""
+_TRIED_STEPS = 6
+_SPENT_RATIO = 0.9
+"""of the minutes go to steps, the rest to evaluations and checkpoints"""
+
+
+class Progress(Protocol):
+    """Told what is going on: a stage, how far it is (0-1; None: unknown) and a line about it."""
+
+    def __call__(self, stage: str, part: float | None, line: str = "") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """What a distillation made. `history`: evaluations on held-out answers, the first before training;
+    `trained_tokens`: labelled positions, each as often as it was trained on; `coverage`: share of the
+    held-out answers' tokens that the draft knows; `notices`: lines for the user."""
+
+    written: Written
+    first: Path
+    """the draft before training"""
+    history: tuple[Evaluation, ...]
+    best_step: int
+    prices: Prices
+    training_answers: int
+    held_out_answers: int
+    training_tokens: int
+    trained_tokens: int
+    coverage: float
+    parameters: int
+    seconds: float
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    """What a training needs."""
+
+    draft: Checkpoint
+    subset: Subset
+    training: list[Example]
+    held_out: list[Example]
+    vocabulary: Vocabulary
+
+
+def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled:
+    """Train a draft for a target on its own answers, and write it to `plan.out`.
+
+    Raises InputError and its kinds for what cannot be used, BackendError when a call fails.
+    """
+    started = perf_counter()
+    claim(plan)
+    questions = asked(plan.data)
+    notices: list[str] = []
+    with open_teacher(file, plan, notices) as teacher:
+        notices.append(teacher.told)
+        _answer(teacher, questions, plan, notices, progress)
+        material = _material(file, teacher, questions, plan)
+        if not plan.training.on_policy:
+            teacher.rest()
+        provenance = _provenance(file, plan, material)
+        first = _write(material.draft, plan.out / "first.gguf", plan, material, provenance)
+        progress("measuring what calls cost", None)
+        prices = measure_prices(file, first.path, plan.out / "prices.json", plan.threads)
+        trainer = _train(teacher, material, prices, plan, progress)
+        trained = trainer.trained_tokens
+        provenance = replace(provenance, tokens=trained, steps=trainer.state.best_step)
+        written = _write(trainer.best(), plan.out / f"{plan.name}.gguf", plan, material, provenance)
+        if plan.draft.safetensors:
+            write_safetensors(trainer.best(), plan.out / plan.name)
+    return Distilled(
+        written=written,
+        first=first.path,
+        history=tuple(trainer.state.history),
+        best_step=trainer.state.best_step,
+        prices=prices,
+        training_answers=len(material.training),
+        held_out_answers=len(material.held_out),
+        training_tokens=sum(len(example.answer) for example in material.training),
+        trained_tokens=trained,
+        coverage=coverage(material.subset, (example.answer for example in material.held_out)),
+        parameters=material.draft.shape.parameters,
+        seconds=perf_counter() - started,
+        notices=tuple(notices),
+    )
+
+
+def _answer(
+    teacher: Teacher, questions: Asked, plan: DistillPlan, notices: list[str], progress: Progress
+) -> None:
+    everything = [*questions.held_out, *questions.training]
+    total = sum(1 + len(question.prompt.follow_ups) for question in everything)
+    done, tokens, passed_over = 0, 0, 0
+    started = perf_counter()
+
+    def told(why: str, count: int) -> None:
+        nonlocal done, tokens, passed_over
+        done, tokens, passed_over = done + 1, tokens + count, passed_over + bool(why)
+        speed = tokens / (perf_counter() - started)
+        progress("the target answers", done / total, f"{done} of {total} answers, {speed:.0f} tokens/s")
+
+    generate(
+        teacher.target, everything, plan.answers_folder, model=teacher.model,
+        max_tokens=plan.data.max_tokens, top=plan.data.top, seed=plan.training.seed, told=told,
+    )  # fmt: skip
+    if passed_over:
+        notices.append(f"{passed_over} prompts were passed over: they do not fit {plan.context} tokens")
+
+
+def _material(file: ModelFile, teacher: Teacher, questions: Asked, plan: DistillPlan) -> _Material:
+    training, held_out = (
+        list(_read(side, plan.answers_folder)) for side in (questions.training, questions.held_out)
+    )
+    if not training or not held_out:
+        way_out = "Give more prompts, or shorter ones."
+        raise PromptError(
+            "prompts", f"{len(training)} answers to train on, {len(held_out)} held out", way_out
+        )
+    vocabulary = teacher.target.model.vocabulary
+    target = read_gguf(file.path)
+    draft, subset = first_draft(target, plan.draft, training, vocabulary, plan.training.seed)
+    return _Material(draft, subset, training, held_out, vocabulary)
+
+
+def _read(questions: Sequence[Question], folder: Path) -> Iterator[Example]:
+    """The answers to questions and their follow-ups; those passed over have none."""
+    for question in questions:
+        for turn in range(1 + len(question.prompt.follow_ups)):
+            path = example_path(folder, replace(question, turn=turn).id)
+            if path.exists():
+                yield read_example(path)
+
+
+def _provenance(file: ModelFile, plan: DistillPlan, material: _Material) -> Provenance:
+    prompts = (
+        ", ".join(Path(name).name for name in plan.data.prompts) or "the prompts that come with Outrider"
+    )
+    warmth = ", ".join(f"{t:g}" for t in plan.data.temperatures)
+    data = f"{len(material.training)} answers of the teacher to {prompts}, temperatures {warmth}"
+    return Provenance(
+        teacher=file.card.name,
+        teacher_sha256=file_sha256(file.path),
+        data=data,
+        tokens=0,
+        steps=0,
+        seed=plan.training.seed,
+        licence=material.draft.licence,
+        version=__version__,
+    )
+
+
+def _write(
+    draft: Checkpoint, path: Path, plan: DistillPlan, material: _Material, provenance: Provenance
+) -> Written:
+    return write_gguf(
+        draft, path, subset=material.subset, target=material.vocabulary, provenance=provenance,
+        quantization=plan.draft.quantization, embedding_quantization=plan.draft.embedding_quantization,
+    )  # fmt: skip
+
+
+def _train(
+    teacher: Teacher, material: _Material, prices: Prices, plan: DistillPlan, progress: Progress
+) -> Trainer:
+    training, held_out = (
+        [text for example in side if (text := text_of(example, material.subset, plan.context)) is not None]
+        for side in (material.training, material.held_out)
+    )
+    corpus = Corpus(training, batch_tokens=plan.training.batch_tokens, seed=plan.training.seed)
+    steps = plan.training.steps or _steps(material, corpus, held_out, prices, plan)
+    own = None
+    if plan.training.on_policy:
+        own = OnPolicy(
+            material.training, teacher.model, material.subset,
+            texts=_OWN_TEXTS, max_tokens=plan.context, seed=plan.training.seed,
+        ).texts  # fmt: skip
+    settings = _settings(plan, steps)
+    trainer = Trainer(material.draft, corpus, held_out, prices, settings, plan.out, own_texts=own)
+    started, begun = perf_counter(), trainer.state.step
+
+    def told(trainer: Trainer) -> None:
+        done = trainer.state.step
+        left = (perf_counter() - started) / (done - begun) * (steps - done)
+        best = max(trainer.state.history, key=lambda found: found.tokens_per_s)
+        line = f"step {done} of {steps}, loss {trainer.state.last_loss:.3f}, {_minutes(left)} left; best: "
+        line += f"agrees {best.agreement:.1%}, expected {best.speedup:.2f}x plain"
+        progress("training", done / steps, line)
+
+    trainer.run(told)
+    return trainer
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
+    asked_for = plan.training
+    return TrainingSettings(
+        steps=steps,
+        batch_tokens=asked_for.batch_tokens,
+        learning_rate=asked_for.learning_rate,
+        warmup_steps=max(1, min(50, steps // 20)),
+        loss=asked_for.loss,
+        on_policy=asked_for.on_policy,
+        evaluate_every=max(1, steps // asked_for.evaluations),
+        patience=asked_for.patience,
+        seed=asked_for.seed,
+    )
+
+
+def _steps(
+    material: _Material, corpus: Corpus, held_out: Sequence[Text], prices: Prices, plan: DistillPlan
+) -> int:
+    """As many steps as fit the plan's minutes, by what the first ones take; kept, since the rate of learning
+    depends on their number."""
+    path = plan.out / "steps.json"
+    if path.exists():
+        try:
+            return int(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(str(path), f"it is damaged ({error})", "Remove it and checkpoint.pt.") from error
+    trial = Trainer(material.draft, corpus, held_out[:1], prices, _settings(plan, _TRIED_STEPS), plan.out)
+    step_s = trial.time_steps(_TRIED_STEPS)
+    steps = max(_TRIED_STEPS, round(_SPENT_RATIO * plan.training.minutes * 60 / step_s))
+    write_whole(path, f"{steps}\n", "number of steps")
+    return steps
