@@ -5,14 +5,21 @@ BIN := .venv/bin
 export PATH := $(PATH):$(CURDIR)/.tools/bin
 
 JS := tests/js/node_modules/.ready
+TORCH := .venv/.torch
 
-.PHONY: setup rebuild demo test test-all check lock clean
+.PHONY: setup torch rebuild demo test test-all check lock clean
 
 setup: .venv/.ready
 
 # Made by the last line of scripts/setup.py, when all of it went well.
 .venv/.ready: pyproject.toml requirements.lock scripts/setup.py scripts/first_decode.py
 	@$(PYTHON) scripts/setup.py
+
+# What `outrider distill` needs, and no other command.
+torch: setup $(TORCH)
+
+$(TORCH): .venv/.ready scripts/torch-requirements.txt
+	@$(PYTHON) scripts/setup.py --torch
 
 # The browser and the client that tests of the server drive, by the Node.js among the locked packages.
 $(JS): .venv/.ready tests/js/package-lock.json
@@ -28,10 +35,10 @@ demo: setup
 	The boat crosses the river in the mornning. The fishermen throw their nets and the nets sink into the cold \
 	water. In the evenning the boat crosses the river again and the fishermen sell their fish at the market."
 
-test: setup $(JS)
+test: setup $(TORCH) $(JS)
 	@$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: setup $(JS)
+test-all: setup $(TORCH) $(JS)
 	@$(BIN)/python -m pytest -q
 
 check: setup

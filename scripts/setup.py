@@ -168,6 +168,22 @@ def rebuild(root: Path, uv: str, environment: Mapping[str, str]) -> None:
     run([*uv_pip(root, uv, "install"), *anew, *locked], environment, failure)
 
 
+def install_torch(root: Path, environment: Mapping[str, str]) -> None:
+    """Install PyTorch into .venv, which training and its tests need and nothing else does.
+
+    By pip, which looks where its own configuration says: a build without CUDA may lie there.
+    """
+    wanted = ["--requirement", str(root / "scripts" / "torch-requirements.txt")]
+    command = [sys.executable, "-m", "pip", "--python", str(venv_python(root)), "--disable-pip-version-check"]
+    if not works([*command, "--version"]):
+        command = [find_uv(root, environment), "pip"]
+        wanted = ["--python", str(venv_python(root)), *wanted]
+    say("installing PyTorch, which the tests of training need")
+    failure = "PyTorch could not be installed; the reason stands above."
+    run([*command, "install", "--quiet", *wanted], environment, failure)
+    (root / ".venv" / ".torch").touch()
+
+
 def fetch_model(root: Path, environment: Mapping[str, str]) -> Path | None:
     """The embedded model's file in the user's cache, fetched if need be; None if that fails."""
     result = subprocess.run(
@@ -256,10 +272,15 @@ def main() -> int:
     parser.add_argument(
         "--rebuild", action="store_true", help="compile llama.cpp even where a build is at hand"
     )
+    parser.add_argument("--torch", action="store_true", help="install PyTorch into the .venv that is there")
     arguments = parser.parse_args()
+    root = Path(__file__).resolve().parent.parent
     try:
         require_python(sys.version_info[:3])
-        setup(Path(__file__).resolve().parent.parent, os.environ, anew=arguments.rebuild)
+        if arguments.torch:
+            install_torch(root, os.environ)
+        else:
+            setup(root, os.environ, anew=arguments.rebuild)
     except SetupError as error:
         say(str(error))
         return 1

@@ -28,10 +28,8 @@ from outrider.engine import MAX_PAUSE_S, Engine
 from outrider.generation import Generation
 from outrider.learned import AutoSettings, Learned, Measuring
 from outrider.loading import load_weights, template_of, why_no_draft
-from outrider.models.embedded import embedded_default
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
-from outrider.models.reference import resolve
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.schemas import Schema, parser_of, read_schema
@@ -104,8 +102,9 @@ class Session:
         policy: Policy | AutoSettings | None = None,
         corpus: Sequence[str | Path] = (),
     ) -> Session:
-        """Load a target (None: the embedded default) and, if given, a draft model; `corpus` are files
-        and folders that drafts may be looked up in. Without a policy drafting is automatic.
+        """Load a target (None: the embedded default, with its own draft) and, if given, a draft model
+        ("none": no draft at all); `corpus` are files and folders that drafts may be looked up in. Without a
+        policy drafting is automatic.
 
         Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
         errors of `outrider.core.errors` that their names say.
@@ -275,9 +274,8 @@ class Pair:
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
         notices: list[str] = []
-        hub = hub or HubOptions()
-        target_path = embedded_default() if model is None else resolve(str(model), hub=hub)
-        draft_path = None if draft is None else resolve(str(draft), hub=hub)
+        names = [None if reference is None else str(reference) for reference in (model, draft)]
+        target_path, draft_path = resolve_pair(*names, hub or HubOptions())
         target_card = read_card(target_path)
         draft_card = None if draft_path is None else read_card(draft_path)
         target = load_weights(target_path, target_card, options or LoadOptions(), notices)

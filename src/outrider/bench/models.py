@@ -12,12 +12,14 @@ from pathlib import Path
 
 from outrider.core.errors import ModelFileError
 from outrider.costs.store import fingerprint
-from outrider.models import HubOptions, ModelCard, embedded_default, read_card, resolve
+from outrider.models import HubOptions, ModelCard, embedded_default, embedded_draft, read_card, resolve
 
-__all__ = ["DEFAULT", "ModelFile", "find_models"]
+__all__ = ["DEFAULT", "DEFAULT_DRAFT", "ModelFile", "find_models"]
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
+DEFAULT_DRAFT = "default-draft"
+"""The reference that means the draft that comes with it."""
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _WAY_OUT = "Check the path; a pattern may hold *, ?, [abc] and ** for folders at any depth."
@@ -61,6 +63,8 @@ def find_models(
 def _paths(reference: str, hub: HubOptions) -> list[Path]:
     if reference == DEFAULT:
         return [embedded_default()]
+    if reference == DEFAULT_DRAFT and (draft := embedded_draft()) is not None:
+        return [draft]
     expanded = os.path.expanduser(reference)
     if reference.startswith("hf:") or not glob.has_magic(expanded) or os.path.exists(expanded):
         return [resolve(reference, hub=hub)]

@@ -14,25 +14,39 @@ from outrider.check.intervals import Interval, speedup_of
 from outrider.check.report import Speedups
 from outrider.costs import CallCosts
 
-__all__ = ["Expectation", "expect", "with_policy_times"]
+__all__ = ["BOUND", "Expectation", "expect", "with_policy_times"]
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _P_MINS = (0.0, 0.5, 0.75)
 _DRAFTERS = ("lookup", "model", "both")
-_BOUND = "bound"
+BOUND = "bound"
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """Decoding seconds of each answer by setting, and by "bound", the hindsight bound. `drafting` is the
     share of a setting's steps that have a draft; `error` how uncertain the costs of these are against those
-    of plain ones, as a relative standard error. `looked_up` are the tokens that lookup alone drafted, and
-    those of them that were right."""
+    of plain ones, as a relative standard error. `counts` are the tokens that a setting drafted in each
+    answer, and those of them that were right."""
 
     seconds: Mapping[str, tuple[float, ...]]
     drafting: Mapping[str, float]
     error: float
-    looked_up: tuple[int, int]
+    counts: Mapping[str, tuple[tuple[int, int], ...]]
+
+    @property
+    def looked_up(self) -> tuple[int, int]:
+        """The tokens that lookup alone drafted, and those of them that were right."""
+        counts = self.counts[AUTO_LOOKUP.name]
+        return sum(drafted for drafted, _ in counts), sum(right for _, right in counts)
+
+    def of(self, answers: Sequence[int]) -> Expectation:
+        """The same for some of the answers, by their numbers."""
+        return replace(
+            self,
+            seconds={name: tuple(found[i] for i in answers) for name, found in self.seconds.items()},
+            counts={name: tuple(found[i] for i in answers) for name, found in self.counts.items()},
+        )
 
     def over(self, setting: str, other: str) -> Interval:
         """How much faster one setting is than another."""
@@ -42,7 +56,7 @@ class Expectation:
 
     def speedups(self, auto: Setting) -> Speedups:
         """Over plain decoding; `auto` is the automatic choice in question."""
-        names = [name for name in self.seconds if name != _BOUND]
+        names = [name for name in self.seconds if name != BOUND]
         best = min(names, key=lambda name: sum(map(math.log, self.seconds[name])))
         default = LLAMA_CPP_DEFAULT.name
         return Speedups(
@@ -50,7 +64,7 @@ class Expectation:
             best_setting=best,
             best=self.over(best, PLAIN.name),
             llama_cpp_default=self.over(default, PLAIN.name) if default in self.seconds else None,
-            bound=self.over(_BOUND, PLAIN.name),
+            bound=self.over(BOUND, PLAIN.name),
         )
 
 
@@ -64,26 +78,29 @@ def with_policy_times(answers: Sequence[Answer], prices: Prices) -> Prices:
     return replace(prices, own=replace(prices.own, step_s=steps))
 
 
-def expect(answers: Sequence[Answer], prices: Prices) -> Expectation:
-    """Replay every setting over the answers; those of a draft model need its offers in each of them.
+def expect(
+    answers: Sequence[Answer], prices: Prices, settings: Sequence[Setting] | None = None
+) -> Expectation:
+    """Replay settings (None: all there are) over the answers; those of a draft model need its offers in each
+    of them.
 
     An automatic setting goes on learning from one answer to the next, as a session does.
     """
-    settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=prices.draft is not None)
+    if settings is None:
+        settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=prices.draft is not None)
     cases = [answer.scored for answer in answers]
     seconds: dict[str, tuple[float, ...]] = {}
     drafting: dict[str, float] = {}
-    looked_up = (0, 0)
+    counts: dict[str, tuple[tuple[int, int], ...]] = {}
     for setting in settings:
         found = predict(cases, setting, prices)
         seconds[setting.name] = tuple(
             _seconds(answer, outcome, prices.draft) for answer, outcome in zip(answers, found, strict=True)
         )
         drafting[setting.name] = _share_drafting(found)
-        if setting == AUTO_LOOKUP:
-            looked_up = (sum(sum(o.drafted) for o in found), sum(sum(o.accepted) for o in found))
-    seconds[_BOUND] = tuple(_bound_s(answer, prices) for answer in answers)
-    return Expectation(seconds, drafting, _uncertainty(prices), looked_up)
+        counts[setting.name] = tuple((sum(outcome.drafted), sum(outcome.accepted)) for outcome in found)
+    seconds[BOUND] = tuple(_bound_s(answer, prices) for answer in answers)
+    return Expectation(seconds, drafting, _uncertainty(prices), counts)
 
 
 def _seconds(answer: Answer, outcome: CaseOutcome, draft: CallCosts | None) -> float:

@@ -23,9 +23,8 @@ from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, import_costs
 from outrider.costs.timing import Rows
 from outrider.files import check_writable
-from outrider.models.embedded import embedded_default
 from outrider.models.hub import HubOptions
-from outrider.models.reference import resolve
+from outrider.models.pair import resolve_pair
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
 from outrider.tuning import Tuning, costs_of, describe_tuned, subject_of, tune, tuned_options
 
@@ -96,9 +95,8 @@ def costs(settings: CostsSettings) -> int:
 
 def _paths(run: RunSettings, hub: HubOptions) -> dict[str, Path]:
     """The models' files by role."""
-    target, draft = run.target_reference(), run.draft_reference()
-    paths = {"target": embedded_default() if target is None else resolve(target, hub=hub)}
-    return paths if draft is None else paths | {"draft": resolve(draft, hub=hub)}
+    target, draft = resolve_pair(run.target_reference(), run.draft_reference(), hub)
+    return {"target": target} if draft is None else {"target": target, "draft": draft}
 
 
 def _tune(

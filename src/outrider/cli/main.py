@@ -64,6 +64,7 @@ class _Command(TyperCommand):
 _LAZY = {
     "bench": "outrider.cli.bench_options",
     "check": "outrider.cli.check_options",
+    "distill": "outrider.cli.distill_options",
     "quantize": "outrider.cli.quantize_options",
     "serve": "outrider.cli.serve_options",
 }

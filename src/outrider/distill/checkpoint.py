@@ -127,10 +127,9 @@ def _shape(path: Path, reader: GGUFReader) -> Shape:
 
     def number(key: str, default: float | None = None) -> float:
         value = _value(reader, key.format(arch=architecture), path, default)
-        if not isinstance(value, int | float):
-            raise ModelFileError(
-                str(path), f"{key.format(arch=architecture)} is no number", "Choose another."
-            )
+        if not isinstance(value, int | float) or not value > 0:
+            reason = f"{key.format(arch=architecture)} is no number above 0"
+            raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
         return value
 
     scaling = _value(reader, Keys.Rope.SCALING_TYPE.format(arch=architecture), path, "none")
@@ -189,13 +188,16 @@ def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
 def check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> None:
     """Raise ModelFileError where weights of a file are missing, of another size than the shape says, or not
     known here. Biases of matrices and an output layer may be there."""
+    way_out = "Choose a whole model of this kind."
+    if shape.heads % shape.kv_heads or shape.head_width % 2 or shape.layers > len(weights):
+        reason = "its header speaks of heads that cannot be shared, or of more layers than there are"
+        raise ModelFileError(str(path), reason, way_out)
     needed = tensor_sizes(shape)
     biases = {
         f"{name.removesuffix('weight')}bias": size[:1] for name, size in needed.items() if len(size) == 2
     }
     possible = needed | biases | {"output.weight": needed["token_embd.weight"]}
     del possible["token_embd.bias"]
-    way_out = "Choose a whole model of this kind."
     if missing := needed.keys() - weights.keys():
         raise ModelFileError(str(path), f"it lacks {len(missing)} tensors, {min(missing)} first", way_out)
     for name, values in weights.items():

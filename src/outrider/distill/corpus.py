@@ -22,7 +22,8 @@ class Text:
     """One answer behind its prompt, in the draft's ids.
 
     `tokens` (prompt and answer but its last token) are read; at the last `len(ids)` of them the target's
-    distribution is known: `ids` and `probs` (answer, K + 1; the last column is `<|other|>`), `rest` (answer,).
+    distribution is known: `ids` and `probs` (answer, K + 1; the last column is
+    `<|other|>`), `rest` (answer,).
     """
 
     category: str

@@ -7,7 +7,6 @@ nothing but the answers under way.
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,11 +74,11 @@ def write_example(folder: Path, example: Example) -> None:
 def read_example(path: Path) -> Example:
     """Raises InputError for a file that is missing or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as data:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             identity, category, text = map(str, data["words"])
             arrays = {name: data[name] for name in _ARRAYS}
             return Example(identity, category, **arrays, temperature=float(data["temperature"]), text=text)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # the readers of zip files and arrays raise whatever their parts do
         raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
 
 

@@ -13,15 +13,19 @@ the rest as one more token, for the target and for the draft. p is the target's,
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outrider.distill.plan import Loss
 
 __all__ = ["Labels", "acceptance", "loss_of"]
 
 _HYBRID_RATE = 3.0
-_LEAST = 1e-9
+_LEAST_P = 1e-9
+_LEAST_Q = 1e-7
+"""about the rounding of 1 - Σ q in 32 bits"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,19 @@ class Labels:
     probs: Tensor
     rest: Tensor
 
+    def at(self, positions: slice) -> Labels:
+        """Those of some of the positions."""
+        return Labels(self.ids[positions], self.probs[positions], self.rest[positions])
+
 
 def _common(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     """The draft's log probabilities of the labelled tokens (n, K), and its probability of the rest (n,)."""
-    log_q = logits.gather(-1, labels.ids).float() - logits.float().logsumexp(-1, keepdim=True)
+    # One kernel each way: logsumexp alone would take longer backwards than the whole network.
+    log_q = functional.log_softmax(logits, dim=-1, dtype=torch.float32).gather(-1, labels.ids)
     held = (labels.probs > 0).to(log_q.dtype)
-    return log_q, (1 - (log_q.exp() * held).sum(-1)).clamp(min=_LEAST)
+    rest_q = 1 - (log_q.exp() * held).sum(-1)
+    # Raised without touching its gradient: a draft that has nothing left for the rest must still learn it.
+    return log_q, rest_q + (rest_q.clamp(min=_LEAST_Q) - rest_q).detach()
 
 
 def loss_of(kind: Loss, logits: Tensor, labels: Labels) -> Tensor:
@@ -63,8 +74,8 @@ def acceptance(logits: Tensor, labels: Labels) -> Tensor:
 
 def _kl(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
     p, rest_p = labels.probs, labels.rest
-    listed = (p * (p.clamp(min=_LEAST).log() - log_q)).sum(-1)
-    return listed + rest_p * (rest_p.clamp(min=_LEAST).log() - rest_q.log())
+    listed = (p * (p.clamp(min=_LEAST_P).log() - log_q)).sum(-1)
+    return listed + rest_p * (rest_p.clamp(min=_LEAST_P).log() - rest_q.log())
 
 
 def _alpha(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:

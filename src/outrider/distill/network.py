@@ -8,6 +8,7 @@ queries and keys; both are used where the weights are there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +37,7 @@ class Rotation:
     """Cosines and sines of the rotary positions 0 … length - 1: (length, head_width / 2) each, float32."""
 
     def __init__(self, shape: Shape, length: int, device: torch.device) -> None:
+        self.length = length
         half = shape.head_width // 2
         frequencies = shape.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
@@ -72,6 +74,17 @@ class Network:
         }
         return cls(checkpoint.shape, weights, max_tokens)
 
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Network:
+        """The same shape with other weights."""
+        other = copy(self)
+        other.weights = dict(weights)
+        return other
+
+    def reach(self, max_tokens: int) -> None:
+        """See to it that texts of so many tokens can be run."""
+        if max_tokens > self._rotation.length:
+            self._rotation = Rotation(self.shape, max_tokens, self.device)
+
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The last layer's states (batch, tokens, width) of `tokens` (batch, tokens) at `positions`."""
         x = functional.embedding(tokens, self.weights["token_embd.weight"])
@@ -94,7 +107,7 @@ class Network:
         return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _heads(self, x: Tensor, name: str) -> Tensor:
-        """(batch, tokens, heads * head_width) to (batch, heads, tokens, head_width), normed where there is one."""
+        """(batch, tokens, heads * head_width) to (batch, heads, tokens, head_width), normed where it has a norm."""
         x = self._linear(x, name).unflatten(-1, (-1, self.shape.head_width))
         if f"{name}_norm.weight" in self.weights:
             x = self._norm(x, f"{name}_norm")

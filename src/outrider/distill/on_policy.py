@@ -1,4 +1,5 @@
-"""Training on the draft's own text: it continues the target's answers, and the target says what it held likely.
+"""Training on the draft's own text: it continues the target's answers, and the target says what it held
+likely there.
 
 DistillSpec (arXiv 2310.08461, section 4) found this to matter more than any choice of loss. Under exact
 verification a draft is judged behind what the target accepted, so it is a share of the steps here, not all.
@@ -31,7 +32,8 @@ _CONTINUED_TOKENS = 24
 class OnPolicy:
     """Texts that the draft itself continued, for one step at a time.
 
-    `examples`: those of training; `target`: makes the target's calls, with at least one sequence.
+    `examples`: those of training; `target`: makes the target's calls, one at a time in its first sequence,
+    which is empty before and afterwards; `texts`: how many a step has, of up to `max_tokens`.
     """
 
     def __init__(
@@ -48,15 +50,20 @@ class OnPolicy:
         self._target = target
         self._subset = subset
         self._texts = texts
-        self._max_tokens = max_tokens
+        self._max_tokens = min(max_tokens, target.context_length)
         self._seed = seed
 
     def texts(self, network: Network, step: int) -> list[Text]:
-        """What the draft makes of some answers' beginnings; depends on the seed, the step and its weights alone."""
+        """What the draft makes of some answers' beginnings; depends on the seed, the step and its weights.
+
+        None where no answer has two tokens.
+        """
+        if not self._examples:
+            return []
         random = np.random.default_rng((self._seed, step, 1))
         picked = [self._examples[i] for i in random.integers(len(self._examples), size=self._texts)]
         begun = [_begun(example, random) for example in picked]
-        begun = [tokens[-(self._max_tokens - _CONTINUED_TOKENS) :] for tokens in begun]
+        begun = [tokens[-max(1, self._max_tokens - _CONTINUED_TOKENS) :] for tokens in begun]
         continued = self._continue(network, begun, random)
         found = []
         for example, tokens, own in zip(picked, begun, continued, strict=True):
@@ -68,8 +75,10 @@ class OnPolicy:
     def _continue(
         self, network: Network, begun: Sequence[npt.NDArray[np.int32]], random: np.random.Generator
     ) -> list[list[int]]:
-        """Tokens drawn from the draft behind each beginning, in the target's ids; none that it does not know."""
-        model = TorchModel("draft", network, None, len(begun), self._max_tokens)
+        """Tokens drawn from the draft behind each beginning, in the target's ids, up to the end of the
+        answer; none that it does not know."""
+        longest = max(len(tokens) for tokens in begun) + _CONTINUED_TOKENS
+        model = TorchModel("draft", network, self._target.vocabulary, len(begun), longest)
         rows = model.decode(
             [Span(i, tuple(self._subset.to_draft[tokens].tolist()), 0, 1) for i, tokens in enumerate(begun)]
         )
@@ -85,16 +94,21 @@ class OnPolicy:
             if len(drawn[0]) == _CONTINUED_TOKENS:
                 break
             rows = model.decode([Span(i, (own[-1],), model.length(i), 1) for i, own in enumerate(drawn)])
-        return [self._subset.to_target[own].tolist() for own in drawn]
+        return [self._up_to_end(self._subset.to_target[own].tolist()) for own in drawn]
+
+    def _up_to_end(self, tokens: list[int]) -> list[int]:
+        ends = (
+            i for i, token in enumerate(tokens, start=1) if self._target.vocabulary.ends_generation(token)
+        )
+        return tokens[: next(ends, len(tokens))]
 
     def _label(self, example: Example, begun: npt.NDArray[np.int32], own: Sequence[int]) -> Text | None:
+        """The text with what the target held likely at each of the draft's own tokens."""
         target = self._target
-        target.truncate(0, 0)
         tokens = (*begun.tolist(), *own[:-1])
-        size = target.max_batch_tokens
-        read = (len(begun) - 1) // size * size
+        size, read = target.max_batch_tokens, len(begun) - 1
         for at in range(0, read, size):
-            target.decode([Span(0, tokens[at : at + size], at, 0)])
+            target.decode([Span(0, tokens[at : min(at + size, read)], at, 0)])
         rows = target.decode([Span(0, tokens[read:], read, len(own))])[0]
         ids, log_probs, rest = likeliest(np.array(rows), example.ids.shape[1])
         target.truncate(0, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,14 +40,15 @@ class DataPlan:
         _least("--num-prompts", self.num_prompts, 2)
         _least("--max-tokens", self.max_tokens, 1)
         _least("--parallel", self.parallel, 1)
-        if not self.temperatures or min(self.temperatures) < 0:
+        _least("--top", self.top, 1)
+        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
             raise SettingError("--temps", "temperatures are 0 or more", "Give for instance 0,0.7.")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer), with
-    `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base` as it is.
+    """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same
+    tokenizer), with `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base` as it is.
     `vocabulary`: tokens that it knows, 0 all; kept from `base` when it is continued."""
 
     start: Start = "prune"
@@ -83,11 +86,13 @@ class TrainingPlan:
     def __post_init__(self) -> None:
         _least("--steps", self.steps, 1)
         _least("--batch-tokens", self.batch_tokens, 64)
+        _least("--patience", self.patience, 1)
+        _least("--evaluations", self.evaluations, 1)
         if self.loss not in LOSSES:
             raise SettingError("--loss", f"{self.loss!r} is none of {', '.join(LOSSES)}", "Name one of them.")
         if not 0 <= self.on_policy <= 1:
             raise SettingError("--on-policy", f"{self.on_policy:g} is no share", "Give 0 to 1.")
-        if self.minutes <= 0 or self.learning_rate <= 0:
+        if not (0 < self.minutes < math.inf and 0 < self.learning_rate < math.inf):
             raise SettingError("--minutes, --learning-rate", "both must be above 0", "Give more.")
 
 
@@ -106,39 +111,52 @@ class DistillPlan:
     context: int = 1024
     """tokens of the longest prompt with its answer; longer prompts are passed over"""
 
+    def __post_init__(self) -> None:
+        _least("--context", self.context, 64)
+
     @property
     def answers_folder(self) -> Path:
         """Where the target's answers are kept."""
         return self.data.folder or self.out / "answers"
 
 
-def claim(plan: DistillPlan) -> None:
-    """Make the folder this plan's own, so that a run which was stopped goes on only as it was begun.
+_OF_ANSWERS = ("target", "data.max_tokens", "data.top")
+"""what answers depend on besides their questions"""
 
-    Raises SettingError when the folder cannot be made, InputError when it holds a run with another plan.
+
+def claim(plan: DistillPlan) -> None:
+    """Make the folder this plan's own, so that a run which was stopped goes on only as it was begun; and that
+    of the answers one for answers of this target.
+
+    Raises SettingError when a folder cannot be made, InputError when it holds a run with another plan, or
+    answers that were made otherwise.
     """
     wanted = _as_json(plan)
-    path = plan.out / "plan.json"
-    try:
-        for folder in (plan.out, plan.answers_folder):
+    for folder in (plan.out, plan.answers_folder):
+        try:
             folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
-        raise SettingError(str(plan.out), reason, "Name another folder (--out).") from error
+        except OSError as error:
+            reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
+            raise SettingError(str(folder), reason, "Name another folder.") from error
+    _claim(plan.out / "plan.json", wanted, "a run with another plan")
+    answers = {key: wanted[key] for key in _OF_ANSWERS}
+    _claim(plan.answers_folder / "answers.json", answers, "answers that were made otherwise")
+
+
+def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
     if not path.exists():
         write_whole(path, json.dumps(wanted, indent=1) + "\n", "plan")
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(
             str(path), f"it is damaged ({error})", "Remove it, or name another folder."
         ) from error
     if changed := [key for key in wanted if found.get(key) != wanted[key]]:
-        reason = f"it holds a run with another plan ({', '.join(changed)} differ)"
-        raise InputError(
-            str(plan.out), reason, "Give the same options to go on with it, or name another folder."
-        )
+        reason = f"it holds {holds} ({', '.join(changed)} differ)"
+        way_out = "Give the same options to go on with it, or name another folder."
+        raise InputError(str(path.parent), reason, way_out)
 
 
 def _as_json(plan: DistillPlan) -> dict[str, Any]:

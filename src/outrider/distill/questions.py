@@ -24,13 +24,18 @@ DEFAULT_PROMPTS = 2000
 
 
 class Asked:
-    """The questions of a plan. `training` and `held_out` have no conversation in common."""
+    """The questions of a plan. `training` and `held_out` have no conversation in common.
+
+    Some of those held out are asked at temperature 0 whatever the plan says: a draft's agreement and expected
+    speed are measured along the target's likeliest answers.
+    """
 
     def __init__(self, prompts: Sequence[tuple[str, Prompt]], temperatures: Sequence[float]) -> None:
         training = [item for item in prompts if not is_held_out(item[1])]
         held_out = [item for item in prompts if is_held_out(item[1])]
         self.training = _questions(training, temperatures)
-        self.held_out = _questions(held_out, temperatures)
+        with_zero = temperatures if 0 in temperatures else (0.0, *temperatures)
+        self.held_out = _questions(held_out, sorted(with_zero))
 
 
 def _questions(prompts: Sequence[tuple[str, Prompt]], temperatures: Sequence[float]) -> list[Question]:
@@ -54,7 +59,9 @@ def asked(plan: DataPlan) -> Asked:
     fresh = [item for item in prompts if conversation_hash(item[1]) not in _measured()]
     found = Asked(fresh, plan.temperatures)
     if not found.training or not found.held_out:
-        reason = f"of {len(prompts)} prompts {len(found.held_out)} are held out, and both sides need some"
+        reason = f"of {len(fresh)} prompts {len(found.held_out)} are held out, and both sides need some"
+        if known := len(prompts) - len(fresh):
+            reason += f"; {known} more are of the built-in workloads, which drafts are measured on"
         raise SettingError("prompts", reason, "Give more prompts: one of sixteen is held out.")
     return found
 

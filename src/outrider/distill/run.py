@@ -7,32 +7,33 @@ stopped goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-from outrider import __version__
 from outrider.bench.models import ModelFile
-from outrider.core.contracts import Vocabulary
-from outrider.core.errors import InputError, PromptError
-from outrider.distill.checkpoint import Checkpoint, read_gguf
-from outrider.distill.corpus import Corpus, Text, text_of
-from outrider.distill.examples import Example, example_path, read_example
-from outrider.distill.export import Provenance, Written, file_sha256, write_gguf
-from outrider.distill.generate import Question, generate
+from outrider.core.errors import InputError
+from outrider.distill.checkpoint import Checkpoint
+from outrider.distill.corpus import Corpus, Text
+from outrider.distill.device import keep_freed_memory
+from outrider.distill.export import Written, write_gguf
+from outrider.distill.generate import generate
+from outrider.distill.hugging_face import write_safetensors
+from outrider.distill.material import Material, check_draft, read_material
 from outrider.distill.on_policy import OnPolicy
 from outrider.distill.plan import DistillPlan, claim
 from outrider.distill.pricing import measure_prices
+from outrider.distill.provenance import Provenance
 from outrider.distill.questions import Asked, asked
-from outrider.distill.safetensors import write_safetensors
-from outrider.distill.starting import first_draft
-from outrider.distill.subset import Subset, coverage
+from outrider.distill.subset import coverage
 from outrider.distill.teacher import Teacher, open_teacher
 from outrider.distill.train import Evaluation, Trainer, TrainingSettings
 from outrider.distill.worth import Prices
 from outrider.files import write_whole
+from outrider.models.hashing import file_sha256
 
 __all__ = ["Distilled", "Progress", "distill"]
 
@@ -44,7 +45,8 @@ _SPENT_RATIO = 0.9
 
 
 class Progress(Protocol):
-    """Told what is going on: a stage, how far it is (0-1; None: unknown) and a line about it."""
+    """Told what is going on: a stage, how far it is (0-1; None: unknown) and a line about it. What it raises
+    ends the run; between steps of training nothing is lost by it."""
 
     def __call__(self, stage: str, part: float | None, line: str = "") -> None: ...
 
@@ -52,12 +54,15 @@ class Progress(Protocol):
 @dataclass(frozen=True, slots=True)
 class Distilled:
     """What a distillation made. `history`: evaluations on held-out answers, the first before training;
+    `settings`: of the training, its number of steps among them; `material`: what it was made of;
     `trained_tokens`: labelled positions, each as often as it was trained on; `coverage`: share of the
     held-out answers' tokens that the draft knows; `notices`: lines for the user."""
 
     written: Written
     first: Path
     """the draft before training"""
+    material: Material
+    settings: TrainingSettings
     history: tuple[Evaluation, ...]
     best_step: int
     prices: Prices
@@ -71,17 +76,6 @@ class Distilled:
     notices: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Material:
-    """What a training needs."""
-
-    draft: Checkpoint
-    subset: Subset
-    training: list[Example]
-    held_out: list[Example]
-    vocabulary: Vocabulary
-
-
 def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled:
     """Train a draft for a target on its own answers, and write it to `plan.out`.
 
@@ -89,12 +83,14 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
     """
     started = perf_counter()
     claim(plan)
+    keep_freed_memory()
     questions = asked(plan.data)
     notices: list[str] = []
     with open_teacher(file, plan, notices) as teacher:
         notices.append(teacher.told)
+        check_draft(file, teacher.target.model.vocabulary, plan)
         _answer(teacher, questions, plan, notices, progress)
-        material = _material(file, teacher, questions, plan)
+        material = read_material(file, teacher.target.model.vocabulary, questions, plan)
         if not plan.training.on_policy:
             teacher.rest()
         provenance = _provenance(file, plan, material)
@@ -110,6 +106,8 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
     return Distilled(
         written=written,
         first=first.path,
+        material=material,
+        settings=trainer.settings,
         history=tuple(trainer.state.history),
         best_step=trainer.state.best_step,
         prices=prices,
@@ -146,31 +144,7 @@ def _answer(
         notices.append(f"{passed_over} prompts were passed over: they do not fit {plan.context} tokens")
 
 
-def _material(file: ModelFile, teacher: Teacher, questions: Asked, plan: DistillPlan) -> _Material:
-    training, held_out = (
-        list(_read(side, plan.answers_folder)) for side in (questions.training, questions.held_out)
-    )
-    if not training or not held_out:
-        way_out = "Give more prompts, or shorter ones."
-        raise PromptError(
-            "prompts", f"{len(training)} answers to train on, {len(held_out)} held out", way_out
-        )
-    vocabulary = teacher.target.model.vocabulary
-    target = read_gguf(file.path)
-    draft, subset = first_draft(target, plan.draft, training, vocabulary, plan.training.seed)
-    return _Material(draft, subset, training, held_out, vocabulary)
-
-
-def _read(questions: Sequence[Question], folder: Path) -> Iterator[Example]:
-    """The answers to questions and their follow-ups; those passed over have none."""
-    for question in questions:
-        for turn in range(1 + len(question.prompt.follow_ups)):
-            path = example_path(folder, replace(question, turn=turn).id)
-            if path.exists():
-                yield read_example(path)
-
-
-def _provenance(file: ModelFile, plan: DistillPlan, material: _Material) -> Provenance:
+def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:
     prompts = (
         ", ".join(Path(name).name for name in plan.data.prompts) or "the prompts that come with Outrider"
     )
@@ -184,12 +158,12 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: _Material) -> Prov
         steps=0,
         seed=plan.training.seed,
         licence=material.draft.licence,
-        version=__version__,
+        version=version("outrider"),
     )
 
 
 def _write(
-    draft: Checkpoint, path: Path, plan: DistillPlan, material: _Material, provenance: Provenance
+    draft: Checkpoint, path: Path, plan: DistillPlan, material: Material, provenance: Provenance
 ) -> Written:
     return write_gguf(
         draft, path, subset=material.subset, target=material.vocabulary, provenance=provenance,
@@ -198,12 +172,10 @@ def _write(
 
 
 def _train(
-    teacher: Teacher, material: _Material, prices: Prices, plan: DistillPlan, progress: Progress
+    teacher: Teacher, material: Material, prices: Prices, plan: DistillPlan, progress: Progress
 ) -> Trainer:
-    training, held_out = (
-        [text for example in side if (text := text_of(example, material.subset, plan.context)) is not None]
-        for side in (material.training, material.held_out)
-    )
+    training = material.texts(material.training, plan.context)
+    held_out = material.texts(material.held_out, plan.context)
     corpus = Corpus(training, batch_tokens=plan.training.batch_tokens, seed=plan.training.seed)
     steps = plan.training.steps or _steps(material, corpus, held_out, prices, plan)
     own = None
@@ -214,22 +186,20 @@ def _train(
         ).texts  # fmt: skip
     settings = _settings(plan, steps)
     trainer = Trainer(material.draft, corpus, held_out, prices, settings, plan.out, own_texts=own)
-    started, begun = perf_counter(), trainer.state.step
 
     def told(trainer: Trainer) -> None:
         done = trainer.state.step
-        left = (perf_counter() - started) / (done - begun) * (steps - done)
         best = max(trainer.state.history, key=lambda found: found.tokens_per_s)
-        line = f"step {done} of {steps}, loss {trainer.state.last_loss:.3f}, {_minutes(left)} left; best: "
+        line = f"step {done} of {steps}, loss {trainer.state.last_loss:.3f}; best: "
         line += f"agrees {best.agreement:.1%}, expected {best.speedup:.2f}x plain"
-        progress("training", done / steps, line)
+        try:
+            progress("training", done / steps, line)
+        except KeyboardInterrupt:  # between two steps, so that none of them is lost
+            trainer.save()
+            raise
 
     trainer.run(told)
     return trainer
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
@@ -241,6 +211,8 @@ def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
         warmup_steps=max(1, min(50, steps // 20)),
         loss=asked_for.loss,
         on_policy=asked_for.on_policy,
+        quantization=plan.draft.quantization,
+        embedding_quantization=plan.draft.embedding_quantization,
         evaluate_every=max(1, steps // asked_for.evaluations),
         patience=asked_for.patience,
         seed=asked_for.seed,
@@ -248,7 +220,7 @@ def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
 
 
 def _steps(
-    material: _Material, corpus: Corpus, held_out: Sequence[Text], prices: Prices, plan: DistillPlan
+    material: Material, corpus: Corpus, held_out: Sequence[Text], prices: Prices, plan: DistillPlan
 ) -> int:
     """As many steps as fit the plan's minutes, by what the first ones take; kept, since the rate of learning
     depends on their number."""

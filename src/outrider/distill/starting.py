@@ -12,8 +12,8 @@ from outrider.core.errors import SettingError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.examples import Example
 from outrider.distill.export import read_subset
+from outrider.distill.hugging_face import read_safetensors
 from outrider.distill.plan import DraftPlan
-from outrider.distill.safetensors import read_safetensors
 from outrider.distill.shapes import keep_layers, kept_layers, narrow, random_weights, restrict
 from outrider.distill.subset import Subset, choose_subset
 

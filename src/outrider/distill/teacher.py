@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,8 @@ _AT_ONCE = {"llama.cpp": 32, "torch": 192}
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A target that answers: `target` encodes and constrains, `model` makes the calls; `told`: which, and why."""
+    """A target that answers: `target` encodes and constrains, `model` makes the calls; `told`: which, and
+    why."""
 
     target: LoadedTarget
     model: Model

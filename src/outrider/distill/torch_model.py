@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class TorchModel:
         self.max_batch_tokens = self.capacity_tokens
         self.max_rows = self.capacity_tokens
         self._network = network
+        network.reach(context_length + 1)
         shape = network.shape
         self._lengths = [0] * max_sequences
         # The last place is written by padding alone.
@@ -50,9 +52,15 @@ class TorchModel:
         like = network.weights["token_embd.weight"]
         self._cache = [like.new_zeros(size) for _ in range(shape.layers)]
 
-    @torch.inference_mode()
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         self._check(spans)
+        with torch.inference_mode():
+            rows = self._decode(spans)
+        for span in spans:
+            self._lengths[span.sequence] = span.start + len(span.tokens)
+        return rows
+
+    def _decode(self, spans: Sequence[Span]) -> list[Logits]:
         lines = {span.sequence: span for span in spans}
         sequences = self._sequences(lines)
         longest = max(len(span.tokens) for span in spans)
@@ -69,8 +77,6 @@ class TorchModel:
         at = {sequence: line for line, sequence in enumerate(sequences)}
         rows = [states[at[s.sequence], len(s.tokens) - s.rows : len(s.tokens)] for s in spans]
         logits = self._network.logits(torch.cat(rows)).float().cpu().numpy()
-        for span in spans:
-            self._lengths[span.sequence] = span.start + len(span.tokens)
         ends = np.cumsum([span.rows for span in spans])
         return [logits[end - span.rows : end] for end, span in zip(ends, spans, strict=True)]
 
@@ -81,6 +87,8 @@ class TorchModel:
         return run if len(wanted) >= _DENSE * len(run) else sorted(wanted)
 
     def _check(self, spans: Sequence[Span]) -> None:
+        if len({span.sequence for span in spans}) < len(spans):
+            raise BackendError(self.name, "two spans of one sequence in one call")
         for span in spans:
             if span.start != self._lengths[span.sequence]:
                 raise BackendError(self.name, f"sequence {span.sequence} does not hold {span.start} tokens")
@@ -113,8 +121,8 @@ class TorchModel:
         return attend
 
     def _stretches(self, sequences: range | list[int], positions: Tensor) -> Iterator[_Stretch]:
-        """A call's lines in pieces, since each costs as much as the longest text among them: which lines, what
-        the cache holds of them, and what of that each token sees (lines, tokens, places)."""
+        """A call's lines in pieces, since each costs as much as the longest text among them: which, what
+        takes theirs from the cache, and what of that each token sees (lines, tokens, places)."""
         lengths = [self._lengths[sequence] for sequence in sequences]
         for at in range(0, len(sequences), _STRETCH):
             lines = slice(at, at + _STRETCH)
@@ -126,7 +134,7 @@ class TorchModel:
                 chosen = slice(piece.start, piece.stop)
             else:
                 chosen = torch.tensor(sequences[lines], device=positions.device)
-            yield lines, lambda cache, c=chosen, e=end: (cache[0, c, :, :e], cache[1, c, :, :e]), visible
+            yield lines, partial(_held, sequences=chosen, end=end), visible
 
     def length(self, sequence: int) -> int:
         return self._lengths[sequence]
@@ -141,3 +149,9 @@ class TorchModel:
 
     def close(self) -> None:
         self._cache.clear()
+        vars(self).pop("_network", None)  # whoever made the network may keep it
+
+
+def _held(cache: Tensor, sequences: slice | Tensor, end: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of some sequences, up to a place."""
+    return cache[0, sequences, :, :end], cache[1, sequences, :, :end]

@@ -7,30 +7,34 @@ an interrupted training ends in the same weights as one that ran through.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.errors import InputError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint
 from outrider.distill.corpus import Batch, Corpus, Text, batch_of
 from outrider.distill.device import device_of, has_fast_half
-from outrider.distill.losses import acceptance, loss_of
+from outrider.distill.evaluation import Evaluation, evaluate
+from outrider.distill.losses import loss_of
 from outrider.distill.network import Network, causal
 from outrider.distill.plan import Loss
-from outrider.distill.worth import Predictions, Prices, worth_of
+from outrider.distill.rounding import rounded
+from outrider.distill.training_file import read_training, write_training
+from outrider.distill.worth import Prices
 
 __all__ = ["Evaluation", "Trainer", "TrainingSettings"]
 
 _CHECKPOINT = "checkpoint.pt"
-_PARTIAL = "checkpoint.pt.partial"
+
+_PIECE_POSITIONS = 1024
 
 
 OwnTexts = Callable[[Network, int], Sequence[Text]]
@@ -53,27 +57,14 @@ class TrainingSettings:
     loss: Loss = "hybrid"
     on_policy: float = 0.0
     """share of the steps of the second half that train on the draft's own text"""
+    quantization: str = "F32"
+    """of the file that the draft will be written to, and of its embedding: evaluations see the weights as
+    they will be there, and so do the steps behind `round_from` of all"""
+    embedding_quantization: str = "F32"
+    round_from: float = 0.5
     evaluate_every: int = 200
     patience: int = 5
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A draft on held-out answers, after so many steps.
-
-    `agreement`: share of positions of greedy answers where its likeliest token is the target's;
-    `acceptance`: mean Σ min(p, q), over all; `loss`: that of training, over all; `tokens_per_s` and
-    `speedup` as expected at the measured costs.
-    """
-
-    step: int
-    train_loss: float
-    loss: float
-    acceptance: float
-    agreement: float
-    tokens_per_s: float
-    speedup: float
 
 
 @dataclass(slots=True)
@@ -119,18 +110,22 @@ class Trainer:
         for weight in self.network.weights.values():
             weight.requires_grad_()
         self._half = has_fast_half(self.device)
-        self._optimizer = self._make_optimizer()
+        self._optimizers = self._make_optimizers()
         self.state = _State()
         self._best: dict[str, Tensor] = self._copy()
         self._load()
 
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        weights = self.network.weights.values()
-        groups = [
-            {"params": [w for w in weights if w.dim() > 1], "weight_decay": self.settings.weight_decay},
-            {"params": [w for w in weights if w.dim() == 1], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=(0.9, 0.95))
+    def _make_optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Muon for the layers' matrices (Jordan et al. 2024), scaled so that AdamW's rate suits it (Liu et al.
+        2025, arXiv 2502.16982, section 2.2); AdamW for embeddings, norms and biases."""
+        settings = self.settings
+        layers = [w for name, w in self.network.weights.items() if w.dim() > 1 and name.startswith("blk.")]
+        others = [w for name, w in self.network.weights.items() if w.dim() < 2 or not name.startswith("blk.")]
+        rate = settings.learning_rate
+        muon = torch.optim.Muon(
+            layers, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+        )
+        return muon, torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     @property
     def is_over(self) -> bool:
@@ -140,7 +135,8 @@ class Trainer:
         return state.step >= settings.steps or since_best >= settings.patience
 
     def run(self, told: Callable[[Trainer], None] | None = None) -> Checkpoint:
-        """Train to the end; the best draft by expected tokens per second. `told` is called behind each step."""
+        """Train to the end: the best draft by expected tokens per second. `told` is called behind each
+        step."""
         if not self.state.history:
             self._evaluate()
         batches = islice(self.corpus.batches(), self.state.step, None)
@@ -160,7 +156,7 @@ class Trainer:
             before = perf_counter()
             self._step(numbers)
             times.append(perf_counter() - before)
-        return float(np.median(times[1:]))
+        return float(np.median(times[1:] or times))
 
     @property
     def trained_tokens(self) -> int:
@@ -173,38 +169,87 @@ class Trainer:
         return self._start.with_weights(self._start.shape, weights)
 
     def _step(self, numbers: Sequence[int]) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * _rate(self.state.step, self.settings)
         batch = batch_of(self._texts(numbers), self.device)
-        loss = loss_of(self.settings.loss, self._logits(batch), batch.labels).mean()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        early = self.state.step < self.settings.round_from * self.settings.steps
+        loss = self._backward(batch, self.network if early else self._as_written())
         torch.nn.utils.clip_grad_norm_(self.network.weights.values(), self.settings.clip)
-        self._optimizer.step()
+        rate = self.settings.learning_rate * _rate(self.state.step, self.settings)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.state.step += 1
-        self.state.last_loss = float(loss.detach())
-        self.state.losses.append(self.state.last_loss)
+        self.state.last_loss = loss
+        self.state.losses.append(loss)
         self.state.trained_tokens += len(batch.places)
+
+    def _backward(self, batch: Batch, network: Network) -> float:
+        """Add a batch's gradients to the weights'; its mean loss.
+
+        The output layer is gone through in pieces, forth and back: the logits of a whole batch would fill more
+        memory than everything else, and moving them would take longer than computing them.
+        """
+        states = self._states(batch, network)
+        ends = states.detach().requires_grad_()
+        total, size = 0.0, len(batch.places)
+        for at in range(0, size, _PIECE_POSITIONS):
+            piece = slice(at, at + _PIECE_POSITIONS)
+            with self._autocast():
+                logits = network.logits(ends[piece])
+            loss = loss_of(self.settings.loss, logits, batch.labels.at(piece)).sum() / size
+            loss.backward()
+            total += float(loss.detach())
+        states.backward(ends.grad)
+        return total
 
     def _texts(self, numbers: Sequence[int]) -> Sequence[Text]:
         """What the next step trains on: a batch of the target's answers, or texts of the draft's own."""
         step, settings = self.state.step, self.settings
-        if self._own_texts is not None and 2 * step >= settings.steps:
-            if np.random.default_rng((settings.seed, step)).random() < settings.on_policy:
-                if texts := self._own_texts(self.network, step):
-                    return texts
+        is_late = 2 * step >= settings.steps
+        if self._own_texts is not None and is_late and self._chance(step) < settings.on_policy:
+            if texts := self._own_texts(self.network, step):
+                return texts
         return [self.corpus.texts[i] for i in numbers]
 
-    def _logits(self, batch: Batch) -> Tensor:
-        """Logits (labelled positions, vocabulary) of a batch."""
+    def _chance(self, step: int) -> float:
+        return float(np.random.default_rng((self.settings.seed, step)).random())
+
+    def _as_written(self) -> Network:
+        """The draft with its weights rounded as in its file."""
+        settings = self.settings
+
+        def kind(name: str) -> str:
+            is_embedding = name in ("token_embd.weight", "output.weight")
+            return settings.embedding_quantization if is_embedding else settings.quantization
+
+        weights = self.network.weights.items()
+        return self.network.with_weights({name: rounded(weight, kind(name)) for name, weight in weights})
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
+
+    def _states(self, batch: Batch, network: Network) -> Tensor:
+        """The last states (labelled positions, width) of a batch."""
+        network.reach(batch.tokens.shape[1])
         positions = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._half):
-            states = self.network.hidden(batch.tokens, positions, causal)
-            return self.network.logits(states.flatten(0, 1)[batch.places])
+        with self._autocast():
+            states = network.hidden(batch.tokens, positions, causal)
+            return states.flatten(0, 1)[batch.places]
+
+    def _logits(self, batch: Batch, network: Network) -> Tensor:
+        """Logits (labelled positions, vocabulary) of a batch."""
+        states = self._states(batch, network)
+        with self._autocast():
+            return network.logits(states)
 
     def _evaluate(self) -> None:
-        found = evaluate(self._held_out, self._logits, self.settings, self._prices, self.device)
-        state = self.state
+        state, settings = self.state, self.settings
+        with torch.no_grad():
+            logits_of = partial(self._logits, network=self._as_written())
+        found = evaluate(
+            self._held_out, logits_of, settings.loss, settings.batch_tokens, self._prices, self.device
+        )
         trained = float(np.mean(state.losses)) if state.losses else math.nan
         state.losses.clear()
         evaluation = Evaluation(state.step, trained, *found)
@@ -224,40 +269,22 @@ class Trainer:
             "settings": asdict(self.settings),
             "weights": {name: w.detach() for name, w in self.network.weights.items()},
             "best": self._best,
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "state": asdict(self.state),
         }
-        partial = self._folder / _PARTIAL
-        try:
-            torch.save(content, partial)
-            partial.replace(self._folder / _CHECKPOINT)
-        except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
-            reason = f"the checkpoint could not be written ({error})"
-            raise SettingError(
-                str(self._folder), reason, "Free some space; training goes on from the last."
-            ) from error
+        write_training(self._folder / _CHECKPOINT, content)
 
     def _load(self) -> None:
         path = self._folder / _CHECKPOINT
         if not path.exists():
             return
-        try:
-            content: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
-            settings, weights = content["settings"], content["weights"]
-        except Exception as error:
-            raise InputError(
-                str(path), f"it is damaged ({error})", "Remove it: training starts anew."
-            ) from error
-        if settings != asdict(self.settings):
-            changed = ", ".join(k for k, v in asdict(self.settings).items() if settings.get(k) != v)
-            reason = f"it is of a training with other settings ({changed})"
-            raise InputError(str(path), reason, "Use the same settings, or another folder.")
+        content = read_training(path, asdict(self.settings), self.network.weights, self.device)
         with torch.no_grad():
             for name, weight in self.network.weights.items():
-                weight.copy_(weights[name])
+                weight.copy_(content["weights"][name])
         self._best = content["best"]
-        self._optimizer.load_state_dict(content["optimizer"])
+        for optimizer, held in zip(self._optimizers, content["optimizers"], strict=True):
+            optimizer.load_state_dict(held)
         state = content["state"]
         self.state = _State(**state | {"history": [Evaluation(**found) for found in state["history"]]})
 
@@ -268,55 +295,3 @@ def _rate(step: int, settings: TrainingSettings) -> float:
         return (step + 1) / settings.warmup_steps
     done = (step - settings.warmup_steps) / max(settings.steps - settings.warmup_steps, 1)
     return settings.least_rate + (1 - settings.least_rate) * (1 + math.cos(math.pi * done)) / 2
-
-
-@torch.no_grad()
-def evaluate(
-    texts: Sequence[Text],
-    logits_of: Callable[[Batch], Tensor],
-    settings: TrainingSettings,
-    prices: Prices,
-    device: torch.device,
-) -> tuple[float, float, float, float, float]:
-    """Loss, acceptance, agreement, expected tokens per second and speed-up over held-out texts."""
-    losses, alphas, answers = [], [], []
-    for group in _groups(texts, settings.batch_tokens):
-        batch = batch_of(group, device)
-        logits = logits_of(batch)
-        losses.append(loss_of(settings.loss, logits, batch.labels).cpu())
-        alphas.append(acceptance(logits, batch.labels).cpu())
-        answers += predictions_of(group, logits)
-    worth = worth_of(answers, prices)
-    matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
-    mean = [float(torch.cat(values).mean()) if values else math.nan for values in (losses, alphas)]
-    return mean[0], mean[1], float(matches.mean()), worth.tokens_per_s, worth.speedup
-
-
-def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
-    """What a draft with these logits, one row a labelled position, predicts along the greedy texts."""
-    probs, best = logits.float().softmax(-1).max(-1)
-    found: list[Predictions] = []
-    at = 0
-    for text in texts:
-        size = len(text.ids)
-        if text.is_greedy:
-            tokens = best[at : at + size].cpu().numpy()
-            confidences = probs[at : at + size].cpu().numpy()
-            # The last column of a text's ids is the token that stands for those it does not know.
-            foreign = (tokens == text.ids[:, -1]) & text.has_other
-            target = text.ids[:, 0]
-            found.append(Predictions(np.where(foreign, 0, confidences), (tokens == target) & ~foreign))
-        at += size
-    return found
-
-
-def _groups(texts: Sequence[Text], batch_tokens: int) -> Iterator[list[Text]]:
-    ordered = sorted(texts, key=lambda text: len(text.tokens))
-    group: list[Text] = []
-    for text in ordered:
-        if group and len(text.tokens) * (len(group) + 1) > batch_tokens:
-            yield group
-            group = []
-        group.append(text)
-    if group:
-        yield group

@@ -2,8 +2,8 @@
 
 A draft that is right more often is not always faster: what counts is whether it is right where it is sure,
 and what the calls around it cost. Here its predictions on the target's own answers are known, and a draft
-goes on as long as the product of its confidences stays above a threshold; the best threshold is taken, as
-a policy would find it.
+goes on as long as the product of its confidences stays above a threshold, up to a length. The best pair of
+threshold and length is taken, as a policy would find it: confidence alone does not know where calls get dear.
 """
 
 from __future__ import annotations
@@ -46,14 +46,17 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a draft makes of some answers at the best threshold; plain decoding alone where none pays.
+    """What a draft makes of some answers at the best threshold and length; plain decoding alone where no pair
+    pays.
 
-    `tokens_per_s`; `plain_tokens_per_s` without a draft; `accepted` / `drafted`: tokens.
+    `tokens_per_s`; `plain_tokens_per_s` without a draft; `longest`: tokens of the longest draft that is
+    allowed, 0 for none; `accepted` / `drafted`: tokens.
     """
 
     tokens_per_s: float
     plain_tokens_per_s: float
     threshold: float
+    longest: int
     drafted: int
     accepted: int
 
@@ -71,39 +74,59 @@ class Worth:
 def worth_of(answers: Sequence[Predictions], prices: Prices) -> Worth:
     """Expected speed over some answers, each of which starts behind its own prompt."""
     plain = 1 / prices.target_s[0]
-    best = Worth(plain, plain, 1.0, 0, 0)
+    best = Worth(plain, plain, 1.0, 0, 0, 0)
+    if not sum(len(answer.matches) for answer in answers) or not prices.max_draft:
+        return best
+    paths = _Paths(answers, prices)
     for threshold in THRESHOLDS:
-        found = _at(answers, prices, threshold, plain)
-        if found.tokens_per_s > best.tokens_per_s:
-            best = found
+        for longest, (seconds, drafted, accepted) in enumerate(paths.walked(threshold).tolist(), start=1):
+            speed = paths.num_tokens / seconds
+            if speed > best.tokens_per_s:
+                best = Worth(speed, plain, threshold, longest, round(drafted), round(accepted))
     return best
 
 
-def _at(answers: Sequence[Predictions], prices: Prices, threshold: float, plain: float) -> Worth:
-    seconds, tokens, drafted, accepted = 0.0, 0, 0, 0
-    for answer in answers:
-        confidences, matches = answer.confidences.tolist(), answer.matches.tolist()
-        at = 0
-        while at < len(matches):
-            length, steps = _length(confidences, at, threshold, prices.max_draft)
-            right = 0
-            while right < length and matches[at + right]:
-                right += 1
-            seconds += prices.target_s[length] + steps * prices.draft_s
-            tokens += min(right + 1, len(matches) - at)
-            drafted, accepted = drafted + length, accepted + right
-            at += right + 1
-    return Worth(tokens / seconds if seconds else plain, plain, threshold, drafted, accepted)
+class _Paths:
+    """All answers one behind the other, walked at once for every greatest length of a draft."""
 
+    def __init__(self, answers: Sequence[Predictions], prices: Prices) -> None:
+        sizes = np.array([len(answer.matches) for answer in answers])
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+        self.num_tokens = int(self._ends[-1])
+        self._target_s = np.array(prices.target_s)
+        self._draft_s = prices.draft_s
+        self._confidences = np.concatenate([answer.confidences for answer in answers]).astype(np.float64)
+        places = np.arange(self.num_tokens)
+        wrong = np.where(np.concatenate([answer.matches for answer in answers]), self.num_tokens, places)
+        self._right = np.minimum.accumulate(wrong[::-1])[::-1] - places
+        """tokens in a row that are right from each place on; these may run past an answer's end"""
 
-def _length(confidences: Sequence[float], at: int, threshold: float, most: int) -> tuple[int, int]:
-    """How many tokens are drafted from here, and how many steps of the draft that takes: the one whose
-    confidence ends the draft is made as well."""
-    product, length = 1.0, 0
-    most = min(most, len(confidences) - at - 1)
-    while length < most:
-        product *= confidences[at + length]
-        if product < threshold:
-            return length, length + 1
-        length += 1
-    return length, length
+    def walked(self, threshold: float) -> npt.NDArray[np.float64]:
+        """Seconds, drafted and accepted tokens (longest draft - 1, 3) of all answers."""
+        most = len(self._target_s) - 1
+        sure = self._sure(threshold, most)
+        at, end = np.repeat(self._starts, most), np.repeat(self._ends, most)
+        longest = np.tile(np.arange(1, most + 1), len(self._starts))
+        found = np.zeros((most, 3))
+        while (going := at < end).any():
+            at, end, longest = at[going], end[going], longest[going]
+            room = np.minimum(longest, end - at - 1)
+            length = np.minimum(sure[at], room)
+            # The step whose confidence ends a draft is made as well.
+            spent_s = self._target_s[length] + (length + (length < room)) * self._draft_s
+            accepted = np.minimum(self._right[at], length)
+            for column, values in enumerate((spent_s, length, accepted)):
+                found[:, column] += np.bincount(longest - 1, values, minlength=most)
+            at = at + accepted + 1
+        return found
+
+    def _sure(self, threshold: float, most: int) -> npt.NDArray[np.int64]:
+        """How many tokens from each place on are drafted until the product of confidences is too small."""
+        products = np.ones(self.num_tokens)
+        sure = np.zeros(self.num_tokens, dtype=np.int64)
+        for ahead in range(min(most, self.num_tokens)):
+            products[: self.num_tokens - ahead] *= self._confidences[ahead:]
+            products[self.num_tokens - ahead :] = 0
+            sure += products >= threshold
+        return sure

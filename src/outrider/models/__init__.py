@@ -1,17 +1,21 @@
 """Model files: what they say of themselves, and how a name leads to one."""
 
 from outrider.models.cache import cache_dir
-from outrider.models.embedded import embedded_default, embedded_is_intact
+from outrider.models.embedded import embedded_default, embedded_draft, embedded_is_intact
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
+from outrider.models.pair import NO_DRAFT, resolve_pair
 from outrider.models.reference import resolve
 
 __all__ = [
+    "NO_DRAFT",
     "HubOptions",
     "ModelCard",
     "cache_dir",
     "embedded_default",
+    "embedded_draft",
     "embedded_is_intact",
     "read_card",
     "resolve",
+    "resolve_pair",
 ]

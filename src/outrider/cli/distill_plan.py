@@ -1,0 +1,199 @@
+"""What the command line of `distill` asked for, turned into a plan; what excludes each other is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from outrider.backends.llama_cpp.file_types import read_type
+from outrider.bench.models import DEFAULT, ModelFile, find_models
+from outrider.core.errors import ModelFileError, SettingError
+from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan
+from outrider.models.hub import HubOptions
+
+__all__ = ["DistillSettings", "plan_of"]
+
+_CONTEXT = 1024
+_TAKEN_NAMES = ("first", "answers", "curve")
+"""Files of a run have these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillSettings:
+    """The options of `outrider.cli.distill_options`, as they came; `go_on` is --continue."""
+
+    model: str | None
+    hf_repo: str | None
+    hf_token: str | None
+    offline: bool
+    prompts: Sequence[str] | None
+    num_prompts: int | None
+    temps: str
+    max_tokens: int
+    answers: Path | None
+    teacher: str
+    parallel: int | None
+    layers: int | None
+    feed_forward: int | None
+    vocabulary: int | None
+    base: str | None
+    random: bool
+    go_on: str | None
+    quant: str
+    embedding_quant: str
+    safetensors: bool
+    minutes: float | None
+    steps: int | None
+    loss: str
+    learning_rate: float
+    batch_tokens: int
+    on_policy: float
+    seed: int
+    out: Path | None
+    name: str | None
+    no_report: bool
+    learning_curve: bool
+    print_json: bool
+    ctx_size: int | None
+    threads: int
+
+    @property
+    def hub(self) -> HubOptions:
+        """How references to the hub are resolved."""
+        return HubOptions(token=self.hf_token, offline=self.offline)
+
+
+def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
+    """The target, and what is to be done. Raises SettingError, ModelFileError or HubError."""
+    _check_together(settings)
+    data, training, context = _data(settings), _training(settings), _context(settings)
+    file = _target(settings)
+    name = f"{file.name}-draft" if settings.name is None else settings.name
+    if not name or "/" in name or name.startswith(".") or name in _TAKEN_NAMES:
+        raise SettingError(f"--name {name!r}", "it is no name for the draft's file", "Give another.")
+    plan = DistillPlan(
+        target=file.path,
+        out=settings.out or Path(f"distilled-{name}"),
+        name=name,
+        data=data,
+        draft=_draft(settings),
+        training=training,
+        threads=settings.threads,
+        context=context,
+    )
+    return file, plan
+
+
+def _check_together(settings: DistillSettings) -> None:
+    if settings.go_on is not None:
+        shaping = {
+            "--base": settings.base is not None,
+            "--random": settings.random,
+            "--layers": settings.layers is not None,
+            "--feed-forward": settings.feed_forward is not None,
+            "--vocabulary": settings.vocabulary is not None,
+        }
+        if given := next((flag for flag, is_given in shaping.items() if is_given), None):
+            _exclude("--continue", given, "a draft that is gone on with keeps its shape and its tokens")
+    if settings.steps is not None and settings.minutes is not None:
+        _exclude("--steps", "--minutes", "both say how long to train")
+    if settings.no_report and settings.learning_curve:
+        _exclude("--no-report", "--learning-curve", "the learning curve is a part of the report")
+    if settings.model is not None and settings.hf_repo is not None:
+        _exclude("-m", "-hf", "both name the model")
+    if settings.safetensors and settings.go_on is None and settings.vocabulary != 0:
+        reason = "other engines need all of the target's tokens, and the draft would know some"
+        raise SettingError("--safetensors", reason, "Add --vocabulary 0, or leave it out.")
+
+
+def _exclude(one: str, other: str, reason: str) -> None:
+    raise SettingError(f"{one} and {other}", reason, "Give one of them.")
+
+
+def _data(settings: DistillSettings) -> DataPlan:
+    if settings.teacher not in get_args(TeacherKind):
+        known = ", ".join(get_args(TeacherKind))
+        raise SettingError(f"--teacher {settings.teacher}", "it is not known", f"Choose one of {known}.")
+    return DataPlan(
+        prompts=tuple(dict.fromkeys(settings.prompts or ())),
+        num_prompts=settings.num_prompts,
+        temperatures=_temperatures(settings.temps),
+        max_tokens=settings.max_tokens,
+        folder=settings.answers,
+        parallel=settings.parallel,
+        teacher=cast(TeacherKind, settings.teacher),
+    )
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise SettingError(
+            f"--temps {text}", "it is no list of numbers", "Give for instance 0,0.7."
+        ) from None
+
+
+def _training(settings: DistillSettings) -> TrainingPlan:
+    minutes = TrainingPlan().minutes if settings.minutes is None else settings.minutes
+    return TrainingPlan(
+        steps=settings.steps,
+        minutes=minutes,
+        batch_tokens=settings.batch_tokens,
+        learning_rate=settings.learning_rate,
+        loss=cast(Loss, settings.loss),
+        on_policy=settings.on_policy,
+        seed=_natural("--seed", settings.seed),
+    )
+
+
+def _draft(settings: DistillSettings) -> DraftPlan:
+    usual = DraftPlan()
+    reference = settings.base if settings.go_on is None else settings.go_on
+    return DraftPlan(
+        start="continue" if settings.go_on is not None else "random" if settings.random else "prune",
+        base=None if reference is None else _base(reference, settings.hub),
+        layers=usual.layers if settings.layers is None else settings.layers,
+        feed_forward=settings.feed_forward,
+        vocabulary=usual.vocabulary if settings.vocabulary is None else settings.vocabulary,
+        quantization=read_type(settings.quant),
+        embedding_quantization=read_type(settings.embedding_quant),
+        safetensors=settings.safetensors,
+    )
+
+
+def _base(reference: str, hub: HubOptions) -> Path:
+    """A GGUF file, or what Hugging Face's layout has: a folder, or its safetensors."""
+    path = Path(reference).expanduser()
+    if path.is_dir() or (path.suffix == ".safetensors" and path.is_file()):
+        return path
+    return _only(reference, hub).path
+
+
+def _target(settings: DistillSettings) -> ModelFile:
+    reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
+    return _only(DEFAULT if reference is None else reference, settings.hub)
+
+
+def _only(reference: str, hub: HubOptions) -> ModelFile:
+    found = find_models([reference], hub=hub)
+    if len(found) > 1:
+        raise ModelFileError(reference, f"{len(found)} files match", "Name one of them.")
+    return found[0]
+
+
+def _context(settings: DistillSettings) -> int:
+    if settings.ctx_size is None:
+        return _CONTEXT
+    if settings.ctx_size <= settings.max_tokens:
+        reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
+        raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
+    return settings.ctx_size
+
+
+def _natural(flag: str, value: int) -> int:
+    if value < 0:
+        raise SettingError(f"{flag} {value}", "it must be at least 0", "Give another.")
+    return value

@@ -1,0 +1,211 @@
+"""What came of a distillation, as people read it, in 80 columns."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.bench.report.numbers import NOTHING, digits, duration, percent
+from outrider.cli.output import readable
+from outrider.distill.report.schema import (
+    Contender,
+    Curve,
+    Data,
+    Draft,
+    Figure,
+    Kind,
+    Measured,
+    Report,
+    Training,
+)
+
+__all__ = ["print_distilled"]
+
+_NAMES: dict[Kind, str] = {
+    "none": "no draft",
+    "lookup": "lookup alone",
+    "first": "before training",
+    "continued": "continued from",
+    "trained": "after training",
+}
+_ORDER: tuple[Kind, ...] = ("none", "lookup", "continued", "first", "trained")
+
+_Rows = Sequence[tuple[str, str]]
+
+
+def print_distilled(console: Console, report: Report, target: str | None, files: Sequence[Path]) -> None:
+    """The draft, what it was made of, what it gained, and how to use it. `target`: the reference that named
+    it, None for the embedded default; `files`: those of the report."""
+    _rows(console, [*_draft(report.draft), *_data(report), *_training(report.training)])
+    if report.measured is not None:
+        _measured(console, report.measured)
+    if report.learning_curve is not None:
+        console.print(Text("\nmore data", style="bold"))
+        _rows(console, _curve(report.learning_curve))
+    console.print(Text("\nhow to go on", style="bold"))
+    _rows(console, _use(report.draft, target, files))
+
+
+def _rows(console: Console, rows: _Rows) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, min_width=8)
+    table.add_column(overflow="fold")
+    for name, line in rows:
+        table.add_row(Text(name), Text(readable(line)))
+    console.print(table)
+
+
+def _draft(draft: Draft) -> list[tuple[str, str]]:
+    types = ", ".join(f"{name} {share:.0%}" for name, share in draft.tensor_types.items() if share >= 0.01)
+    known = f"all {draft.target_tokens:,} tokens"
+    if draft.known_tokens < draft.target_tokens:
+        known = f"{draft.known_tokens:,} of the target's {draft.target_tokens:,} tokens"
+    size = f"{draft.file_bytes / 1e6:.1f} MB ({types}), {draft.parameters / 1e6:.1f}M parameters"
+    rows = [("draft", draft.path), ("", f"{size}, {draft.layers} layers; it knows {known}")]
+    return [*rows, ("", f"safetensors: {draft.safetensors}")] if draft.safetensors else rows
+
+
+def _data(report: Report) -> list[tuple[str, str]]:
+    data: Data = report.data
+    prompts = ", ".join(Path(name).name for name in data.prompts) or "the bundled prompts"
+    answers = f"{data.training_answers:,} answers of {report.target_name} to {prompts}"
+    text = f"{answers}: {data.training_tokens:,} tokens; {data.held_out_answers:,} more held out"
+    return [("data", text), ("", f"the draft knows {data.coverage:.1%} of the held-out answers' tokens")]
+
+
+def _training(training: Training) -> list[tuple[str, str]]:
+    first = training.history[0]
+    best = max(training.history, key=lambda found: found.tokens_per_s)
+    took = (
+        f"{training.steps:,} steps, {training.trained_tokens:,} tokens; {duration(training.seconds)} in all"
+    )
+    gained = f"agreement {first.agreement:.1%} to {best.agreement:.1%}, Σ min(p, q) {first.acceptance:.1%}"
+    gained += f" to {best.acceptance:.1%}, loss {first.loss:.3f} to {best.loss:.3f}"
+    return [("training", took), ("", f"{gained}, at step {training.best_step:,}, which was kept")]
+
+
+def _measured(console: Console, measured: Measured) -> None:
+    said = f"\non {measured.answers} held-out answers, through llama.cpp ({measured.tokens:,} tokens)"
+    console.print(Text(said, style="bold"))
+    table = _table(("", "agrees", "accepted", "tokens/s", "over plain", "over lookup", "bound"))
+    for kind in _ORDER:
+        if (found := measured.of(kind)) is not None:
+            table.add_row(*map(Text, _line(found)))
+    console.print(table)
+    trained, lookup = measured.of("trained"), measured.of("lookup")
+    console.print()
+    if trained is not None:
+        _positions(console, measured, trained)
+        _categories(console, trained)
+        _in_words(console, trained)
+    elif lookup is not None:
+        _categories(console, lookup)
+
+
+def _table(columns: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _line(found: Contender) -> tuple[str, ...]:
+    return (
+        _NAMES[found.kind],
+        _rounded(found.agreement),
+        _rounded(found.accepted_by_choice),
+        digits(found.tokens_per_s),
+        NOTHING if found.kind == "none" else _factor(found.over_plain),
+        _factor(found.over_lookup),
+        _rounded(found.of_bound),
+    )
+
+
+def _positions(console: Console, measured: Measured, trained: Contender) -> None:
+    rows = []
+    for found in (measured.of("continued"), measured.of("first"), trained):
+        if found is not None:
+            shares = " ".join(
+                NOTHING if share is None else f"{share:.0%}" for share in found.agreement_by_position
+            )
+            rows.append((_NAMES[found.kind], shares))
+    console.print(Text("right at the first, second, … place of a draft", style="bold"))
+    _rows(console, rows)
+
+
+def _categories(console: Console, found: Contender) -> None:
+    table = _table(("by category", "answers", "agrees", "over plain", "over lookup"))
+    for row in found.categories:
+        cells = (_factor(row.over_plain), _factor(row.over_lookup))
+        table.add_row(*map(Text, (readable(row.category), str(row.answers), _share(row.agreement), *cells)))
+    console.print(Text())
+    console.print(table)
+
+
+def _in_words(console: Console, trained: Contender) -> None:
+    """What the columns are."""
+    words = (
+        "agrees: the draft's likeliest token is the answer's; accepted: of the tokens that the automatic "
+        "choice drafts with the draft alone; speeds: of the automatic choice with lookup, replayed at the "
+        "costs measured here; bound: the share of the speed that hindsight would allow; 95 % intervals by "
+        "answer"
+    )
+    if trained.step_ratio is not None:
+        words = f"a step of the draft takes {trained.step_ratio:.2f} of the target's; {words}"
+    console.print(Text(f"\n{words}", style="dim"))
+
+
+def _ends(figure: Figure, shown: Callable[[float], str]) -> str:
+    low, high = ("?" if end is None else shown(end) for end in (figure.low, figure.high))
+    return f"{low}-{high}"
+
+
+def _rounded(figure: Figure | None) -> str:
+    return percent(None if figure is None else figure.value)
+
+
+def _share(figure: Figure | None) -> str:
+    if figure is None:
+        return NOTHING
+    return f"{figure.value:.0%} ({_ends(figure, lambda end: f'{100 * end:.0f}')})"
+
+
+def _factor(figure: Figure | None) -> str:
+    if figure is None:
+        return NOTHING
+    return f"{figure.value:.2f} ({_ends(figure, lambda end: f'{end:.2f}')})"
+
+
+def _curve(curve: Curve) -> list[tuple[str, str]]:
+    rows = [
+        (f"{point.answers:,}", f"answers, {point.tokens:,} tokens: agrees {point.agreement:.1%}")
+        for point in curve.points
+    ]
+    return [*rows, ("", _doubling(curve))]
+
+
+def _doubling(curve: Curve) -> str:
+    runs = f"short trainings of {curve.steps:,} steps each"
+    slope = curve.per_doubling
+    if slope is None or slope.low is None or slope.high is None:
+        return f"too few amounts of data for a line ({runs})"
+    ends = f"{100 * slope.low:+.1f} to {100 * slope.high:+.1f}"
+    added = f"each doubling added {100 * slope.value:+.1f} points of agreement ({ends}) in {runs}"
+    if slope.low > 0:
+        return f"{added}: more data should help, by how much in a whole training is open"
+    if slope.high < 0:
+        return f"{added}: they are too short for so much data, so train longer first"
+    return f"{added}: whether more data would help cannot be told from them"
+
+
+def _use(draft: Draft, target: str | None, files: Sequence[Path]) -> list[tuple[str, str]]:
+    model = "" if target is None else f"-m {shlex.quote(target)} "
+    file = shlex.quote(draft.path)
+    judged = shlex.quote(target or "default")
+    rows = [("use it", f"outrider run {model}-md {file}"), ("judge it", f"outrider check {judged} {file}")]
+    return [*rows, *(("report" if not i else "", str(path)) for i, path in enumerate(files))]

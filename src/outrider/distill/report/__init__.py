@@ -1,0 +1,1 @@
+"""What a distillation gained, on prompts that it never saw."""

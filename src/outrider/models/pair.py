@@ -1,0 +1,28 @@
+"""The files of a target and its draft, by what a user names; the embedded default has a draft of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.models.embedded import embedded_default, embedded_draft
+from outrider.models.hub import HubOptions
+from outrider.models.reference import resolve
+
+__all__ = ["NO_DRAFT", "resolve_pair"]
+
+NO_DRAFT = "none"
+"""As the draft's reference: no draft model, also not the one that comes with the default."""
+
+
+def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple[Path, Path | None]:
+    """The target's file and the draft's.
+
+    `model` None: the embedded default; its own draft then goes with it unless another is named, or `NO_DRAFT`.
+    Raises HubError and ModelFileError for references that lead nowhere.
+    """
+    target = embedded_default() if model is None else resolve(model, hub=hub)
+    if draft == NO_DRAFT:
+        return target, None
+    if draft is not None:
+        return target, resolve(draft, hub=hub)
+    return target, embedded_draft() if model is None else None

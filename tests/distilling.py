@@ -1,0 +1,45 @@
+"""What tests of drafts in the making share: tiny checkpoints, and what is said behind a text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from llama_cpp_models import SMALL
+from outrider.backends.llama_cpp import Weights
+from outrider.core.data import Logits, Span
+from outrider.distill.checkpoint import Checkpoint
+from outrider.distill.provenance import Provenance
+from outrider.distill.shapes import random_weights
+
+PROVENANCE = Provenance(
+    teacher="tiny", teacher_sha256="ab" * 32, data="3 prompts, greedy and at temperature 0.7",
+    tokens=5_000_000_000, steps=12, seed=7, version="0.1", licence="apache-2.0",
+)  # fmt: skip
+
+
+def spoken(path: Path, tokens: list[int]) -> Logits:
+    """llama.cpp's logits behind each of the tokens."""
+    weights = Weights(path, SMALL)
+    model = weights.open(64)
+    rows = np.array(model.decode([Span(0, tuple(tokens), 0, len(tokens))])[0])
+    model.close()
+    weights.close()
+    return rows
+
+
+def random_model(like: Checkpoint, architecture: str) -> Checkpoint:
+    """A model of another architecture whose norms and biases are random too, so that none goes unnoticed."""
+    made = random_weights(like, replace(like.shape, architecture=architecture), seed=3)
+    random = np.random.default_rng(4)
+    weights = {
+        name: values
+        if values.ndim > 1
+        else (values + 0.3 * random.standard_normal(len(values))).astype(np.float32)
+        for name, values in made.weights.items()
+    }
+    # Of its own, or an untrained model repeats its last token.
+    weights["output.weight"] = random.standard_normal(weights["token_embd.weight"].shape).astype(np.float32)
+    return made.with_weights(made.shape, weights)

@@ -1,0 +1,616 @@
+"""What a draft is trained on: which questions, the target's answers to them, and batches of these."""
+
+import json
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+# What is imported below needs it, and it need not be installed.
+# ruff: noqa: E402
+torch = pytest.importorskip("torch")
+
+from engines import END, VOCABULARY, greedy_continuation
+from llama_cpp_models import SMALL
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.backends.llama_cpp import LlamaCppModel, Weights
+from outrider.bench.loaded import LoadedTarget
+from outrider.bench.plan import WorkloadSpec
+from outrider.bench.prompts import Prompt
+from outrider.bench.workloads import BUILT_IN, load_workload
+from outrider.core.contracts import Constraint
+from outrider.core.data import Grammar
+from outrider.core.errors import BackendError, ConstraintError, InputError, PromptError, SettingError
+from outrider.distill.corpus import Corpus, Text, batch_of, text_of
+from outrider.distill.examples import Example, example_path, read_example, read_examples, write_example
+from outrider.distill.generate import Question, generate, likeliest
+from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
+from outrider.distill.questions import asked
+from outrider.distill.split import conversation_hash, is_held_out
+from outrider.distill.subset import Subset
+from outrider.distill.written_prompts import written_prompts
+from tiny_gguf import write_tiny
+
+TALKATIVE = random_logits(VOCABULARY.size, seed=4, order=3)
+CPU = torch.device("cpu")
+
+
+def speaking(**options: Any) -> LoadedTarget:
+    return LoadedTarget("fake", FakeModel(VOCABULARY, TALKATIVE, **options))
+
+
+def question(text: str, temperature: float = 0.0, **more: Any) -> Question:
+    return Question(Prompt(id=text, messages=text, **more), "letters", temperature)
+
+
+def some_questions(count: int, temperatures: Sequence[float] = (0.0,), seed: int = 0) -> list[Question]:
+    random = np.random.default_rng(seed)
+    texts = ["".join(random.choice(list("abcd "), size=int(random.integers(1, 40)))) for _ in range(count)]
+    return [question(text, temperatures[i % len(temperatures)]) for i, text in enumerate(texts)]
+
+
+def answers_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def found_in(folder: Path, asked: Question) -> Example:
+    return read_example(example_path(folder, asked.id))
+
+
+class Told:
+    """Remembers what it is told; gives up after so many answers."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.passed_over: list[str] = []
+        self.tokens: list[int] = []
+        self._most = most
+
+    def __call__(self, why: str, tokens: int) -> None:
+        if why:
+            self.passed_over.append(why)
+        else:
+            self.tokens.append(tokens)
+        if self._most is not None and len(self.tokens) >= self._most:
+            raise KeyboardInterrupt
+
+
+# Answers
+
+
+def test_greedy_answers_are_those_of_plain_decoding(tmp_path: Path) -> None:
+    questions = some_questions(30)
+    told = Told()
+    generate(speaking(max_sequences=5), questions, tmp_path, max_tokens=25, told=told)
+    for each in questions:
+        example = found_in(tmp_path, each)
+        prompt = VOCABULARY.tokenize(each.prompt.id)
+        expected = greedy_continuation(TALKATIVE, prompt, 25)
+        if END in expected:
+            expected = expected[: expected.index(END) + 1]
+        assert (example.prompt.tolist(), example.answer.tolist()) == (prompt, expected)
+        assert example.text == b"".join(map(VOCABULARY.piece, expected)).decode()
+        assert (example.id, example.category, example.temperature) == (each.id, "letters", 0.0)
+    lengths = {len(found_in(tmp_path, each).answer) for each in questions}
+    assert 25 in lengths and len(lengths) > 3, "some end by themselves, some at the limit"
+    assert sum(told.tokens) == sum(len(found_in(tmp_path, each).answer) for each in questions)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("top", [3, 64])
+def test_labels_are_the_probabilities_of_the_model(tmp_path: Path, temperature: float, top: int) -> None:
+    each = question("abca", temperature)
+    generate(speaking(), [each], tmp_path, max_tokens=20, top=top)
+    example = found_in(tmp_path, each)
+    text = example.prompt.tolist()
+    for i, token in enumerate(example.answer.tolist()):
+        logits = TALKATIVE(text).astype(np.float64)
+        probs = np.exp(logits) / np.exp(logits).sum()
+        order = np.argsort(-probs)[: min(top, VOCABULARY.size)]
+        assert example.ids[i].tolist() == order.tolist() and token in order
+        assert np.exp(example.log_probs[i].astype(float)) == pytest.approx(probs[order], rel=2e-3)
+        assert float(example.rest[i]) == pytest.approx(1 - probs[order].sum(), abs=1e-3)
+        text.append(token)
+    assert example.ids.shape == (len(example.answer), min(top, VOCABULARY.size))
+
+
+def test_likeliest_of_a_row_with_tokens_that_are_ruled_out() -> None:
+    ids, log_probs, rest = likeliest(np.array([[0.0, -np.inf, 1.0, -np.inf]], dtype=np.float32), 3)
+    assert ids[0, :2].tolist() == [2, 0] and log_probs[0, 2] == -100 and rest[0] == 0
+
+
+def test_drawn_answers_depend_on_seed_and_question_alone(tmp_path: Path) -> None:
+    questions = some_questions(24, (0.7, 1.3))
+    runs = {}
+    for name, options, order, seed in (
+        ("one", {"max_sequences": 1}, questions, 3),
+        ("many", {"max_sequences": 9, "max_batch_tokens": 50}, questions[::-1], 3),
+        ("few rows", {"max_sequences": 16, "max_rows": 3}, questions, 3),
+        ("other seed", {"max_sequences": 9}, questions, 4),
+    ):
+        (tmp_path / name).mkdir()
+        generate(speaking(**options), order, tmp_path / name, max_tokens=15, seed=seed)
+        runs[name] = answers_in(tmp_path / name)
+    assert len(runs["one"]) == 24 and runs["one"] == runs["many"] == runs["few rows"]
+    assert runs["other seed"].keys() == runs["one"].keys() and runs["other seed"] != runs["one"]
+
+
+class Only:
+    """A constraint that allows a few tokens, for so many steps."""
+
+    def __init__(self, *tokens: int, steps: int = 1000) -> None:
+        self._tokens = tokens
+        self._steps = steps
+        self.is_complete = False
+
+    def allowed(self, drafted: Sequence[int]) -> Any:
+        assert not drafted
+        if not self._steps:
+            raise ConstraintError("grammar", "nothing may follow", "Loosen it.")
+        return np.isin(np.arange(VOCABULARY.size), self._tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        assert set(tokens) <= set(self._tokens)
+        self._steps -= 1
+
+
+class Limited(LoadedTarget):
+    """A target whose answers to prompts with any grammar fulfil one constraint."""
+
+    def __init__(self, constraint: Only, **options: Any) -> None:
+        super().__init__("fake", FakeModel(VOCABULARY, TALKATIVE, **options))
+        self._constraint = constraint
+
+    def constrain(self, grammar: Grammar | None) -> Callable[[], Constraint] | None:
+        return None if grammar is None else lambda: cast(Constraint, self._constraint)
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e6])
+def test_any_temperature_draws_from_what_has_probability(tmp_path: Path, temperature: float) -> None:
+    """Far below one the weights of all tokens vanish; far above, those that a grammar rules out come back."""
+    target = Limited(Only(0, 2))
+    each = question("abca", temperature, grammar=Grammar("json"))
+    generate(target, [each], tmp_path, max_tokens=40)
+    answer = found_in(tmp_path, each).answer
+    if temperature > 1:
+        assert set(answer.tolist()) == {0, 2}
+    else:
+        texts = found_in(tmp_path, each).prompt.tolist()
+        for token in answer.tolist():
+            row = TALKATIVE(texts)
+            assert token == (0 if row[0] > row[2] else 2)
+            texts.append(token)
+
+
+def test_a_grammar_without_a_way_on_passes_its_question_over(tmp_path: Path) -> None:
+    target = Limited(Only(0, 2, steps=3), max_sequences=2)
+    stuck = question("abca", grammar=Grammar("json"), follow_ups=("b",))
+    questions = [question("ab"), stuck, question("dca"), question("bd")]
+    told = Told()
+    generate(target, questions, tmp_path, max_tokens=12, told=told)
+    assert len(told.tokens) == 3 and not example_path(tmp_path, stuck.id).exists()
+    [why] = told.passed_over
+    assert "nothing may follow" in why
+
+
+def test_follow_ups_are_asked_behind_the_answers(tmp_path: Path) -> None:
+    first = question("ab", follow_ups=("cc", "d"))
+    generate(speaking(), [question("dd"), first, question("bbb")], tmp_path, max_tokens=9)
+    assert len(answers_in(tmp_path)) == 5
+    text = "ab"
+    for turn, behind in enumerate(("cc", "d", "")):
+        example = found_in(tmp_path, replace(first, turn=turn))
+        assert example.prompt.tolist() == VOCABULARY.tokenize(text)
+        text += f"{example.text}\n\n{behind}"
+
+
+@pytest.mark.parametrize("most", [1, 7, 16])
+def test_a_generation_that_was_killed_goes_on_to_the_same_answers(tmp_path: Path, most: int) -> None:
+    questions = [*some_questions(14, (0.0, 0.8)), question("aa", 0.8, follow_ups=("b", "c")), question("cb")]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    generate(speaking(), questions, whole, max_tokens=14)
+    target = speaking()
+    with pytest.raises(KeyboardInterrupt):
+        generate(target, questions, parts, max_tokens=14, told=Told(most))
+    assert len(answers_in(parts)) == most
+    told = Told()
+    generate(target, questions, parts, max_tokens=14, told=told)
+    assert answers_in(parts) == answers_in(whole) and len(told.tokens) == 18
+    assert told.tokens.count(0) == most, "those that were there were not answered again"
+    assert all(target.model.length(sequence) == 0 for sequence in range(4))
+
+
+def test_prompts_that_do_not_fit_are_passed_over_and_told(tmp_path: Path) -> None:
+    target = speaking(context_length=32, max_batch_tokens=20)
+    told = Told()
+    questions = [question("ab" * 16), question("abcd" * 20), question("abc" * 10), question("")]
+    generate(target, questions, tmp_path, max_tokens=50, told=told)
+    [example] = read_examples(tmp_path)
+    assert len(example.prompt) == 30 and len(example.answer) <= 2
+    assert sum("tokens do not fit 32" in why for why in told.passed_over) == 2
+    assert sum("no tokens" in why or "empty" in why for why in told.passed_over) == 1, told.passed_over
+
+
+def test_messages_without_a_chat_template_are_passed_over_and_told(tmp_path: Path) -> None:
+    told = Told()
+    chat = Question(Prompt(id="x", messages=({"role": "user", "content": "ab"},)), "chat", 0.0)
+    generate(speaking(), [chat], tmp_path, told=told)
+    assert "no chat template" in told.passed_over[0] and not answers_in(tmp_path)
+
+
+def test_a_call_that_fails_leaves_the_model_empty(tmp_path: Path) -> None:
+    target = speaking()
+    assert isinstance(target.model, FakeModel)
+    target.model.fail_at_call = 9
+    with pytest.raises(BackendError, match="told to fail"):
+        generate(target, some_questions(9), tmp_path, max_tokens=20)
+    assert [target.model.length(sequence) for sequence in range(4)] == [0] * 4
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["in", "out"]}, "sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["kind", "sum"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppModel]:
+    weights = Weights(write_tiny(tmp_path_factory.mktemp("data") / "tiny.gguf"), SMALL)
+    yield weights.open(96, max_sequences=3)
+    weights.close()
+
+
+def test_a_schema_holds_in_recorded_answers(native: LlamaCppModel, tmp_path: Path) -> None:
+    grammar = Grammar("json_schema", json.dumps(SCHEMA))
+    questions = [question(text, t, grammar=grammar) for text in ("the", "in ", "on") for t in (0.0, 1.0)]
+    generate(LoadedTarget("tiny", native), [*questions, question("for")], tmp_path, max_tokens=60)
+    for each in questions:
+        example = found_in(tmp_path, each)
+        answer = json.loads(example.text)
+        assert answer["kind"] in ("in", "out") and 0 <= answer["sum"] <= 99
+        total = np.exp(example.log_probs.astype(float)).sum(-1) + example.rest.astype(float)
+        assert total == pytest.approx(1, abs=5e-3), "the labels are those under the mask"
+    assert len({found_in(tmp_path, each).text for each in questions}) > 1
+
+
+# Answers on disk
+
+
+def example_of(tokens: int = 5, **more: Any) -> Example:
+    random = np.random.default_rng(tokens)
+    probs = random.dirichlet(np.ones(7), tokens)
+    ids = np.argsort(-probs)[:, :4].astype(np.int32)
+    taken = np.take_along_axis(probs, ids, -1)
+    values: dict[str, Any] = {
+        "id": "an id / with ünusual\ncharacters", "category": "c", "temperature": 0.7, "text": "tëxt \ufffd",
+        "prompt": np.arange(3, dtype=np.int32), "answer": ids[:, 0].copy(), "ids": ids,
+        "log_probs": np.log(taken).astype(np.float16), "rest": (1 - taken.sum(-1)).astype(np.float16),
+    }  # fmt: skip
+    return Example(**values | more)
+
+
+def test_an_answer_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_example(tmp_path, example := example_of())
+    found = read_example(example_path(tmp_path, example.id))
+    assert (found.id, found.category, found.text) == (example.id, "c", "tëxt \ufffd")
+    assert found.temperature == 0.7
+    for name in ("prompt", "answer", "ids", "log_probs", "rest"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(example, name))
+        assert getattr(found, name).dtype == getattr(example, name).dtype
+
+
+def test_a_damaged_answer_is_named_whatever_the_damage(tmp_path: Path) -> None:
+    write_example(tmp_path, example_of())
+    [path] = tmp_path.iterdir()
+    whole = path.read_bytes()
+    random = np.random.default_rng(0)
+    noticed = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for at in random.integers(len(whole), size=3):
+            damaged[at] ^= int(random.integers(1, 256))
+        path.write_bytes(damaged[: int(random.integers(len(whole)))] if random.random() < 0.3 else damaged)
+        try:
+            read_example(path)
+        except InputError as error:
+            noticed += 1
+            assert error.what == str(path) and "made again" in error.way_out
+    assert noticed > 250
+    with pytest.raises(InputError, match="damaged"):
+        read_example(tmp_path / "missing.npz")
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[int], None]]:
+    """Lets no file grow beyond so many bytes, as a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_leaves_no_half_answer(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
+    write_example(tmp_path, first := example_of(3))
+    full_disk(2000)
+    with pytest.raises(SettingError, match="could not be written") as raised:
+        write_example(tmp_path, example_of(500, id="another"))
+    with pytest.raises(SettingError):
+        write_example(tmp_path, example_of(500, id=first.id))
+    assert raised.value.what == str(tmp_path)
+    assert list(tmp_path.iterdir()) == [example_path(tmp_path, first.id)]
+    assert len(read_example(example_path(tmp_path, first.id)).answer) == 3
+
+
+# Texts and batches
+
+
+def test_a_text_is_an_answer_behind_its_prompt() -> None:
+    example = example_of()
+    text = text_of(example, Subset.whole(7), 100)
+    assert text is not None and not text.has_other and not text.is_greedy
+    assert text.tokens.tolist() == [0, 1, 2, *example.answer[:-1]]
+    assert text.ids[:, :-1].tolist() == example.ids.tolist()
+    sums = text.probs.astype(float).sum(-1) + text.rest.astype(float)
+    assert sums == pytest.approx(1, abs=2e-3)
+    assert (text.probs[:, -1] == 0).all(), "nothing is unknown"
+
+
+def test_what_the_draft_does_not_know_is_one_token() -> None:
+    example, subset = example_of(), Subset.of([0, 2, 5], 7)
+    text = text_of(example, subset, 100)
+    assert text is not None and text.has_other
+    assert text.tokens.tolist() == subset.to_draft[[0, 1, 2, *example.answer[:-1]]].tolist()
+    for i in range(5):
+        probs = np.exp(example.log_probs[i].astype(float))
+        expected = {
+            int(subset.to_draft[t]): p for t, p in zip(example.ids[i], probs, strict=True) if t in (0, 2, 5)
+        }
+        expected[3] = 1 - sum(expected.values()) - float(example.rest[i])
+        found: dict[int, float] = {}
+        for token, p in zip(text.ids[i].tolist(), text.probs[i].tolist(), strict=True):
+            if p:
+                assert token not in found, "no token is labelled twice"
+                found[token] = p
+        assert found == pytest.approx({token: p for token, p in expected.items() if p > 1e-2}, abs=5e-3)
+
+
+@pytest.mark.parametrize(("most", "labels"), [(7, 5), (5, 5), (4, 4), (1, 1)])
+def test_a_long_text_is_cut_to_its_end(most: int, labels: int) -> None:
+    whole, cut = (text_of(example_of(), Subset.whole(7), size) for size in (100, most))
+    assert whole is not None and cut is not None
+    assert cut.tokens.tolist() == whole.tokens[-most:].tolist()
+    assert len(cut.ids) == len(cut.probs) == len(cut.rest) == labels
+    assert cut.ids.tolist() == whole.ids[-labels:].tolist()
+
+
+def many_texts(count: int = 60) -> list[Text]:
+    random = np.random.default_rng(2)
+    made = []
+    for i in range(count):
+        prompt = random.integers(0, 7, int(random.integers(1, 50))).astype(np.int32)
+        text = text_of(example_of(int(random.integers(1, 30)), prompt=prompt), Subset.whole(7), 64)
+        assert text is not None
+        made.append(text if i % 2 else replace(text, tokens=text.tokens[-len(text.ids) :]))
+    return made
+
+
+def epochs_of(corpus: Corpus, count: int) -> list[list[list[int]]]:
+    """The first epochs, told apart by their number of texts."""
+    found: list[list[list[int]]] = []
+    batches = corpus.batches()
+    for _ in range(count):
+        epoch: list[list[int]] = []
+        while sum(map(len, epoch)) < len(corpus.texts):
+            epoch.append(next(batches))
+        found.append(epoch)
+    return found
+
+
+def test_every_epoch_has_every_text_once_in_batches_that_fit() -> None:
+    corpus = Corpus(many_texts(), batch_tokens=200, seed=1)
+    first, second = epochs_of(corpus, 2)
+    for epoch in (first, second):
+        assert sorted(i for batch in epoch for i in batch) == list(range(60))
+        padded = [max(len(corpus.texts[i].tokens) for i in batch) * len(batch) for batch in epoch]
+        assert max(padded) <= 200
+        assert sum(padded) < 1.35 * sum(len(text.tokens) for text in corpus.texts), "little is padding"
+    assert first != second and {frozenset(b) for b in first} != {frozenset(b) for b in second}
+    again = Corpus(many_texts(), batch_tokens=200, seed=1)
+    assert epochs_of(again, 2) == [first, second]
+    assert epochs_of(Corpus(many_texts(), batch_tokens=200, seed=2), 1) != [first]
+
+
+def test_a_text_longer_than_a_batch_is_a_batch_of_its_own() -> None:
+    [epoch] = epochs_of(Corpus(many_texts(8), batch_tokens=3, seed=0), 1)
+    assert sorted(epoch) == [[i] for i in range(8)]
+
+
+def test_a_batch_has_each_label_at_the_token_before_it() -> None:
+    texts = many_texts(5)
+    narrow = replace(texts[0], ids=texts[0].ids[:, 1:], probs=texts[0].probs[:, 1:])
+    batch = batch_of([narrow, *texts[1:]], CPU)
+    flat, at = batch.tokens.flatten(), 0
+    for row, text in enumerate([narrow, *texts[1:]]):
+        size = len(text.ids)
+        assert batch.tokens[row, : len(text.tokens)].tolist() == text.tokens.tolist()
+        assert flat[batch.places[at : at + size]].tolist() == text.tokens[-size:].tolist()
+        columns = text.ids.shape[1]
+        assert batch.labels.ids[at : at + size, :columns].tolist() == text.ids.tolist()
+        assert batch.labels.probs[at : at + size, :columns].numpy() == pytest.approx(text.probs.astype(float))
+        assert not batch.labels.probs[at : at + size, columns:].any()
+        assert batch.labels.rest[at : at + size].tolist() == text.rest.tolist()
+        at += size
+    assert at == len(batch.places) == len(batch.labels.ids)
+
+
+def test_a_labelled_token_takes_less_than_half_a_kilobyte() -> None:
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 49_152, (200, 64)).astype(np.int32)
+    log_probs = np.full((200, 64), -6.0, dtype=np.float16)
+    made = example_of(200, ids=ids, log_probs=log_probs, rest=np.zeros(200, dtype=np.float16))
+    text = text_of(made, Subset.whole(49_152), 1000)
+    assert text is not None
+    size = sum(values.nbytes for values in (text.ids, text.probs, text.rest, text.tokens))
+    assert size < 450 * len(text.ids)
+
+
+# Questions
+
+
+def test_no_bundled_prompt_that_trains_is_one_that_measures() -> None:
+    found = asked(DataPlan(num_prompts=2000))
+    training = {conversation_hash(q.prompt) for q in found.training}
+    held_out = {conversation_hash(q.prompt) for q in found.held_out}
+    built_in = {
+        conversation_hash(prompt)
+        for name in BUILT_IN
+        for prompt in load_workload(WorkloadSpec(name=name)).prompts
+    }
+    assert len(built_in) > 50 and len(held_out) > 80
+    assert not training & held_out and not (training | held_out) & built_in
+    assert len(training) + len(held_out) == len(found.training) + len(found.held_out) == 2000
+    assert all(is_held_out(q.prompt) for q in found.held_out)
+    bundled = {conversation_hash(w.prompt) for w in written_prompts(2000)}
+    assert training | held_out == bundled
+
+
+def lines(path: Path, prompts: Sequence[Any]) -> str:
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
+    return str(path)
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+def test_variants_of_a_conversation_are_on_one_side(tmp_path: Path) -> None:
+    """Another id, case, white space, file or limit: still the same conversation."""
+    texts = [f"What is  the sum of {i} and {i + 3}?" for i in range(100)]
+    first = lines(tmp_path / "first.jsonl", [chat(text) for text in texts])
+    others = [chat(f" {text.upper()}\n\n", id=f"own-{i}", max_tokens=9) for i, text in enumerate(texts)]
+    second = lines(tmp_path / "second.jsonl", [*others, *map(chat, texts[:50])])
+    found = asked(DataPlan(prompts=(first, second, first)))
+    sides = [{conversation_hash(q.prompt) for q in side} for side in (found.training, found.held_out)]
+    assert not sides[0] & sides[1] and len(sides[0]) + len(sides[1]) == 100
+    assert len(found.training) + len(found.held_out) == 250
+    assert {q.category for q in found.training} == {"first", "second"}
+
+
+def test_conversations_of_the_built_in_workloads_are_left_out_of_files(tmp_path: Path) -> None:
+    known = load_workload(WorkloadSpec(name="chat")).prompts
+    copied = [
+        {"messages": list(p.messages), "id": f"mine-{i}"}
+        for i, p in enumerate(known)
+        if not isinstance(p.messages, str)
+    ]
+    assert len(copied) > 5
+    file = lines(tmp_path / "mine.jsonl", [*copied, *(chat(f"Say {i} in words.") for i in range(64))])
+    found = asked(DataPlan(prompts=(file,)))
+    assert len(found.training) + len(found.held_out) == 64
+    with pytest.raises(SettingError, match=f"{len(copied)} more are of the built-in workloads"):
+        asked(DataPlan(prompts=(lines(tmp_path / "copied.jsonl", copied),)))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_workload_is_refused(name: str) -> None:
+    with pytest.raises(SettingError, match="must not be trained on") as raised:
+        asked(DataPlan(prompts=(name,)))
+    assert raised.value.what == f"--prompts {name}"
+
+
+def test_too_few_prompts_and_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="one of sixteen is held out"):
+        asked(DataPlan(prompts=(lines(tmp_path / "few.jsonl", [chat("a"), chat("b")]),)))
+    with pytest.raises(PromptError, match="missing"):
+        asked(DataPlan(prompts=(str(tmp_path / "missing.jsonl"),)))
+    (tmp_path / "odd.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(PromptError, match="odd"):
+        asked(DataPlan(prompts=(str(tmp_path / "odd.jsonl"),)))
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.7), (0.7,), (1.0, 0.0)])
+def test_some_held_out_answers_are_greedy_whatever_the_temperatures(temperatures: tuple[float, ...]) -> None:
+    found = asked(DataPlan(num_prompts=200, temperatures=temperatures))
+    assert found.held_out[0].temperature == 0
+    assert {q.temperature for q in found.training} == set(temperatures)
+
+
+def test_questions_that_differ_in_anything_that_is_asked_have_answers_of_their_own() -> None:
+    plain = question("ab")
+    variants = [
+        plain, question("ab", 0.5), question("ab", max_tokens=5), question("ab", grammar=Grammar("json")),
+        question("ab", follow_ups=("c",)), replace(question("ab", follow_ups=("c",)), turn=1),
+        Question(Prompt(id="ab", messages="abc"), "letters", 0.0), question("ac"),
+        question("ab", tools=({"name": "t"},)),
+    ]  # fmt: skip
+    assert len({variant.id for variant in variants}) == len(variants)
+    assert plain.id == replace(plain, category="other").id
+
+
+# The plan
+
+
+def plan_of(place: Path, **data: Any) -> DistillPlan:
+    return DistillPlan(target=Path("target.gguf"), out=place / "out", data=DataPlan(**data))
+
+
+def test_a_folder_belongs_to_the_plan_that_claimed_it(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    claim(plan)
+    claim(plan)
+    claim(replace(plan, threads=7))
+    other = replace(plan, training=TrainingPlan(seed=1, minutes=3))
+    with pytest.raises(InputError, match=r"training\.minutes, training\.seed differ") as raised:
+        claim(other)
+    assert raised.value.what == str(plan.out)
+    for damage in ("", "[1, 2]", "{", '"x"'):
+        (plan.out / "plan.json").write_text(damage, encoding="utf-8")
+        with pytest.raises(InputError, match="damaged"):
+            claim(plan)
+
+
+def test_answers_are_shared_only_by_plans_that_would_make_the_same(tmp_path: Path) -> None:
+    shared = tmp_path / "answers"
+    first = plan_of(tmp_path / "a", folder=shared)
+    claim(first)
+    claim(plan_of(tmp_path / "b", folder=shared, num_prompts=50, temperatures=(0.0,), parallel=3))
+    with pytest.raises(InputError, match=r"made otherwise \(data\.max_tokens, data\.top differ\)") as raised:
+        claim(plan_of(tmp_path / "c", folder=shared, max_tokens=9, top=5))
+    assert raised.value.what == str(shared)
+    with pytest.raises(InputError, match=r"\(target differ"):
+        claim(replace(plan_of(tmp_path / "d", folder=shared), target=Path("other.gguf")))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file", encoding="utf-8")
+    with pytest.raises(SettingError, match="cannot be made") as raised:
+        claim(plan_of(tmp_path))
+    assert raised.value.what == str(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: DataPlan(temperatures=(0.0, float("nan"))), "--temps"),
+        (lambda: DataPlan(temperatures=(float("inf"),)), "--temps"),
+        (lambda: DataPlan(temperatures=()), "--temps"),
+        (lambda: DataPlan(top=0), "--top 0"),
+        (lambda: TrainingPlan(evaluations=0), "--evaluations 0"),
+        (lambda: TrainingPlan(patience=0), "--patience 0"),
+        (lambda: TrainingPlan(minutes=float("nan")), "--minutes"),
+        (lambda: TrainingPlan(minutes=float("inf")), "--minutes"),
+        (lambda: TrainingPlan(on_policy=float("nan")), "--on-policy"),
+        (lambda: TrainingPlan(loss="mse"), "--loss"),  # type: ignore[arg-type]
+        (lambda: DistillPlan(Path("t"), Path("o"), context=10), "--context 10"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        make()
+    assert raised.value.what.startswith(named)

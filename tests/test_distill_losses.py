@@ -1,0 +1,251 @@
+"""The losses of a draft's training, and what a draft is worth at the prices of calls."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+# What is imported below needs it, and it need not be installed.
+# ruff: noqa: E402
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # tiny products take longer on more
+
+from exactness import dense
+from outrider.distill.losses import Labels, acceptance, loss_of
+from outrider.distill.plan import Loss
+from outrider.distill.worth import THRESHOLDS, Predictions, Prices, worth_of
+from outrider.verify.rules import accept_probability
+
+Probs = npt.NDArray[np.float64]
+
+VOCABULARY = 7
+
+
+def distributions(seed: int, rows: int = 12, sharpness: float = 2.0) -> Probs:
+    logits = np.random.default_rng(seed).standard_normal((rows, VOCABULARY)) * sharpness
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    found: Probs = powers / powers.sum(-1, keepdims=True)
+    return found
+
+
+def labels_of(p: Probs, top: int) -> Labels:
+    """The `top` likeliest tokens of each row, and what is left."""
+    ids = np.argsort(-p, axis=-1)[:, :top]
+    probs = np.take_along_axis(p, ids, -1)
+    rest = np.clip(1 - probs.sum(-1), 0, None)
+    return Labels(torch.tensor(ids), torch.tensor(probs).float(), torch.tensor(rest).float())
+
+
+def logits_of(q: Probs) -> Any:
+    """Logits of a draft's distribution; what is added to a row of logits changes nothing."""
+    return (torch.tensor(q).log() + 3.0).float().requires_grad_()
+
+
+def merged(p: Probs, q: Probs, top: int) -> tuple[Probs, Probs]:
+    """Both distributions over the target's `top` likeliest tokens and one for the rest."""
+    ids = np.argsort(-p, axis=-1)
+    p, q = np.take_along_axis(p, ids, -1), np.take_along_axis(q, ids, -1)
+    if top == VOCABULARY:
+        return p, q
+    return tuple(np.column_stack([x[:, :top], x[:, top:].sum(-1)]) for x in (p, q))  # type: ignore[return-value]
+
+
+def expected(kind: Loss, p: Probs, q: Probs) -> Probs:
+    """Worked out from the definitions."""
+    kl = np.where(p > 0, p * (np.log(np.maximum(p, 1e-300)) - np.log(q)), 0).sum(-1)
+    tv = np.abs(p - q).sum(-1) / 2
+    weight = np.exp(-3 * (1 - tv))
+    losses: dict[Loss, Probs] = {"kl": kl, "tv": tv, "hybrid": weight * kl + (1 - weight) * tv}
+    return losses[kind]
+
+
+@pytest.mark.parametrize("kind", get_args(Loss))
+@pytest.mark.parametrize("top", [1, 3, VOCABULARY])
+def test_a_loss_is_what_its_definition_says(kind: Loss, top: int) -> None:
+    p, q = distributions(1), distributions(2)
+    found = loss_of(kind, logits_of(q), labels_of(p, top)).detach().numpy()
+    assert found == pytest.approx(expected(kind, *merged(p, q, top)), abs=2e-6)
+    share = acceptance(logits_of(q), labels_of(p, top)).detach().numpy()
+    assert share == pytest.approx(1 - expected("tv", *merged(p, q, top)), abs=2e-6)
+
+
+def test_the_gradient_of_kl_is_the_difference_of_the_distributions() -> None:
+    p, q = distributions(3), distributions(4)
+    logits = logits_of(q)
+    loss_of("kl", logits, labels_of(p, VOCABULARY)).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.numpy() == pytest.approx(q - p, abs=1e-5)
+
+
+def test_the_weight_of_the_hybrid_takes_no_gradient() -> None:
+    p, q = distributions(3), distributions(4)
+    grads = {}
+    for kind in get_args(Loss):
+        logits = logits_of(q)
+        loss_of(kind, logits, labels_of(p, 4)).sum().backward()
+        assert logits.grad is not None
+        grads[kind] = logits.grad.numpy()
+    weight = np.exp(-3 * (1 - expected("tv", *merged(p, q, 4))))[:, None]
+    assert grads["hybrid"] == pytest.approx(weight * grads["kl"] + (1 - weight) * grads["tv"], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", get_args(Loss))
+def test_a_draft_that_equals_its_target_has_nothing_to_lose(kind: Loss) -> None:
+    p = distributions(5)
+    for top in (2, VOCABULARY):
+        assert loss_of(kind, logits_of(p), labels_of(p, top)).detach().numpy() == pytest.approx(0, abs=1e-5)
+
+
+CORNERS: dict[str, tuple[Sequence[float], Sequence[float], float]] = {
+    "a draft that excludes what the target says": ([-200.0, 0, 0, 200, 0, 0, 0], [0.9, 0.05], 0.05),
+    "a draft that leaves nothing for the rest": ([300.0, 290, 0, 0, 0, 0, 0], [0.3, 0.2], 0.5),
+    "a target without a rest": ([0.0] * VOCABULARY, [0.6, 0.4], 0.0),
+    "a target that is certain": ([1.0, 2, 3, 4, 5, 6, 7], [1.0, 0.0], 0.0),
+    "a target of which nothing is listed": ([0.0] * VOCABULARY, [0.0, 0.0], 1.0),
+    "both certain, of different tokens": ([0.0, 0, 90, 0, 0, 0, 0], [1.0, 0.0], 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Loss))
+@pytest.mark.parametrize("corner", CORNERS)
+def test_losses_and_gradients_are_finite_in_every_corner(kind: Loss, corner: str) -> None:
+    row, probs, rest = CORNERS[corner]
+    logits = torch.tensor([row], requires_grad=True)
+    labels = Labels(torch.tensor([[0, 1]]), torch.tensor([probs]), torch.tensor([rest]))
+    loss = loss_of(kind, logits, labels)
+    loss.sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(loss).all() and torch.isfinite(logits.grad).all()
+    assert logits.grad.abs().max() <= 20, "no position may outweigh all others"
+
+
+def test_a_draft_that_left_nothing_for_the_rest_still_learns_to() -> None:
+    """1 - Σ q is 0 in 32 bits here; the pull towards the rest must not be lost with it."""
+    logits = torch.tensor([[20.0, 20, 0, 0, 0, 0, 0]], requires_grad=True)
+    labels = Labels(torch.tensor([[0, 1]]), torch.tensor([[0.25, 0.25]]), torch.tensor([0.5]))
+    loss_of("kl", logits, labels).sum().backward()
+    assert logits.grad is not None and (logits.grad[0, 2:] < 0).all()
+
+
+def test_a_listed_token_without_probability_belongs_to_the_rest() -> None:
+    """Tokens that a draft does not know share an id with the one that stands for them, at no probability."""
+    logits = torch.tensor([[1.0, 2, 3, 0, 0, 0, 0]])
+    plain = Labels(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]]), torch.tensor([0.3]))
+    ids, probs = torch.tensor([[0, 1, 6, 6, 6]]), torch.tensor([[0.5, 0.2, 0.0, 0.0, 0.0]])
+    for kind in get_args(Loss):
+        assert loss_of(kind, logits, Labels(ids, probs, plain.rest)) == pytest.approx(
+            loss_of(kind, logits, plain)
+        )
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10_000), st.integers(1, VOCABULARY), st.floats(0, 12), st.floats(0, 12))
+def test_bounds_hold_whatever_the_distributions(seed: int, top: int, sharp_p: float, sharp_q: float) -> None:
+    p, q = distributions(seed, sharpness=sharp_p), distributions(seed + 1, sharpness=sharp_q)
+    kl, tv, hybrid = (
+        loss_of(kind, logits_of(q), labels_of(p, top)).detach().numpy() for kind in ("kl", "tv", "hybrid")
+    )
+    assert (tv >= -1e-5).all() and (tv <= 1 + 1e-5).all() and (kl >= -1e-5).all()
+    assert (hybrid >= np.minimum(kl, tv) - 1e-5).all() and (hybrid <= np.maximum(kl, tv) + 1e-5).all()
+    assert (tv <= np.sqrt(np.maximum(kl, 0) / 2) + 1e-3).all(), "Pinsker's inequality"
+
+
+def test_acceptance_is_the_share_of_drawn_drafts_that_the_verifier_accepts() -> None:
+    p, q = distributions(7), distributions(8)
+    found = acceptance(logits_of(q), labels_of(p, VOCABULARY)).detach().numpy()
+    for row in range(len(p)):
+        target, draft = dense(p[row]), dense(q[row])
+        share = sum(q[row, x] * accept_probability(target, draft, x) for x in range(VOCABULARY))
+        assert found[row] == pytest.approx(share, abs=1e-6)
+
+
+# What a draft is worth
+
+
+def predictions(confidences: Sequence[float], matches: Sequence[bool]) -> Predictions:
+    return Predictions(np.array(confidences, dtype=np.float32), np.array(matches, dtype=np.bool_))
+
+
+def random_answers(seed: int, count: int = 5) -> list[Predictions]:
+    """Confidences that say something about whether the token is right."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        confidences = random.random(int(random.integers(1, 40)))
+        matches = random.random(len(confidences)) < confidences
+        found.append(predictions(confidences.tolist(), matches.tolist()))
+    return found
+
+
+def random_prices(seed: int, most: int) -> Prices:
+    random = np.random.default_rng(seed)
+    return Prices(tuple(np.cumsum(random.random(most + 1) ** 3 + 0.05)), float(random.random() * 0.1))
+
+
+def simulated(answers: Sequence[Predictions], prices: Prices, threshold: float, longest: int) -> float:
+    """Tokens per second, by playing every step of the draft."""
+    seconds, tokens = 0.0, 0
+    for answer in answers:
+        left = list(zip(answer.confidences.tolist(), answer.matches.tolist(), strict=True))
+        while left:
+            drafted: list[bool] = []
+            sure = 1.0
+            while len(drafted) < min(longest, len(left) - 1):
+                confidence, is_right = left[len(drafted)]
+                seconds += prices.draft_s
+                sure *= confidence
+                if sure < threshold:
+                    break
+                drafted.append(is_right)
+            seconds += prices.target_s[len(drafted)]
+            stands = [*drafted, False].index(False)
+            tokens += stands + 1
+            left = left[stands + 1 :]
+    return tokens / seconds
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_a_draft_is_worth_its_best_simulated_speed(seed: int, most: int) -> None:
+    answers, prices = random_answers(seed), random_prices(seed + 1, most)
+    found = worth_of(answers, prices)
+    pairs = [(threshold, n) for threshold in THRESHOLDS for n in range(1, most + 1)]
+    best = max(simulated(answers, prices, *pair) for pair in pairs)
+    assert found.plain_tokens_per_s == 1 / prices.target_s[0]
+    assert found.tokens_per_s == pytest.approx(max(best, found.plain_tokens_per_s))
+    if found.drafted:
+        simulation = simulated(answers, prices, found.threshold, found.longest)
+        assert found.tokens_per_s == pytest.approx(simulation)
+
+
+def test_a_draft_that_is_never_right_is_worth_plain_decoding() -> None:
+    answers = [predictions([0.99] * 30, [False] * 30)]
+    found = worth_of(answers, Prices((1.0, 1.1, 1.2), 0.01))
+    assert (found.tokens_per_s, found.speedup, found.drafted, found.longest) == (1.0, 1.0, 0, 0)
+
+
+def test_a_perfect_draft_is_as_long_as_is_best_at_the_prices() -> None:
+    """Sure of everything, it must still stop where calls get dear: here behind three drafted tokens."""
+    prices = Prices((1.0, 1.05, 1.1, 1.15, 3.0, 3.2, 3.4, 3.6), 0.05)
+    found = worth_of([predictions([1.0] * 400, [True] * 400)], prices)
+    assert found.longest == 3 and found.accepted == found.drafted == 300
+    assert found.tokens_per_s == pytest.approx(4 / (1.15 + 3 * 0.05))
+    assert found.acceptance == 1
+
+
+def test_a_threshold_keeps_a_draft_from_what_it_is_not_sure_of() -> None:
+    """Every third token is wrong and the draft says so: asking for it costs a step, drafting it far more."""
+    answers = [predictions([0.95, 0.95, 0.15] * 60, [True, True, False] * 60)]
+    found = worth_of(answers, Prices((1.0, 1.2, 1.4, 4.0), 0.01))
+    assert found.acceptance == 1 and found.longest == 2
+
+
+def test_no_answers_and_no_room_for_a_draft_are_plain() -> None:
+    answer = predictions([0.9], [True])
+    assert worth_of([], Prices((1.0, 1.1), 0.1)).speedup == 1
+    assert worth_of([predictions([], [])], Prices((1.0, 1.1), 0.1)).speedup == 1
+    assert worth_of([answer], Prices((1.0, 1.1), 0.1)).drafted == 0, "the last token is never drafted"
+    assert worth_of([answer] * 9, Prices((1.0,), 0.1)).speedup == 1

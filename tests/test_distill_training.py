@@ -1,0 +1,428 @@
+"""Training a tiny draft for a tiny target: that it learns, stops in time, and goes on after a kill."""
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# What is imported below needs it, and it need not be installed.
+# ruff: noqa: E402
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # tiny products take longer on more
+
+from distilling import PROVENANCE
+from engines import END, VOCABULARY, asked
+from llama_cpp_models import SMALL
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.backends.llama_cpp import LlamaCppModel, Weights
+from outrider.bench.loaded import LoadedTarget
+from outrider.bench.prompts import Prompt
+from outrider.core.data import Span
+from outrider.core.errors import InputError, SettingError
+from outrider.core.params import SamplingParams
+from outrider.distill.checkpoint import Checkpoint, read_gguf
+from outrider.distill.corpus import Corpus, Text, text_of
+from outrider.distill.evaluation import predictions_of
+from outrider.distill.examples import Example, example_path, read_example
+from outrider.distill.export import write_gguf
+from outrider.distill.generate import Question, generate
+from outrider.distill.network import Network
+from outrider.distill.on_policy import OnPolicy
+from outrider.distill.shapes import keep_layers, random_weights, restrict
+from outrider.distill.subset import Subset, choose_subset
+from outrider.distill.torch_model import TorchModel
+from outrider.distill.train import Evaluation, Trainer, TrainingSettings
+from outrider.distill.worth import Prices
+from outrider.drafters.model import ModelDrafter
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.vocab import align
+from tiny_gguf import write_tiny
+
+CPU = torch.device("cpu")
+CONTEXT = 96
+PRICES = Prices((1.0, 1.05, 1.1, 1.15, 1.2), 0.05)
+WORDS = ("the", "and", "return", "(10", "in on", "def a")
+SETTINGS = TrainingSettings(steps=12, batch_tokens=256, warmup_steps=2, learning_rate=3e-3, evaluate_every=4)
+
+
+@dataclass
+class Teacher:
+    """A tiny target and its answers, of which every eighth is held out."""
+
+    checkpoint: Checkpoint
+    native: LlamaCppModel
+    model: TorchModel
+    training: list[Example]
+    held_out: list[Example]
+
+    def texts(self, subset: Subset) -> tuple[list[Text], list[Text]]:
+        return tuple(  # type: ignore[return-value]
+            [text for example in side if (text := text_of(example, subset, CONTEXT))]
+            for side in (self.training, self.held_out)
+        )
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teacher]:
+    folder = tmp_path_factory.mktemp("teacher")
+    path = write_tiny(folder / "teacher.gguf")
+    weights = Weights(path, SMALL)
+    native, checkpoint = weights.open(CONTEXT), read_gguf(path)
+    network = Network.of(checkpoint, CONTEXT, dtype=torch.float32, device=CPU)
+    model = TorchModel("teacher", network, native.vocabulary, 32, CONTEXT)
+    random = np.random.default_rng(0)
+    questions = [
+        Question(
+            Prompt(id=f"{i}", messages=f"{' '.join(random.choice(WORDS, size=3))} {chr(97 + i % 26)}"),
+            "words", 0.8 * (i % 2),
+        )
+        for i in range(200)
+    ]  # fmt: skip
+    generate(LoadedTarget("teacher", native), questions, folder, model=model, max_tokens=40)
+    examples = [read_example(example_path(folder, question.id)) for question in questions]
+    yield Teacher(
+        checkpoint, native, model,
+        [example for i, example in enumerate(examples) if i % 8 not in (0, 1)],
+        [example for i, example in enumerate(examples) if i % 8 in (0, 1)],
+    )  # fmt: skip
+    weights.close()
+
+
+def trainer_of(teacher: Teacher, folder: Path, settings: TrainingSettings = SETTINGS, **more: Any) -> Trainer:
+    subset = more.pop("subset", Subset.whole(teacher.native.vocabulary.size))
+    training, held_out = teacher.texts(subset)
+    start = more.pop("start", restrict(keep_layers(teacher.checkpoint, (0,)), subset))
+    own = None
+    if settings.on_policy:
+        own = OnPolicy(teacher.training, teacher.model, subset, texts=4, max_tokens=CONTEXT, seed=0).texts
+    corpus = Corpus(training, batch_tokens=settings.batch_tokens, seed=settings.seed)
+    folder.mkdir(exist_ok=True)
+    return Trainer(start, corpus, held_out, PRICES, settings, folder, own_texts=own, device=CPU, **more)
+
+
+def agreeing(trainer: Trainer, draft: Checkpoint) -> tuple[int, int]:
+    """Of the held-out greedy answers' tokens: how many are what the draft holds likeliest, of how many.
+    Worked out one answer at a time."""
+    network = Network.of(draft, CONTEXT, dtype=torch.float32, device=CPU)
+    model = TorchModel("draft", network, None, 1, CONTEXT)  # type: ignore[arg-type]
+    agree = total = 0
+    for text in trainer._held_out:
+        if not text.is_greedy:
+            continue
+        model.truncate(0, 0)
+        rows = model.decode([Span(0, tuple(text.tokens.tolist()), 0, len(text.ids))])[0]
+        agree += int((rows.argmax(-1) == text.ids[:, 0]).sum())
+        total += len(text.ids)
+    return agree, total
+
+
+# Learning
+
+
+def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=40, batch_tokens=768, evaluate_every=20)
+    trainer = trainer_of(teacher, tmp_path, settings)
+    before, total = agreeing(trainer, trainer.best())
+    told: list[int] = []
+    best = trainer.run(lambda trainer: told.append(trainer.state.step))
+    after, _ = agreeing(trainer, best)
+    assert total > 900 and before < 0.25 * total, (before, total)
+    assert after > 1.4 * before and after > 0.3 * total, (before, after, total)
+    first, *_, last = trainer.state.history
+    assert first.agreement == pytest.approx(before / total, abs=2 / total)
+    assert last.loss < 0.7 * first.loss and last.acceptance > first.acceptance + 0.1
+    assert last.train_loss < last.loss
+    assert told == list(range(1, 41)) and trainer.is_over
+    assert trainer.trained_tokens > 40 * 300
+
+
+@pytest.mark.parametrize(("loss", "share"), [("kl", 0.9), ("tv", 0.95)])
+def test_every_loss_is_brought_down(teacher: Teacher, tmp_path: Path, loss: Any, share: float) -> None:
+    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, loss=loss, evaluate_every=6))
+    trainer.run()
+    losses = [found.loss for found in trainer.state.history]
+    assert losses[-1] < share * losses[0], losses
+
+
+def test_the_best_by_expected_speed_is_kept_not_the_last(
+    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = iter([1.0, 1.2, 1.1, 1.15, 1.19, 1.5])
+
+    def scripted(*arguments: Any) -> tuple[float, float, float, float, float]:
+        del arguments
+        return 1.0, 0.5, 0.5, next(speeds), 1.0
+
+    monkeypatch.setattr("outrider.distill.train.evaluate", scripted)
+    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=3))
+    weights: list[dict[str, Any]] = []
+    best = trainer.run(
+        lambda t: weights.append({n: w.detach().clone() for n, w in t.network.weights.items()})
+    )
+    assert trainer.state.step == 8 and trainer.state.best_step == 2, "three without a better one end it"
+    for name, values in best.weights.items():
+        np.testing.assert_array_equal(values, weights[1][name].numpy())
+        assert name.endswith("norm.weight") or not np.array_equal(values, weights[-1][name].numpy())
+
+
+def test_training_that_ruins_a_draft_returns_the_first(teacher: Teacher, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, learning_rate=3.0, steps=30, evaluate_every=2, patience=2, warmup_steps=1)
+    trainer = trainer_of(teacher, tmp_path, settings)
+    best = trainer.run()
+    assert trainer.state.best_step == 0 and trainer.state.step == 4
+    start = keep_layers(teacher.checkpoint, (0,))
+    for name, values in start.weights.items():
+        np.testing.assert_array_equal(best.weights[name], values)
+
+
+def test_padding_and_batches_change_no_evaluation(teacher: Teacher, tmp_path: Path) -> None:
+    found = []
+    for batch_tokens in (64, 256, 4096):
+        trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, batch_tokens=batch_tokens))
+        trainer._evaluate()
+        found.append(trainer.state.history[0])
+    for other in found[1:]:
+        assert asdict(other) == pytest.approx(asdict(found[0]), rel=1e-4, nan_ok=True)
+
+
+# Killed and taken up again
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(step: int) -> Callable[[Trainer], None]:
+    def told(trainer: Trainer) -> None:
+        if trainer.state.step == step:
+            raise Killed
+
+    return told
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """All but the first evaluation's training loss, which there is none of."""
+    return asdict(trainer.state) | {"history": [repr(found) for found in trainer.state.history]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "times"),
+    [
+        (SETTINGS, [(4,), (2, 6, 7), (11,)]),
+        (replace(SETTINGS, on_policy=0.7, loss="kl"), [(6, 9)]),
+        (replace(SETTINGS, quantization="Q4_0", embedding_quantization="Q8_0"), [(5,)]),
+    ],
+    ids=["the target's text", "the draft's own", "rounded"],
+)
+def test_a_training_that_was_killed_ends_as_if_it_had_not(
+    teacher: Teacher, tmp_path: Path, settings: TrainingSettings, times: list[tuple[int, ...]]
+) -> None:
+    whole = trainer_of(teacher, tmp_path / "whole", settings)
+    expected = whole.run()
+    for kills in times:
+        folder = tmp_path / f"killed at {kills}"
+        for step in kills:
+            with pytest.raises(Killed):
+                trainer_of(teacher, folder, settings).run(kill_at(step))
+        resumed = trainer_of(teacher, folder, settings)
+        assert resumed.state.step == max(kills) // 4 * 4, "from the last evaluation on"
+        best = resumed.run()
+        assert state_of(resumed) == state_of(whole)
+        for name, weight in whole.network.weights.items():
+            assert torch.equal(weight, resumed.network.weights[name]), name
+            np.testing.assert_array_equal(best.weights[name], expected.weights[name])
+    again = trainer_of(teacher, tmp_path / "whole", settings)
+    assert again.is_over and again.run().weights.keys() == expected.weights.keys()
+    assert state_of(again) == state_of(whole), "what is over is not trained again"
+
+
+def test_own_text_is_used_in_the_second_half_alone(teacher: Teacher, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, on_policy=1.0)
+    trainer = trainer_of(teacher, tmp_path, settings)
+    steps: list[int] = []
+    own = trainer._own_texts
+    assert own is not None
+
+    def noted(network: Network, step: int) -> Sequence[Text]:
+        steps.append(step)
+        return own(network, step)
+
+    trainer._own_texts = noted
+    trainer.run()
+    assert steps == list(range(6, 12))
+
+
+def test_a_checkpoint_of_another_training_is_refused(teacher: Teacher, tmp_path: Path) -> None:
+    trainer_of(teacher, tmp_path).run()
+    other = replace(SETTINGS, learning_rate=1e-4, seed=3)
+    with pytest.raises(InputError, match=r"other settings \(learning_rate, seed\)") as raised:
+        trainer_of(teacher, tmp_path, other)
+    assert raised.value.what == str(tmp_path / "checkpoint.pt")
+    with pytest.raises(InputError, match="another shape"):
+        trainer_of(teacher, tmp_path, start=teacher.checkpoint)
+    thin = random_weights(teacher.checkpoint, replace(teacher.checkpoint.shape, layers=1, width=32), 0)
+    with pytest.raises(InputError, match="another shape"):
+        trainer_of(teacher, tmp_path, start=thin)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "changed", "other content"])
+def test_a_damaged_checkpoint_is_named(teacher: Teacher, tmp_path: Path, damage: str) -> None:
+    trainer_of(teacher, tmp_path).run()
+    path = tmp_path / "checkpoint.pt"
+    whole = path.read_bytes()
+    if damage == "other content":
+        torch.save({"weights": {}}, path)
+    else:
+        path.write_bytes(
+            {
+                "cut": whole[:-500],
+                "empty": b"",
+                "text": b"no checkpoint",
+                "changed": b"PK" * 300 + whole[600:],
+            }[damage]
+        )
+    with pytest.raises(InputError, match="damaged") as raised:
+        trainer_of(teacher, tmp_path)
+    assert raised.value.what == str(path) and "starts anew" in raised.value.way_out
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(teacher: Teacher, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        trainer_of(teacher, tmp_path).run(kill_at(5))
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    resumed = trainer_of(teacher, tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+        with pytest.raises(SettingError, match="could not be written") as raised:
+            resumed.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.what == str(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    trainer_of(teacher, tmp_path).run()
+
+
+# The draft's own text
+
+
+def small_network(vocabulary: int, like: Checkpoint) -> Network:
+    made = random_weights(like, replace(like.shape, layers=1, vocabulary=vocabulary), 0)
+    return Network.of(made, 1, dtype=torch.float32, device=CPU)
+
+
+LANGUAGE = random_logits(VOCABULARY.size, seed=4, order=2)
+
+
+def letters(prompt: int, answer: int, seed: int = 0) -> Example:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(0, END, prompt + answer).astype(np.int32)
+    return Example(
+        "x", "letters", tokens[:prompt], tokens[prompt:], np.zeros((answer, 3), dtype=np.int32),
+        np.zeros((answer, 3), dtype=np.float16), np.zeros(answer, dtype=np.float16), 0.0, "",
+    )  # fmt: skip
+
+
+def test_own_texts_are_labelled_by_the_target(teacher: Teacher) -> None:
+    target = FakeModel(VOCABULARY, LANGUAGE, context_length=64, max_batch_tokens=30, max_rows=24)
+    examples = [
+        letters(prompt, answer, prompt) for prompt, answer in ((3, 9), (40, 23), (1, 2), (55, 9), (30, 30))
+    ]
+    own = OnPolicy(examples, target, Subset.whole(6), texts=9, max_tokens=1000, seed=5)
+    network = small_network(6, teacher.checkpoint)
+    texts = own.texts(network, 3)
+    assert len(texts) == 9 and target.length(0) == 0
+    for text in texts:
+        assert len(text.tokens) <= 64 and not text.is_greedy
+        for i, (ids, probs, rest) in enumerate(zip(text.ids, text.probs, text.rest, strict=True)):
+            context = text.tokens[: len(text.tokens) - len(text.ids) + i + 1].tolist()
+            logits = LANGUAGE(context).astype(float)
+            expected = np.exp(logits) / np.exp(logits).sum()
+            assert probs[:3].astype(float) == pytest.approx(expected[ids[:3]], abs=3e-3)
+            assert float(rest) == pytest.approx(1 - np.sort(expected)[-3:].sum(), abs=3e-3)
+        assert END not in text.tokens[-len(text.ids) + 1 :].tolist() or len(text.ids) == 1, "it ends there"
+    lengths = {len(text.ids) for text in texts}
+    assert max(lengths) <= 24 and len(lengths) > 1
+    same, other = own.texts(network, 3), own.texts(network, 4)
+    assert [t.tokens.tolist() for t in same] == [t.tokens.tolist() for t in texts]
+    assert [t.tokens.tolist() for t in other] != [t.tokens.tolist() for t in texts]
+
+
+def test_own_texts_hold_no_token_that_the_draft_does_not_know(teacher: Teacher) -> None:
+    target = FakeModel(VOCABULARY, LANGUAGE)
+    subset = Subset.of([0, 2, END], 6)
+    own = OnPolicy([letters(3, 9)], target, subset, texts=8, max_tokens=60, seed=5)
+    for text in own.texts(small_network(4, teacher.checkpoint), 0):
+        assert 3 not in text.tokens[-len(text.ids) + 1 :].tolist() or len(text.ids) == 1
+
+
+def test_answers_of_one_token_leave_nothing_to_continue(teacher: Teacher) -> None:
+    own = OnPolicy(
+        [letters(3, 1)], FakeModel(VOCABULARY, LANGUAGE), Subset.whole(6), texts=2, max_tokens=60, seed=5
+    )
+    assert own.texts(small_network(6, teacher.checkpoint), 0) == []
+
+
+# Evaluation
+
+
+def test_a_token_that_is_not_known_is_never_a_match() -> None:
+    text = Text(
+        "c", np.zeros(3, dtype=np.int32), np.array([[0, 3], [3, 3], [3, 3]], dtype=np.int32),
+        np.array([[0.9, 0], [0, 0.9], [0, 0.9]], dtype=np.float16), np.zeros(3, dtype=np.float16), True, True,
+    )  # fmt: skip
+    logits = torch.tensor([[4.0, 0, 0, 0], [0, 0, 0, 9], [9, 0, 0, 0]])
+    [found] = predictions_of([text, replace(text, is_greedy=False)], torch.cat([logits, logits]))
+    assert found.matches.tolist() == [True, False, False]
+    assert found.confidences == pytest.approx([0.948, 0, 0.9996], abs=1e-3)
+    [whole] = predictions_of([replace(text, has_other=False)], logits)
+    assert whole.matches.tolist() == [True, True, False] and whole.confidences[1] > 0.99
+
+
+# The whole way
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_trained_draft_changes_no_text(teacher: Teacher, tmp_path: Path, reduced: bool) -> None:
+    vocabulary = teacher.native.vocabulary
+    counts = np.bincount(np.concatenate([e.answer for e in teacher.training]), minlength=vocabulary.size)
+    subset = (
+        choose_subset(vocabulary, counts.astype(np.int64), 270) if reduced else Subset.whole(vocabulary.size)
+    )
+    assert subset.has_other == reduced
+    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=16), subset=subset)
+    written = write_gguf(
+        trainer.run(), tmp_path / "draft.gguf", subset=subset, target=vocabulary, provenance=PROVENANCE,
+        quantization="F32", embedding_quantization="F32",
+    )  # fmt: skip
+    weights = Weights(written.path, SMALL)
+    draft = weights.open(CONTEXT)
+    drafter = ModelDrafter(draft, align(vocabulary, draft.vocabulary))
+    greedy = SamplingParams(temperature=0)
+    requests = [
+        asked(example.prompt.tolist(), sampling=greedy, max_tokens=30) for example in teacher.held_out[:12:2]
+    ]
+    plain = [Engine(teacher.native).generate(request) for request in requests]
+    engine = Engine(teacher.native, [drafter], FixedPolicy(p_min=0, hand_over=0))
+    drafted = [engine.generate(request) for request in requests]
+    weights.close()
+    assert [found.tokens for found in drafted] == [found.tokens for found in plain]
+    assert [found.text for found in drafted] == [found.text for found in plain]
+    accepted = sum(record.num_accepted for found in drafted for record in found.records)
+    assert accepted > 10, "and it was of use"
+    expected = [e.answer[:30].tolist() for e in teacher.held_out[:12:2]]
+    assert [list(found.tokens) for found in plain] == expected, "the recorded answers are those of the engine"
+
+
+def test_an_evaluation_is_of_plain_numbers(teacher: Teacher, tmp_path: Path) -> None:
+    """A checkpoint is read without running any code, which NumPy's own numbers would need."""
+    trainer = trainer_of(teacher, tmp_path)
+    trainer._evaluate()
+    assert {type(value) for value in asdict(trainer.state.history[0]).values()} == {int, float}
+    assert isinstance(trainer.state.history[0], Evaluation)
