@@ -257,6 +257,15 @@ def test_own_text_is_used_in_the_second_half_alone(teacher: Teacher, tmp_path: P
     assert steps == list(range(6, 12))
 
 
+def test_own_text_may_be_longer_than_any_answer(teacher: Teacher, tmp_path: Path) -> None:
+    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, on_policy=1.0, steps=2))
+    text = trainer.corpus.texts[0]
+    longer = replace(text, tokens=np.tile(text.tokens, 9))
+    trainer._own_texts = lambda *_: [longer]
+    trainer.run()
+    assert trainer.state.step == 2 and np.isfinite(trainer.state.last_loss)
+
+
 def test_a_checkpoint_of_another_training_is_refused(teacher: Teacher, tmp_path: Path) -> None:
     trainer_of(teacher, tmp_path).run()
     other = replace(SETTINGS, learning_rate=1e-4, seed=3)

@@ -112,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4, help="kept of a target without a draft")
     parser.add_argument("--vocabulary", type=int, default=8192, help="tokens of such a draft; 0: all")
     parser.add_argument("--texts", type=int, default=300, help="of each kind")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--max-tokens", type=int, default=160)

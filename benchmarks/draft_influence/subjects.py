@@ -30,12 +30,12 @@ class Sizes:
     texts of each prompt; `samples`: short texts of each of `short_prompts`; `lengths`: drafted tokens of a
     greedy step, `length` of a sampled one; `draws`: permutations of a test."""
 
-    prompts: int = 8
-    tokens: int = 32
+    prompts: int = 6
+    tokens: int = 24
     seeds: int = 2
     short_prompts: int = 2
-    samples: int = 500
-    certificate_samples: int = 400
+    samples: int = 400
+    certificate_samples: int = 300
     lengths: tuple[int, ...] = (2, 4, 8)
     length: int = 4
     leniences: tuple[float, ...] = (0.5, 0.2, 0.05, 0.01)

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from outrider.cli import options
-from outrider.cli.options import OUTPUT, option
+from outrider.cli.options import MACHINE, OUTPUT, option
 from outrider.distill.plan import DataPlan, DraftPlan, TrainingPlan
 
 __all__ = ["command"]
@@ -159,6 +159,11 @@ _OnPolicy = Annotated[
 ]
 _Seed = Annotated[int, option(_TRAINING, "--seed", metavar="N", help="Of sampling, weights and order.")]
 
+_Context = Annotated[
+    int,
+    option(MACHINE, "-c", "--ctx-size", metavar="N", help="Tokens of the longest prompt with its answer."),
+]
+
 
 def command(cls: type[TyperCommand], _as_run: Callable[[dict[str, Any]], Any]) -> Any:
     """The command, of class `cls`."""
@@ -201,7 +206,7 @@ def _distill(
     learning_curve: _Curve = False,
     print_json: _Json = False,
     verbose: options.Verbose = False,
-    ctx_size: options.Context = None,
+    ctx_size: _Context = 1024,
     threads: options.Threads = -1,
 ) -> None:
     given = dict(locals())

@@ -15,7 +15,6 @@ from outrider.models.hub import HubOptions
 
 __all__ = ["DistillSettings", "plan_of"]
 
-_CONTEXT = 1024
 _TAKEN_NAMES = ("first", "answers", "curve")
 """Files of a run have these."""
 
@@ -56,7 +55,7 @@ class DistillSettings:
     no_report: bool
     learning_curve: bool
     print_json: bool
-    ctx_size: int | None
+    ctx_size: int
     threads: int
 
     @property
@@ -185,8 +184,6 @@ def _only(reference: str, hub: HubOptions) -> ModelFile:
 
 
 def _context(settings: DistillSettings) -> int:
-    if settings.ctx_size is None:
-        return _CONTEXT
     if settings.ctx_size <= settings.max_tokens:
         reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
         raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")

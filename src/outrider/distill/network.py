@@ -107,7 +107,7 @@ class Network:
         return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _heads(self, x: Tensor, name: str) -> Tensor:
-        """(batch, tokens, heads * head_width) to (batch, heads, tokens, head_width), normed where it has a norm."""
+        """(batch, tokens, heads * head_width) to (batch, heads, tokens, head_width), normed if wanted."""
         x = self._linear(x, name).unflatten(-1, (-1, self.shape.head_width))
         if f"{name}_norm.weight" in self.weights:
             x = self._norm(x, f"{name}_norm")

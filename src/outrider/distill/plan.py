@@ -47,9 +47,9 @@ class DataPlan:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same
-    tokenizer), with `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base` as it is.
-    `vocabulary`: tokens that it knows, 0 all; kept from `base` when it is continued."""
+    """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer),
+    with `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base`
+    as it is. `vocabulary`: tokens that it knows, 0 all; kept from `base` when it is continued."""
 
     start: Start = "prune"
     base: Path | None = None

@@ -101,8 +101,9 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         trained = trainer.trained_tokens
         provenance = replace(provenance, tokens=trained, steps=trainer.state.best_step)
         written = _write(trainer.best(), plan.out / f"{plan.name}.gguf", plan, material, provenance)
+        notices += written.notes
         if plan.draft.safetensors:
-            write_safetensors(trainer.best(), plan.out / plan.name)
+            notices += write_safetensors(trainer.best(), plan.out / plan.name)
     return Distilled(
         written=written,
         first=first.path,
@@ -127,12 +128,15 @@ def _answer(
 ) -> None:
     everything = [*questions.held_out, *questions.training]
     total = sum(1 + len(question.prompt.follow_ups) for question in everything)
-    done, tokens, passed_over = 0, 0, 0
+    done, tokens = 0, 0
+    passed_over: list[str] = []
     started = perf_counter()
 
     def told(why: str, count: int) -> None:
-        nonlocal done, tokens, passed_over
-        done, tokens, passed_over = done + 1, tokens + count, passed_over + bool(why)
+        nonlocal done, tokens
+        done, tokens = done + 1, tokens + count
+        if why:
+            passed_over.append(why)
         speed = tokens / (perf_counter() - started)
         progress("the target answers", done / total, f"{done} of {total} answers, {speed:.0f} tokens/s")
 
@@ -141,7 +145,7 @@ def _answer(
         max_tokens=plan.data.max_tokens, top=plan.data.top, seed=plan.training.seed, told=told,
     )  # fmt: skip
     if passed_over:
-        notices.append(f"{passed_over} prompts were passed over: they do not fit {plan.context} tokens")
+        notices.append(f"prompts that were passed over: {len(passed_over)}, the first since {passed_over[0]}")
 
 
 def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:

@@ -25,8 +25,8 @@ from outrider.distill.device import device_of, has_fast_half
 from outrider.distill.evaluation import Evaluation, evaluate
 from outrider.distill.losses import loss_of
 from outrider.distill.network import Network, causal
-from outrider.distill.plan import Loss
 from outrider.distill.rounding import rounded
+from outrider.distill.schedule import TrainingSettings, optimizers_of, rate_at
 from outrider.distill.training_file import read_training, write_training
 from outrider.distill.worth import Prices
 
@@ -39,32 +39,6 @@ _PIECE_POSITIONS = 1024
 
 OwnTexts = Callable[[Network, int], Sequence[Text]]
 """Texts that the draft continued itself, at a step; see `on_policy`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """How a draft is trained. `batch_tokens`: of a step, padding included; `patience`: evaluations without
-    a better one before training ends early."""
-
-    steps: int
-    batch_tokens: int = 8192
-    learning_rate: float = 1e-3
-    warmup_steps: int = 50
-    least_rate: float = 0.05
-    """of the learning rate, at the last step"""
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    loss: Loss = "hybrid"
-    on_policy: float = 0.0
-    """share of the steps of the second half that train on the draft's own text"""
-    quantization: str = "F32"
-    """of the file that the draft will be written to, and of its embedding: evaluations see the weights as
-    they will be there, and so do the steps behind `round_from` of all"""
-    embedding_quantization: str = "F32"
-    round_from: float = 0.5
-    evaluate_every: int = 200
-    patience: int = 5
-    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -110,22 +84,10 @@ class Trainer:
         for weight in self.network.weights.values():
             weight.requires_grad_()
         self._half = has_fast_half(self.device)
-        self._optimizers = self._make_optimizers()
+        self._optimizers = optimizers_of(self.network.weights, settings)
         self.state = _State()
         self._best: dict[str, Tensor] = self._copy()
         self._load()
-
-    def _make_optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Muon for the layers' matrices (Jordan et al. 2024), scaled so that AdamW's rate suits it (Liu et al.
-        2025, arXiv 2502.16982, section 2.2); AdamW for embeddings, norms and biases."""
-        settings = self.settings
-        layers = [w for name, w in self.network.weights.items() if w.dim() > 1 and name.startswith("blk.")]
-        others = [w for name, w in self.network.weights.items() if w.dim() < 2 or not name.startswith("blk.")]
-        rate = settings.learning_rate
-        muon = torch.optim.Muon(
-            layers, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
-        )
-        return muon, torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     @property
     def is_over(self) -> bool:
@@ -173,7 +135,7 @@ class Trainer:
         early = self.state.step < self.settings.round_from * self.settings.steps
         loss = self._backward(batch, self.network if early else self._as_written())
         torch.nn.utils.clip_grad_norm_(self.network.weights.values(), self.settings.clip)
-        rate = self.settings.learning_rate * _rate(self.state.step, self.settings)
+        rate = self.settings.learning_rate * rate_at(self.state.step, self.settings)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -187,8 +149,8 @@ class Trainer:
     def _backward(self, batch: Batch, network: Network) -> float:
         """Add a batch's gradients to the weights'; its mean loss.
 
-        The output layer is gone through in pieces, forth and back: the logits of a whole batch would fill more
-        memory than everything else, and moving them would take longer than computing them.
+        The output layer is gone through in pieces, forth and back: the logits of a whole batch would fill
+        more memory than everything else, and moving them would take longer than computing them.
         """
         states = self._states(batch, network)
         ends = states.detach().requires_grad_()
@@ -207,10 +169,10 @@ class Trainer:
         """What the next step trains on: a batch of the target's answers, or texts of the draft's own."""
         step, settings = self.state.step, self.settings
         is_late = 2 * step >= settings.steps
+        texts: Sequence[Text] = ()
         if self._own_texts is not None and is_late and self._chance(step) < settings.on_policy:
-            if texts := self._own_texts(self.network, step):
-                return texts
-        return [self.corpus.texts[i] for i in numbers]
+            texts = self._own_texts(self.network, step)
+        return texts or [self.corpus.texts[i] for i in numbers]
 
     def _chance(self, step: int) -> float:
         return float(np.random.default_rng((self.settings.seed, step)).random())
@@ -287,11 +249,3 @@ class Trainer:
             optimizer.load_state_dict(held)
         state = content["state"]
         self.state = _State(**state | {"history": [Evaluation(**found) for found in state["history"]]})
-
-
-def _rate(step: int, settings: TrainingSettings) -> float:
-    """A linear start, then half a cosine down to `least_rate`."""
-    if step < settings.warmup_steps:
-        return (step + 1) / settings.warmup_steps
-    done = (step - settings.warmup_steps) / max(settings.steps - settings.warmup_steps, 1)
-    return settings.least_rate + (1 - settings.least_rate) * (1 + math.cos(math.pi * done)) / 2
