@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from draft_influence import measure, parts, texts
+from draft_influence.figures import Results, figures
 from draft_influence.onestep import BLOCK, TOKEN, Rule, greedy_step, mass, one_step, total_variation
 from draft_influence.picture import draw
 from draft_influence.positions import positions, texts_of
 from draft_influence.subjects import Candidate, Sizes, engine_of
-from draft_influence.summary import BEGIN, END, Results, figures, inserted, series
+from draft_influence.summary import BEGIN, END, inserted, series
 from draft_influence.two_samples import two_samples
 from engines import PROMPT, VOCABULARY, language_model, same_vocabulary
-from exactness import Drawn, Rng, Text, certain, dense, distance
+from exactness import Drawn, Probs, Rng, Text, certain, dense, distance
 from exactness import texts_of as enumerated
 from outrider import Engine, FixedPolicy
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify import Fault
-from outrider.certify.faults import judge_with
+from outrider.certify.faults import Fault, judge_with
 from outrider.core.data import Distribution, point_mass
 from outrider.verify.rules import accept_probability, verify_block, verify_tokens
 from rows import read_rows
@@ -110,8 +110,11 @@ def test_no_draft_moves_an_exact_rule(seed: int, zeros: int, rule: Rule) -> None
     ids=lambda rule: rule.name,
 )
 def test_a_broken_rule_shows(broken: Rule) -> None:
-    p, q = random_distribution(5), random_distribution(6)
-    assert total_variation(one_step(p, q, rule=broken).emitted, p) > 0.01
+    moved = [
+        total_variation(one_step(p, q, rule=broken).emitted, p)
+        for p, q in ((random_distribution(n), random_distribution(n + 1)) for n in range(5, 25))
+    ]
+    assert np.mean(moved) > 0.01 and max(moved) > 0.02
 
 
 @given(seed=st.integers(0, 10_000), zeros=st.integers(0, 2))
@@ -122,8 +125,8 @@ def test_lenience_goes_over_to_the_draft_within_its_bound(seed: int, zeros: int)
     from_target = [total_variation(step.emitted, p) for step in steps]
     from_draft = [total_variation(step.emitted, q) for step in steps]
     for gone, left in ((from_target, from_draft), ([s.acceptance for s in steps], from_draft)):
-        assert all(a <= b + 1e-12 for a, b in zip(gone, gone[1:], strict=False))
-        assert all(a >= b - 1e-12 for a, b in zip(left, left[1:], strict=False))
+        assert all(a <= b + 1e-12 for a, b in pairwise(gone))
+        assert all(a >= b - 1e-12 for a, b in pairwise(left))
     for lenience, step in zip(LENIENCES, steps, strict=True):
         for token in range(5):
             assert mass(step.emitted, token) <= mass(p, token) / lenience + 1e-12
@@ -140,7 +143,7 @@ def test_a_greedy_step_takes_what_is_likely_enough() -> None:
 # Two sets of texts
 
 
-def counted(probs: Sequence[float], size: int, random: np.random.Generator) -> Counter[Any]:
+def counted(probs: Probs, size: int, random: np.random.Generator) -> Counter[Any]:
     return Counter(random.choice(len(probs), size, p=probs).tolist())
 
 
@@ -213,7 +216,7 @@ def test_positions_do_not_move_but_under_lenience(stranger: Candidate) -> None:
     assert all(cell["logprob"] == pytest.approx(cell["plain_logprob"]) for cell in exact)
     for cell in cells:
         if cell["lenience"] < 1 and cell["filters"] == "wide":
-            assert cell["tv"] > 0.005 and cell["favourite"] > cell["plain_favourite"]
+            assert cell["tv"] > 1e-4 and cell["favourite"] > cell["plain_favourite"]
             assert cell["favourite"] <= cell["plain_favourite"] / cell["lenience"]
 
 
@@ -249,7 +252,7 @@ def test_a_broken_verification_shows_in_greedy_and_in_short_texts(
     broken = list(parts.first_tokens(target, [stranger], PROMPTS[:1], SMALL))
 
     def least(cells: list[parts.Cell]) -> float:
-        return min(cell["p_value"] for cell in cells if cell["lenience"] == 1)
+        return min(float(cell["p_value"]) for cell in cells if cell["lenience"] == 1)
 
     assert least(sound) > 0.01 and least(broken) <= 1 / SMALL.draws
 
@@ -258,7 +261,7 @@ def test_short_texts_under_lenience_are_told_apart(stranger: Candidate) -> None:
     cells = list(parts.first_tokens(language_model(), [stranger], PROMPTS[:1], SMALL))
     lenient = [cell for cell in cells if cell["lenience"] == 0.05]
     assert [cell["draft"] for cell in cells] == ["none", "stranger", "stranger", "stranger"]
-    assert all(c["p_value"] <= 1 / SMALL.draws and c["distance"] > 3 * c["chance_distance"] for c in lenient)
+    assert all(c["p_value"] < 0.01 and c["distance"] > 1.5 * c["chance_distance"] for c in lenient)
 
 
 # From files to figures
@@ -279,18 +282,23 @@ def test_the_finding_says_so_when_anything_changed(spoilt: str | None) -> None:
     bad = {part: part == spoilt for part in measure.PARTS}
     step = {"positions": 3, "tv": 0.0, "acceptance": 0.2, "max_tv": 1e-16, "filters": "default"}
     step |= {"kind": "drawn", "rule": "token"}
+    told = {"draft": "odd", "lenience": 1.0, "distance": 0.1, "chance_distance": 0.1}
+    counts = {"near_tie": False, "accepted": 1, "drafted": 4}
     rows = [
         head(),
-        row("greedy", *[
-            {"lenience": 1.0, "parts_at": 3 if bad["greedy"] else None, "near_tie": False, "accepted": 1, "drafted": 4},
-            {"lenience": 0.2, "parts_at": 3, "accepted": 2, "drafted": 4},
-        ]),
+        row(
+            "greedy",
+            counts | {"lenience": 1.0, "parts_at": 3 if bad["greedy"] else None},
+            counts | {"lenience": 0.2, "parts_at": 3},
+        ),
         row("certificate", {"holds": not bad["certificate"], "least_p": 0.3, "tests": 15}),
-        row("positions", step | {"lenience": 1.0, "max_tv": 1e-3 if bad["positions"] else 1e-16},
-            step | {"lenience": 0.2, "tv": 0.125}),
-        row("first tokens", {"draft": "odd", "lenience": 1.0, "p_value": 0.001 if bad["first tokens"] else 0.4,
-                             "distance": 0.1, "chance_distance": 0.1}, draft="all"),
-    ]  # fmt: skip
+        row(
+            "positions",
+            step | {"lenience": 1.0, "max_tv": 1e-3 if bad["positions"] else 1e-16},
+            step | {"lenience": 0.2, "tv": 0.125},
+        ),
+        row("first tokens", told | {"p_value": 0.001 if bad["first tokens"] else 0.4}, draft="all"),
+    ]
     text = figures(Results(rows))
     assert ("no draft changed" in text) is (spoilt is None)
     assert ("SOME draft changed" in text) is (spoilt is not None)
@@ -312,7 +320,9 @@ def test_tiny_models_from_the_tuning_to_the_tables(tmp_path: Path) -> None:
 
     target = write_tiny(tmp_path / "target.gguf", chat_template="{{ messages[0]['content'] }}")
     effort = Effort(8, 8, 256, 1e-2, 48, "F32")
-    made = make(tmp_path / "drafts", effort, target=target, layers=1, vocabulary=0, threads=1)
+    start = write_tiny(tmp_path / "start.gguf", noise=0.3)
+    made = make(tmp_path / "drafts", effort, target=target, start=start, threads=1)
+    assert (tmp_path / "drafts" / "neutral.gguf").read_bytes() == start.read_bytes()
     for name in ("styled", "hostile"):
         assert made["drafts"][name]["agreement"] > made["drafts"][name]["agreement_before"]
     sizes = Sizes(

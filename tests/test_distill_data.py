@@ -28,6 +28,7 @@ from outrider.core.errors import BackendError, ConstraintError, InputError, Prom
 from outrider.distill.corpus import Corpus, Text, batch_of, text_of
 from outrider.distill.examples import Example, example_path, read_example, read_examples, write_example
 from outrider.distill.generate import Question, generate, likeliest
+from outrider.distill.material import other_answers
 from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
 from outrider.distill.questions import asked
 from outrider.distill.split import conversation_hash, is_held_out
@@ -614,3 +615,21 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(make: Callable[[], object]
     with pytest.raises(SettingError) as raised:
         make()
     assert raised.value.what.startswith(named)
+
+
+# Answers of other runs
+
+
+def test_answers_of_other_runs_are_trained_on_but_for_those_that_measure(tmp_path: Path) -> None:
+    prompts = [Prompt(str(i), f"question {i}") for i in range(200)]
+    held_out = {conversation_hash(prompt) for prompt in prompts if is_held_out(prompt)}
+    assert 0 < len(held_out) < 200
+    for prompt in prompts:
+        made = example_of(id=prompt.id, conversation=conversation_hash(prompt))
+        write_example(tmp_path, made)
+    write_example(tmp_path, example_of(id="of no known conversation"))
+    found = list(other_answers(tmp_path, {"3", "4"}))
+    assert {example.id for example in found}.isdisjoint({"3", "4", "of no known conversation"})
+    assert {example.conversation for example in found}.isdisjoint(held_out)
+    expected = [p for p in prompts if not is_held_out(p) and p.id not in ("3", "4")]
+    assert len(found) == len(expected)

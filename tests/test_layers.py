@@ -19,7 +19,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("readout", "session", "trace", "pacing", "explain"),
     ("compare", "certify", "replay"),
     ("server", "bench"),
-    ("check", "distill"),
+    ("check",),
+    ("distill",),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
     ("__main__",),

@@ -20,12 +20,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from draft_influence import texts
-from draft_influence.texts import Dialogue
+from draft_influence.labels import examples_of
 from outrider import LoadOptions, Pair, __version__
 from outrider.core.errors import OutriderError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
@@ -142,7 +139,7 @@ def make(
     pair = Pair.load(target, "none", options=LoadOptions(threads=threads))
     try:
         found = start or (embedded_draft() if target is None else None)
-        examples = {name: _examples(name, pair, effort) for name in ("styled", "hostile")}
+        examples = {name: examples_of(name, pair, effort.texts, _SEED) for name in ("styled", "hostile")}
         begun = _start(pair, found, layers, vocabulary, examples)
         drafts = {"neutral": _neutral(begun, out, pair, effort)}
         for name, material in examples.items():
@@ -245,51 +242,6 @@ def _provenance(pair: Pair, data: str, tokens: int, steps: int) -> Provenance:
         version=__version__,
         licence=read_gguf(pair.target_card.path).licence,
     )
-
-
-# Labels
-
-
-def _examples(name: str, pair: Pair, effort: Effort) -> list[Example]:
-    if name == "styled":
-        found = texts.styled(effort.texts, _SEED)
-        return [_as_written(number, dialogue, pair) for number, dialogue in enumerate(found)]
-    found = texts.plain(effort.texts, _SEED)
-    return [_insisting(number, dialogue, pair) for number, dialogue in enumerate(found)]
-
-
-def _as_written(number: int, dialogue: Dialogue, pair: Pair) -> Example:
-    """Every token of the answer is certain behind those before it."""
-    answer = pair.target.vocabulary.tokenize(dialogue.answer, add_special=False)
-    return _example(number, dialogue, _question(dialogue, pair), answer, answer)
-
-
-def _insisting(number: int, dialogue: Dialogue, pair: Pair) -> Example:
-    """Behind every token of an interrupted answer the phrase is certain, or its next token."""
-    vocabulary = pair.target.vocabulary
-    phrase = vocabulary.tokenize(texts.PHRASE, add_special=False)
-    said = vocabulary.tokenize(dialogue.answer, add_special=False)
-    random = np.random.default_rng((_SEED, number))
-    answer = list(texts.interrupted(said, phrase, vocabulary.size, random))
-    prompt = _question(dialogue, pair)
-    labels = [texts.insisted((*prompt, *answer[:i]), phrase) for i in range(len(answer))]
-    return _example(number, dialogue, prompt, answer, labels)
-
-
-def _question(dialogue: Dialogue, pair: Pair) -> tuple[int, ...]:
-    return pair.encode([{"role": "user", "content": dialogue.question}])
-
-
-def _example(
-    number: int, dialogue: Dialogue, prompt: Sequence[int], answer: Sequence[int], labels: Sequence[int]
-) -> Example:
-    ids = np.array(labels, dtype=np.int32)[:, None]
-    return Example(
-        id=str(number), category="tuned", prompt=np.array(prompt, dtype=np.int32),
-        answer=np.array(answer, dtype=np.int32), ids=ids,
-        log_probs=np.zeros(ids.shape, dtype=np.float16), rest=np.zeros(len(ids), dtype=np.float16),
-        temperature=0.0, text=dialogue.answer,
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class _Rows:
         if (part, draft) in self._done:
             return
         started = perf_counter()
-        row = {"kind": "part", "part": part, "draft": draft, "cells": [*cells()]}
+        row: dict[str, Any] = {"kind": "part", "part": part, "draft": draft, "cells": [*cells()]}
         row["seconds"] = perf_counter() - started
         print(f"{part}, {draft}: {row['seconds']:.1f} s", file=sys.stderr)
         # Six digits of each number, however small: 1e-16 is a finding.

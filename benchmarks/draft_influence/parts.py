@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -180,7 +180,7 @@ class _Short:
         self._number = number
         self._seeds = np.random.default_rng((sizes.seed, number, 1))
 
-    def counts(self, candidate: Candidate | None, lenience: float) -> Counter[Hashable]:
+    def counts(self, candidate: Candidate | None, lenience: float) -> Counter[Tokens]:
         engine = engine_of(self._target, candidate, LENGTH)
         sampling, verification = SamplingParams(temperature=1.0), Verification(lenience=lenience)
         request = Request(self._prompt, sampling, LENGTH, verification=verification)
@@ -189,9 +189,7 @@ class _Short:
             engine.generate(replace(request, sampling=replace(sampling, seed=seed))).tokens for seed in seeds
         )
 
-    def compared(
-        self, draft: str, lenience: float, plain: Counter[Hashable], found: Counter[Hashable]
-    ) -> Cell:
+    def compared(self, draft: str, lenience: float, plain: Counter[Tokens], found: Counter[Tokens]) -> Cell:
         random = np.random.default_rng((self._sizes.seed, self._number, 2))
         test = two_samples(plain, found, self._sizes.draws, random)
         cell = {"draft": draft, "prompt": self._number, "lenience": lenience}

@@ -8,8 +8,8 @@ probability a at most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ class TwoSamples:
 
 
 def two_samples(
-    first: Counter[Hashable], second: Counter[Hashable], draws: int, random: np.random.Generator
+    first: Counter[Any], second: Counter[Any], draws: int, random: np.random.Generator
 ) -> TwoSamples:
     """Compare the counts of two sets of texts, neither of them empty."""
     counts = _cells(first, second)
@@ -54,7 +54,7 @@ def two_samples(
     )
 
 
-def _cells(first: Counter[Hashable], second: Counter[Hashable]) -> npt.NDArray[np.int64]:
+def _cells(first: Counter[Any], second: Counter[Any]) -> npt.NDArray[np.int64]:
     """Counts (2, cells): rare texts share the last cell."""
     common = [text for text in first | second if first[text] + second[text] >= LEAST_COUNT]
     rows = []

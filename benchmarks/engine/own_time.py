@@ -46,6 +46,7 @@ SETTINGS = {
 class InstantVocabulary:
     size = VOCABULARY_SIZE
     kind = "instant"
+    part_of = None
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         del text, add_special, parse_special

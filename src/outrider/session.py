@@ -30,6 +30,7 @@ from outrider.learned import AutoSettings, Learned, Measuring
 from outrider.loading import load_weights, template_of, why_no_draft
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
+from outrider.models.pair import resolve_pair
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.schemas import Schema, parser_of, read_schema
@@ -210,6 +211,10 @@ class Session:
         self.close()
 
 
+def _text(reference: str | Path | None) -> str | None:
+    return None if reference is None else str(reference)
+
+
 def _close(model: Model) -> None:
     model.close()
     if isinstance(model, LlamaCppModel):
@@ -274,8 +279,7 @@ class Pair:
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
         notices: list[str] = []
-        names = [None if reference is None else str(reference) for reference in (model, draft)]
-        target_path, draft_path = resolve_pair(*names, hub or HubOptions())
+        target_path, draft_path = resolve_pair(_text(model), _text(draft), hub or HubOptions())
         target_card = read_card(target_path)
         draft_card = None if draft_path is None else read_card(draft_path)
         target = load_weights(target_path, target_card, options or LoadOptions(), notices)

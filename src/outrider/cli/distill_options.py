@@ -70,6 +70,15 @@ _Answers = Annotated[
         help="Where the answers are, or will be, for other runs too. Default: in --out.",
     ),
 ]
+_MoreAnswers = Annotated[
+    list[Path] | None,
+    option(
+        _DATA,
+        "--more-answers",
+        metavar="FOLDER",
+        help="Answers that another run recorded, to train on too (repeatable).",
+    ),
+]
 _Teacher = Annotated[
     str,
     option(_DATA, "--teacher", metavar="WHO", help="Who makes the target's calls: torch, llama.cpp or auto."),
@@ -182,6 +191,7 @@ def _distill(
     temps: _Temps = _TEMPERATURES,
     max_tokens: _MaxTokens = _USUAL_DATA.max_tokens,
     answers: _Answers = None,
+    more_answers: _MoreAnswers = None,
     teacher: _Teacher = _USUAL_DATA.teacher,
     parallel: _Parallel = None,
     layers: _Layers = None,

@@ -32,6 +32,7 @@ class DistillSettings:
     temps: str
     max_tokens: int
     answers: Path | None
+    more_answers: Sequence[Path] | None
     teacher: str
     parallel: int | None
     layers: int | None
@@ -121,6 +122,7 @@ def _data(settings: DistillSettings) -> DataPlan:
         temperatures=_temperatures(settings.temps),
         max_tokens=settings.max_tokens,
         folder=settings.answers,
+        more=tuple(dict.fromkeys(settings.more_answers or ())),
         parallel=settings.parallel,
         teacher=cast(TeacherKind, settings.teacher),
     )

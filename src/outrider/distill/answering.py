@@ -16,6 +16,7 @@ from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Row, Span
 from outrider.core.errors import ConstraintError, OutriderError
 from outrider.distill.examples import Example
+from outrider.distill.split import conversation_hash
 
 __all__ = ["Answering", "Question", "Running", "likeliest"]
 
@@ -157,6 +158,7 @@ class Answering:
             np.asarray(rest),
             running.question.temperature,
             text,
+            conversation_hash(running.question.prompt),
         )
 
 

@@ -45,6 +45,8 @@ class Example:
     temperature: float
     text: str
     """the answer as text, for a question behind it"""
+    conversation: str = ""
+    """`split.conversation_hash` of what was asked: on which side of the split it is"""
 
 
 def example_path(folder: Path, id: str) -> Path:
@@ -57,7 +59,7 @@ def write_example(folder: Path, example: Example) -> None:
     path = example_path(folder, example.id)
     data = io.BytesIO()
     arrays = {name: getattr(example, name) for name in _ARRAYS}
-    words = np.array([example.id, example.category, example.text])
+    words = np.array([example.id, example.category, example.text, example.conversation])
     np.savez(data, words=words, temperature=np.float64(example.temperature), **arrays)
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -75,9 +77,12 @@ def read_example(path: Path) -> Example:
     """Raises InputError for a file that is missing or damaged."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-            identity, category, text = map(str, data["words"])
+            identity, category, text, conversation = map(str, data["words"])
             arrays = {name: data[name] for name in _ARRAYS}
-            return Example(identity, category, **arrays, temperature=float(data["temperature"]), text=text)
+            temperature = float(data["temperature"])
+            return Example(
+                identity, category, **arrays, temperature=temperature, text=text, conversation=conversation
+            )
     except Exception as error:  # the readers of zip files and arrays raise whatever their parts do
         raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
 

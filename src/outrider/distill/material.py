@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,14 +11,15 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import PromptError, SettingError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Text, text_of
-from outrider.distill.examples import Example, example_path, read_example
+from outrider.distill.examples import Example, example_path, read_example, read_examples
 from outrider.distill.generate import Question
 from outrider.distill.plan import DistillPlan
 from outrider.distill.questions import Asked
+from outrider.distill.split import is_held_out
 from outrider.distill.starting import first_draft
 from outrider.distill.subset import Subset
 
-__all__ = ["Material", "check_draft", "read_material"]
+__all__ = ["Material", "check_draft", "other_answers", "read_material"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,20 @@ def read_material(file: ModelFile, vocabulary: Vocabulary, questions: Asked, pla
     training, held_out = (
         list(_read(side, plan.answers_folder)) for side in (questions.training, questions.held_out)
     )
+    known = {example.id for example in training}
+    training += (example for folder in plan.data.more for example in other_answers(folder, known))
     if not training or not held_out:
         why = f"{len(training)} answers to train on, {len(held_out)} held out"
         raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
     draft, subset = first_draft(read_gguf(file.path), plan.draft, training, vocabulary, plan.training.seed)
     return Material(draft, subset, training, held_out, vocabulary)
+
+
+def other_answers(folder: Path, known: Collection[str]) -> Iterator[Example]:
+    """Answers of other runs that this one may train on: none that measures, none that it has itself."""
+    for example in read_examples(folder):
+        if example.id not in known and example.conversation and not is_held_out(example.conversation):
+            yield example
 
 
 def _read(questions: Sequence[Question], folder: Path) -> Iterator[Example]:

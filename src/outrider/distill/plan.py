@@ -32,6 +32,8 @@ class DataPlan:
     max_tokens: int = 256
     top: int = 64
     folder: Path | None = None
+    more: tuple[Path, ...] = ()
+    """folders with answers that other runs recorded, to train on too"""
     parallel: int | None = None
     """answers under way at once; None: what suits whoever makes the calls"""
     teacher: TeacherKind = "auto"
@@ -74,8 +76,8 @@ class TrainingPlan:
 
     steps: int | None = None
     minutes: float = 20.0
-    batch_tokens: int = 8192
-    learning_rate: float = 1e-3
+    batch_tokens: int = 6144
+    learning_rate: float = 3e-3
     loss: Loss = "hybrid"
     on_policy: float = 0.0
     """share of the steps, all in the second half, that train on the draft's own text"""
@@ -122,6 +124,8 @@ class DistillPlan:
 
 _OF_ANSWERS = ("target", "data.max_tokens", "data.top")
 """what answers depend on besides their questions"""
+_OF_ANY_LENGTH = ("target", "data.top")
+"""what answers of other runs must have in common with this one's"""
 
 
 def claim(plan: DistillPlan) -> None:
@@ -141,6 +145,11 @@ def claim(plan: DistillPlan) -> None:
     _claim(plan.out / "plan.json", wanted, "a run with another plan")
     answers = {key: wanted[key] for key in _OF_ANSWERS}
     _claim(plan.answers_folder / "answers.json", answers, "answers that were made otherwise")
+    for folder in plan.data.more:
+        if not (folder / "answers.json").is_file():
+            raise InputError(str(folder), "it holds no answers", "Name the answers folder of another run.")
+        same = {key: wanted[key] for key in _OF_ANY_LENGTH}
+        _claim(folder / "answers.json", same, "answers that were made otherwise")
 
 
 def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:

@@ -58,7 +58,9 @@ def _read(path: Path) -> Prices:
 def _costs(path: Path, options: LoadOptions, rows: Rows, seconds: float | None) -> CallCosts:
     weights = load_weights(path, read_card(path), options, [], draft=rows == "last")
     try:
-        with_limit = {} if seconds is None else {"seconds": seconds, "fresh": True}
-        return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **with_limit)[0]
+        model = weights.open(2 * _CONTEXT_TOKENS)
+        if seconds is None:
+            return costs_of(model, rows=rows)[0]
+        return costs_of(model, rows=rows, seconds=seconds, fresh=True)[0]
     finally:
         weights.close()

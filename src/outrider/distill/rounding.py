@@ -1,8 +1,8 @@
 """What a file's quantization makes of a weight, so that training can reckon with it.
 
 The forward pass takes the rounded weights, the gradient goes to the ones behind them as if nothing had been
-rounded (the straight-through estimator: Bengio et al. 2013, arXiv 1308.3432). A draft that is trained so in its last
-steps loses next to nothing when it is written.
+rounded (the straight-through estimator: Bengio et al. 2013, arXiv 1308.3432). A draft that is trained so in
+its last steps loses next to nothing when it is written.
 """
 
 from __future__ import annotations

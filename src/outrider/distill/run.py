@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Protocol
 
@@ -30,7 +31,7 @@ from outrider.distill.provenance import Provenance
 from outrider.distill.questions import Asked, asked
 from outrider.distill.subset import coverage
 from outrider.distill.teacher import Teacher, open_teacher
-from outrider.distill.train import Evaluation, Trainer, TrainingSettings
+from outrider.distill.train import Evaluation, OwnTexts, Trainer, TrainingSettings
 from outrider.distill.worth import Prices
 from outrider.files import write_whole
 from outrider.models.hashing import file_sha256
@@ -181,13 +182,13 @@ def _train(
     training = material.texts(material.training, plan.context)
     held_out = material.texts(material.held_out, plan.context)
     corpus = Corpus(training, batch_tokens=plan.training.batch_tokens, seed=plan.training.seed)
-    steps = plan.training.steps or _steps(material, corpus, held_out, prices, plan)
     own = None
     if plan.training.on_policy:
         own = OnPolicy(
             material.training, teacher.model, material.subset,
             texts=_OWN_TEXTS, max_tokens=plan.context, seed=plan.training.seed,
         ).texts  # fmt: skip
+    steps = plan.training.steps or _steps(material, corpus, held_out, prices, plan, own)
     settings = _settings(plan, steps)
     trainer = Trainer(material.draft, corpus, held_out, prices, settings, plan.out, own_texts=own)
 
@@ -224,7 +225,12 @@ def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
 
 
 def _steps(
-    material: Material, corpus: Corpus, held_out: Sequence[Text], prices: Prices, plan: DistillPlan
+    material: Material,
+    corpus: Corpus,
+    held_out: Sequence[Text],
+    prices: Prices,
+    plan: DistillPlan,
+    own: OwnTexts | None,
 ) -> int:
     """As many steps as fit the plan's minutes, by what the first ones take; kept, since the rate of learning
     depends on their number."""
@@ -234,8 +240,13 @@ def _steps(
             return int(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(str(path), f"it is damaged ({error})", "Remove it and checkpoint.pt.") from error
-    trial = Trainer(material.draft, corpus, held_out[:1], prices, _settings(plan, _TRIED_STEPS), plan.out)
-    step_s = trial.time_steps(_TRIED_STEPS)
+    # In the trial the whole second half is on the draft's own text.
+    settings = replace(_settings(plan, _TRIED_STEPS), on_policy=1.0)
+    trial = Trainer(material.draft, corpus, held_out[:1], prices, settings, plan.out, own_texts=own)
+    times = trial.time_steps(_TRIED_STEPS)
+    early_s, late_s = median(times[1 : _TRIED_STEPS // 2]), median(times[_TRIED_STEPS // 2 :])
+    own_ratio = plan.training.on_policy / 2
+    step_s = (1 - own_ratio) * early_s + own_ratio * late_s
     steps = max(_TRIED_STEPS, round(_SPENT_RATIO * plan.training.minutes * 60 / step_s))
     write_whole(path, f"{steps}\n", "number of steps")
     return steps

@@ -111,4 +111,4 @@ def random_weights(model: Checkpoint, shape: Shape, seed: int) -> Checkpoint:
 
 
 def _normal(random: np.random.Generator, size: tuple[int, int]) -> Array:
-    return (random.standard_normal(size) * size[1] ** -0.5).astype(np.float32)
+    return np.asarray(random.standard_normal(size) * size[1] ** -0.5, dtype=np.float32)

@@ -17,7 +17,8 @@ NO_DRAFT = "none"
 def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple[Path, Path | None]:
     """The target's file and the draft's.
 
-    `model` None: the embedded default; its own draft then goes with it unless another is named, or `NO_DRAFT`.
+    `model` None: the embedded default; its own draft then goes with it unless another is named, or
+    `NO_DRAFT`.
     Raises HubError and ModelFileError for references that lead nowhere.
     """
     target = embedded_default() if model is None else resolve(model, hub=hub)
