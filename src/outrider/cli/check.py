@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from outrider.bench.models import ModelFile, find_models
+from outrider.bench.models import DEFAULT, DEFAULT_DRAFT, ModelFile, find_models
 from outrider.bench.plan import WorkloadSpec
 from outrider.bench.prompts import Workload
 from outrider.bench.workloads import BUILT_IN, load_workload
@@ -23,6 +23,7 @@ from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
 from outrider.cli.settings import RunSettings
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.models import embedded_draft
 from outrider.models.hub import HubOptions
 
 __all__ = ["CheckSettings", "check"]
@@ -63,13 +64,18 @@ def _asking(settings: CheckSettings) -> Asking:
     target = _only(settings.target, hub)
     return Asking(
         target=target,
-        drafts=tuple(find_models(settings.drafts, hub=hub, taken=[target])),
+        drafts=tuple(find_models(settings.drafts or _own_draft(settings.target), hub=hub, taken=[target])),
         workloads=workloads,
         seconds=settings.seconds,
         context_length=settings.run.ctx_size,
         options=settings.run.load_options(),
         draft_options=settings.run.load_options(draft=True),
     )
+
+
+def _own_draft(target: str) -> list[str]:
+    """The draft to judge where none is named: the embedded default has one of its own."""
+    return [DEFAULT_DRAFT] if target == DEFAULT and embedded_draft() is not None else []
 
 
 def _only(reference: str, hub: HubOptions) -> ModelFile:

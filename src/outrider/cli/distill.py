@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -38,13 +39,36 @@ def distill(settings: DistillSettings) -> int:
     from outrider.distill.questions import asked
 
     asked(plan.data)
+    work = _Work(settings, file, plan, errors)
     try:
-        _distill(_Work(settings, file, plan, errors))
+        if settings.answers_only:
+            _record(work)
+        else:
+            _distill(work)
     except KeyboardInterrupt:
         kept = f"what is done is kept in {plan.out}; the same command goes on from there"
         errors.print(Text(readable(f"interrupted: {kept}")))
         return _INTERRUPTED
     return 0
+
+
+def _record(work: _Work) -> None:
+    from outrider.cli.distill_progress import StepInterrupt, show_distilling
+    from outrider.distill.run import record
+
+    with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
+        notices = record(work.file, work.plan, progress)
+    for notice in notices:
+        work.errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    folder = work.plan.answers_folder
+    count = sum(1 for _ in folder.glob("*.npz"))
+    if work.settings.print_json:
+        write(
+            json.dumps({"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count})
+            + "\n"
+        )
+    else:
+        write(f"{count:,} answers in {folder}; the same command without --answers-only trains on them\n")
 
 
 def _distill(work: _Work) -> None:

@@ -79,6 +79,10 @@ _MoreAnswers = Annotated[
         help="Answers that another run recorded, to train on too (repeatable).",
     ),
 ]
+_AnswersOnly = Annotated[
+    bool,
+    option(_DATA, "--answers-only", help="Record the answers and end: train on them later, or elsewhere."),
+]
 _Teacher = Annotated[
     str,
     option(_DATA, "--teacher", metavar="WHO", help="Who makes the target's calls: torch, llama.cpp or auto."),
@@ -192,6 +196,7 @@ def _distill(
     max_tokens: _MaxTokens = _USUAL_DATA.max_tokens,
     answers: _Answers = None,
     more_answers: _MoreAnswers = None,
+    answers_only: _AnswersOnly = False,
     teacher: _Teacher = _USUAL_DATA.teacher,
     parallel: _Parallel = None,
     layers: _Layers = None,

@@ -33,6 +33,7 @@ class DistillSettings:
     max_tokens: int
     answers: Path | None
     more_answers: Sequence[Path] | None
+    answers_only: bool
     teacher: str
     parallel: int | None
     layers: int | None

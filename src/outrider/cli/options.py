@@ -41,7 +41,13 @@ Model = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    option(MODELS, "-md", "--model-draft", metavar="MODEL", help="Draft model with the same tokenizer."),
+    option(
+        MODELS,
+        "-md",
+        "--model-draft",
+        metavar="MODEL",
+        help="Draft model with the same tokenizer; none: no draft model. The embedded default has its own.",
+    ),
 ]
 HubModel = Annotated[
     str | None,

@@ -14,6 +14,7 @@ from outrider.core.data import Grammar, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.learned import AutoSettings
+from outrider.models import NO_DRAFT
 from outrider.policy import FixedPolicy
 
 POLICIES = ("auto", "lookup", "model", "fixed", "plain")
@@ -243,8 +244,12 @@ class RunSettings:
         return _reference(self.model, self.hf_repo, "-m", "-hf")
 
     def draft_reference(self) -> str | None:
-        """The draft as one reference; None for none. Raises SettingError."""
-        return _reference(self.model_draft, self.hf_repo_draft, "-md", "-hfd")
+        """The draft as one reference; None where none is named, which leaves the embedded default its own.
+        That is not loaded where the policy would never ask it. Raises SettingError."""
+        named = _reference(self.model_draft, self.hf_repo_draft, "-md", "-hfd")
+        if named is None and (self.policy in ("plain", "lookup") or self.draft_max == 0):
+            return NO_DRAFT
+        return named
 
     def load_options(self, *, draft: bool = False) -> LoadOptions:
         """How the target's, or the draft's, weights are loaded. Raises SettingError."""

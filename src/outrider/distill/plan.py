@@ -12,7 +12,7 @@ from typing import Any, Literal
 from outrider.core.errors import InputError, SettingError
 from outrider.files import write_whole
 
-__all__ = ["DataPlan", "DistillPlan", "DraftPlan", "TrainingPlan", "claim"]
+__all__ = ["DataPlan", "DistillPlan", "DraftPlan", "TrainingPlan", "claim", "claim_answers"]
 
 Loss = Literal["kl", "tv", "hybrid"]
 LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
@@ -135,14 +135,18 @@ def claim(plan: DistillPlan) -> None:
     Raises SettingError when a folder cannot be made, InputError when it holds a run with another plan, or
     answers that were made otherwise.
     """
+    claim_answers(plan)
+    _make(plan.out)
+    _claim(plan.out / "plan.json", _as_json(plan), "a run with another plan")
+
+
+def claim_answers(plan: DistillPlan) -> None:
+    """Make the folder of the answers one for answers of this target; look into those of other runs.
+
+    Raises SettingError when it cannot be made, InputError when one holds answers that were made otherwise.
+    """
     wanted = _as_json(plan)
-    for folder in (plan.out, plan.answers_folder):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
-            raise SettingError(str(folder), reason, "Name another folder.") from error
-    _claim(plan.out / "plan.json", wanted, "a run with another plan")
+    _make(plan.answers_folder)
     answers = {key: wanted[key] for key in _OF_ANSWERS}
     _claim(plan.answers_folder / "answers.json", answers, "answers that were made otherwise")
     for folder in plan.data.more:
@@ -150,6 +154,14 @@ def claim(plan: DistillPlan) -> None:
             raise InputError(str(folder), "it holds no answers", "Name the answers folder of another run.")
         same = {key: wanted[key] for key in _OF_ANY_LENGTH}
         _claim(folder / "answers.json", same, "answers that were made otherwise")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
+        raise SettingError(str(folder), reason, "Name another folder.") from error
 
 
 def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:

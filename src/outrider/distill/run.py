@@ -25,7 +25,7 @@ from outrider.distill.generate import generate
 from outrider.distill.hugging_face import write_safetensors
 from outrider.distill.material import Material, check_draft, read_material
 from outrider.distill.on_policy import OnPolicy
-from outrider.distill.plan import DistillPlan, claim
+from outrider.distill.plan import DistillPlan, claim, claim_answers
 from outrider.distill.pricing import measure_prices
 from outrider.distill.provenance import Provenance
 from outrider.distill.questions import Asked, asked
@@ -36,7 +36,7 @@ from outrider.distill.worth import Prices
 from outrider.files import write_whole
 from outrider.models.hashing import file_sha256
 
-__all__ = ["Distilled", "Progress", "distill"]
+__all__ = ["Distilled", "Progress", "distill", "record"]
 
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
@@ -122,6 +122,17 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         seconds=perf_counter() - started,
         notices=tuple(notices),
     )
+
+
+def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> list[str]:
+    """Let the target answer the prompts, and train nothing; lines for the user. Raises as `distill` does."""
+    claim_answers(plan)
+    keep_freed_memory()
+    notices: list[str] = []
+    with open_teacher(file, plan, notices) as teacher:
+        notices.append(teacher.told)
+        _answer(teacher, asked(plan.data), plan, notices, progress)
+    return notices
 
 
 def _answer(
