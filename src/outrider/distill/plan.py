@@ -135,8 +135,8 @@ def claim(plan: DistillPlan) -> None:
     Raises SettingError when a folder cannot be made, InputError when it holds a run with another plan, or
     answers that were made otherwise.
     """
-    claim_answers(plan)
     _make(plan.out)
+    claim_answers(plan)
     _claim(plan.out / "plan.json", _as_json(plan), "a run with another plan")
 
 
