@@ -343,7 +343,7 @@ def test_a_full_disk_leaves_no_half_answer(tmp_path: Path, full_disk: Callable[[
         write_example(tmp_path, example_of(500, id="another"))
     with pytest.raises(SettingError):
         write_example(tmp_path, example_of(500, id=first.id))
-    assert raised.value.what == str(tmp_path)
+    assert raised.value.what == str(example_path(tmp_path, "another"))
     assert list(tmp_path.iterdir()) == [example_path(tmp_path, first.id)]
     assert len(read_example(example_path(tmp_path, first.id)).answer) == 3
 

@@ -22,22 +22,24 @@ def check_writable(path: Path, what: str) -> None:
         raise SettingError(str(path), "it cannot be written", "Check its permissions, or name another file.")
 
 
-def write_whole(path: Path, text: str, what: str) -> None:
-    """Write `text` to `path`: all of it or, with SettingError, nothing; what was there stays until then."""
+def write_whole(path: Path, content: str | bytes, what: str) -> None:
+    """Write to `path`: all of it or, with SettingError, nothing; what was there stays until then. A text is
+    written as UTF-8."""
+    data = content.encode() if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must stay what it is
+            path.write_bytes(data)  # a device or a pipe, which must stay what it is
         else:
-            _replace(path.resolve(), text)
+            _replace(path.resolve(), data)
     except OSError as error:
         reason = f"the {what} could not be written ({(error.strerror or str(error)).lower()})"
         raise SettingError(str(path), reason, "Free some space, or name another file.") from error
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, data: bytes) -> None:
     partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(data)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

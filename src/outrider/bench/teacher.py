@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import numpy.typing as npt
 
 from outrider.core.contracts import Model
 from outrider.core.data import Row, Span
-from outrider.core.errors import BackendError, InputError, SettingError
+from outrider.core.errors import BackendError, InputError
+from outrider.files import write_whole
 from outrider.sampling.selection import top_k
 
 __all__ = ["DEFAULT_TOP", "Teacher", "log_softmax", "score"]
@@ -129,16 +129,7 @@ class Teacher:
             data, ids=self.ids, log_probs=self.log_probs, rest=self.rest,
             vocabulary_size=np.int32(self.vocabulary_size),
         )  # fmt: skip
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            partial.write_bytes(data.getvalue())
-            partial.replace(path)
-        except OSError as error:
-            reason = f"the distributions could not be written ({(error.strerror or str(error)).lower()})"
-            raise SettingError(str(path), reason, "Free some space, or name another folder.") from error
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        write_whole(path, data.getvalue(), "reference")
 
     @classmethod
     def load(cls, path: Path) -> Teacher:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.errors import InputError, SettingError
+from outrider.core.errors import InputError
+from outrider.files import write_whole
 
 __all__ = ["Example", "example_path", "read_example", "read_examples", "write_example"]
 
@@ -56,21 +56,11 @@ def example_path(folder: Path, id: str) -> Path:
 
 def write_example(folder: Path, example: Example) -> None:
     """Raises SettingError when it cannot be written; nothing is left half-written then."""
-    path = example_path(folder, example.id)
     data = io.BytesIO()
     arrays = {name: getattr(example, name) for name in _ARRAYS}
     words = np.array([example.id, example.category, example.text, example.conversation])
     np.savez(data, words=words, temperature=np.float64(example.temperature), **arrays)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_bytes(data.getvalue())
-        partial.replace(path)
-    except OSError as error:
-        reason = f"an answer could not be written ({(error.strerror or str(error)).lower()})"
-        raise SettingError(str(folder), reason, "Free some space, or name another folder.") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_whole(example_path(folder, example.id), data.getvalue(), "answer")
 
 
 def read_example(path: Path) -> Example:
