@@ -1,7 +1,6 @@
 """What a draft is trained on: which questions, the target's answers to them, and batches of these."""
 
 import json
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import END, VOCABULARY, greedy_continuation
+from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.llama_cpp import LlamaCppModel, Weights
@@ -328,21 +328,13 @@ def test_a_damaged_answer_is_named_whatever_the_damage(tmp_path: Path) -> None:
         read_example(tmp_path / "missing.npz")
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int], None]]:
-    """Lets no file grow beyond so many bytes, as a disk that is full."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_full_disk_leaves_no_half_answer(tmp_path: Path, full_disk: Callable[[int], None]) -> None:
+def test_a_full_disk_leaves_no_half_answer(tmp_path: Path) -> None:
     write_example(tmp_path, first := example_of(3))
-    full_disk(2000)
-    with pytest.raises(SettingError, match="could not be written") as raised:
-        write_example(tmp_path, example_of(500, id="another"))
-    with pytest.raises(SettingError):
-        write_example(tmp_path, example_of(500, id=first.id))
+    with file_size_limit(2000):
+        with pytest.raises(SettingError, match="could not be written") as raised:
+            write_example(tmp_path, example_of(500, id="another"))
+        with pytest.raises(SettingError):
+            write_example(tmp_path, example_of(500, id=first.id))
     assert raised.value.what == str(example_path(tmp_path, "another"))
     assert list(tmp_path.iterdir()) == [example_path(tmp_path, first.id)]
     assert len(read_example(example_path(tmp_path, first.id)).answer) == 3

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from gguf import GGUFReader, GGUFWriter, TokenType
 
 from cli_helpers import ROOT
 from distilling import PROVENANCE, random_model, spoken
+from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.llama_cpp import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
@@ -335,17 +334,6 @@ def test_provenance_is_read_back_and_its_lack_is_told(target: Target, tmp_path: 
 
 
 # What is refused, and what is left behind
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """Writing beyond so many bytes of a file fails, as it does on a full disk."""
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
 
 @pytest.mark.parametrize("size", [0, 5_000, 200_000])

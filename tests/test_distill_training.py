@@ -1,6 +1,5 @@
 """Training a tiny draft for a tiny target: that it learns, stops in time, and goes on after a kill."""
 
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from distilling import PROVENANCE
 from engines import END, VOCABULARY, asked
+from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.llama_cpp import LlamaCppModel, Weights
@@ -305,13 +305,11 @@ def test_a_full_disk_leaves_the_last_checkpoint(teacher: Teacher, tmp_path: Path
         trainer_of(teacher, tmp_path).run(kill_at(5))
     before = (tmp_path / "checkpoint.pt").read_bytes()
     resumed = trainer_of(teacher, tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
-        with pytest.raises(SettingError, match="could not be written") as raised:
-            resumed.run()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+        file_size_limit(len(before) // 2),
+        pytest.raises(SettingError, match="could not be written") as raised,
+    ):
+        resumed.run()
     assert raised.value.what == str(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
