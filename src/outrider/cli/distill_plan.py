@@ -81,7 +81,7 @@ def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
         data=data,
         draft=_draft(settings),
         training=training,
-        threads=settings.threads,
+        threads=max(settings.threads, 0),
         context=context,
     )
     return file, plan

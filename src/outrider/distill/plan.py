@@ -109,7 +109,8 @@ class DistillPlan:
     data: DataPlan = field(default_factory=DataPlan)
     draft: DraftPlan = field(default_factory=DraftPlan)
     training: TrainingPlan = field(default_factory=TrainingPlan)
-    threads: int = -1
+    threads: int = 0
+    """of llama.cpp; 0: the physical cores"""
     context: int = 1024
     """tokens of the longest prompt with its answer; longer prompts are passed over"""
 

@@ -53,7 +53,7 @@ def measure(
     `seconds` are for the answers, and again for each draft's offers. None where too little could be recorded,
     and why in `notices`. Raises ModelFileError, OutOfMemory or BackendError.
     """
-    options = LoadOptions(threads=max(plan.threads, 0))
+    options = LoadOptions(threads=plan.threads)
     with Loaded(file, options, notices, progress) as target:
         model = target.open(min(plan.context + 2 * ANSWER_TOKENS, target.weights.trained_context))
         asked = LoadedTarget(file.name, model, target.template)
