@@ -46,7 +46,7 @@ DraftModel = Annotated[
         "-md",
         "--model-draft",
         metavar="MODEL",
-        help="Draft model with the same tokenizer; none: no draft model. The embedded default has its own.",
+        help="Draft model with the same tokenizer; none: no draft model.",
     ),
 ]
 HubModel = Annotated[
