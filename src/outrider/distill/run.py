@@ -166,6 +166,7 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Prove
     )
     warmth = ", ".join(f"{t:g}" for t in plan.data.temperatures)
     data = f"{len(material.training)} answers of the teacher to {prompts}, temperatures {warmth}"
+    data += "; some recorded by other runs" if plan.data.more else ""
     return Provenance(
         teacher=file.card.name,
         teacher_sha256=file_sha256(file.path),

@@ -35,7 +35,7 @@ __all__ = ["Evaluation", "Trainer", "TrainingSettings"]
 _CHECKPOINT = "checkpoint.pt"
 
 _PIECE_POSITIONS = 1024
-
+"""whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
 
 OwnTexts = Callable[[Network, int], Sequence[Text]]
 """Texts that the draft continued itself, at a step; see `on_policy`."""
