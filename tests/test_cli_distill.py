@@ -136,6 +136,10 @@ def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
     curve = shown.learning_curve
     assert curve is not None and [point.answers for point in curve.points][-1] == shown.data.training_answers
     assert curve.points[0].tokens < curve.points[-1].tokens == shown.data.training_tokens
+    larger = distill(
+        *usual, "--continue", "b/small.gguf", "--vocabulary", "285", "--no-report", "-o", "e", "--json"
+    )
+    assert as_json(larger)["draft"]["known_tokens"] == 284
     assert "continued from" in outcome.out and "each doubling added" in " ".join(outcome.out.split())
     assert max(map(len, outcome.out.splitlines())) <= 80
     assert not list((models / "c" / "curve").rglob("*.pt"))
@@ -201,7 +205,6 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         (("--continue", "target.gguf", "--random"), "error: --continue and --random: "),
         (("--continue", "target.gguf", "--base", "other.gguf"), "error: --continue and --base: "),
         (("--continue", "target.gguf", "--layers", "1"), "error: --continue and --layers: "),
-        (("--continue", "target.gguf", "--vocabulary", "0"), "error: --continue and --vocabulary: "),
         (("--steps", "3", "--minutes", "1"), "error: --steps and --minutes: "),
         (("--no-report", "--learning-curve"), "error: --no-report and --learning-curve: "),
         (("--hf-repo", "a/b"), "error: -m and -hf: "),

@@ -15,7 +15,7 @@ from gguf.quants import quantize
 from distilling import random_model, spoken
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, interleaved, read_gguf, tensor_sizes
-from outrider.distill.shapes import keep_layers, kept_layers, narrow, random_weights, restrict
+from outrider.distill.shapes import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
 from outrider.distill.subset import Subset
 from tiny_gguf import write_tiny
 
@@ -241,6 +241,37 @@ def test_a_restricted_model_has_a_mean_row_for_the_rest(model: Checkpoint) -> No
             draft.weights[name][3], np.delete(rows, [1, 5, 288], axis=0).mean(axis=0), atol=1e-6
         )
     assert restrict(model, Subset.whole(289)) is model
+
+
+def test_a_draft_learns_other_tokens_behind_those_it_knows(model: Checkpoint) -> None:
+    known, wanted = Subset.of([1, 5, 288], 289), Subset.of([1, 7, 288], 289)
+    draft = restrict(model, known)
+    grown = draft.with_weights(draft.shape, {name: 3 * rows for name, rows in draft.weights.items()})
+    other = relearned(grown, known, wanted, model)
+    assert other.shape == draft.shape
+    for name in ("token_embd.weight", "output.weight"):
+        theirs, rows = model.weights[name], other.weights[name]
+        np.testing.assert_array_equal(rows[[0, 2, 3]], grown.weights[name][[0, 2, 3]])
+        np.testing.assert_allclose(rows[1], 3 * theirs[7], rtol=1e-5)
+    whole = relearned(grown, known, Subset.whole(289), model)
+    assert whole.shape == model.shape
+    np.testing.assert_array_equal(
+        whole.weights["output.weight"][[1, 5, 288]], grown.weights["output.weight"][:3]
+    )
+    again = relearned(whole, Subset.whole(289), wanted, model)
+    np.testing.assert_allclose(
+        again.weights["output.weight"][:3], other.weights["output.weight"][:3], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        again.weights["output.weight"][3], whole.weights["output.weight"].mean(axis=0), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_new_tokens_need_rows_as_wide_as_the_drafts(model: Checkpoint) -> None:
+    known = Subset.of([1, 5], 289)
+    weights = {name: rows[:, :-1] if rows.ndim > 1 else rows for name, rows in model.weights.items()}
+    with pytest.raises(SettingError, match="--vocabulary: new tokens begin as the target's rows"):
+        relearned(restrict(model, known), known, known, model.with_weights(model.shape, weights))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from outrider.cli import options
 from outrider.cli.options import MACHINE, OUTPUT, option
-from outrider.distill.plan import DataPlan, DraftPlan, TrainingPlan
+from outrider.distill.plan import USUAL_VOCABULARY, DataPlan, DraftPlan, TrainingPlan
 
 __all__ = ["command"]
 
@@ -112,7 +112,8 @@ _Vocabulary = Annotated[
         _DRAFT,
         "--vocabulary",
         metavar="N",
-        help=f"Tokens that it knows, by frequency; 0: all. Default: {_USUAL_DRAFT.vocabulary}.",
+        help="Tokens that it knows, by frequency; 0: all. Default: "
+        f"{USUAL_VOCABULARY}, or those of --continue.",
     ),
 ]
 _Base = Annotated[

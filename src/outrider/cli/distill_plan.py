@@ -94,10 +94,9 @@ def _check_together(settings: DistillSettings) -> None:
             "--random": settings.random,
             "--layers": settings.layers is not None,
             "--feed-forward": settings.feed_forward is not None,
-            "--vocabulary": settings.vocabulary is not None,
         }
         if given := next((flag for flag, is_given in shaping.items() if is_given), None):
-            _exclude("--continue", given, "a draft that is gone on with keeps its shape and its tokens")
+            _exclude("--continue", given, "a draft that is gone on with keeps its shape")
     if settings.steps is not None and settings.minutes is not None:
         _exclude("--steps", "--minutes", "both say how long to train")
     if settings.no_report and settings.learning_curve:
@@ -159,7 +158,7 @@ def _draft(settings: DistillSettings) -> DraftPlan:
         base=None if reference is None else _base(reference, settings.hub),
         layers=usual.layers if settings.layers is None else settings.layers,
         feed_forward=settings.feed_forward,
-        vocabulary=usual.vocabulary if settings.vocabulary is None else settings.vocabulary,
+        vocabulary=settings.vocabulary,
         quantization=read_type(settings.quant),
         embedding_quantization=read_type(settings.embedding_quant),
         safetensors=settings.safetensors,

@@ -12,12 +12,17 @@ from typing import Any, Literal
 from outrider.core.errors import InputError, SettingError
 from outrider.files import write_whole
 
-__all__ = ["DataPlan", "DistillPlan", "DraftPlan", "TrainingPlan", "claim", "claim_answers"]
+__all__ = [
+    "USUAL_VOCABULARY", "DataPlan", "DistillPlan", "DraftPlan", "TrainingPlan", "claim", "claim_answers",
+]  # fmt: skip
 
 Loss = Literal["kl", "tv", "hybrid"]
 LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
 Start = Literal["prune", "random", "continue"]
 TeacherKind = Literal["auto", "torch", "llama.cpp"]
+
+USUAL_VOCABULARY = 8192
+"""tokens of a draft"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +56,14 @@ class DataPlan:
 class DraftPlan:
     """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer),
     with `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base`
-    as it is. `vocabulary`: tokens that it knows, 0 all; kept from `base` when it is continued."""
+    as it is. `vocabulary`: tokens that it knows, 0 all; None: those that a continued one knows, else
+    `USUAL_VOCABULARY`."""
 
     start: Start = "prune"
     base: Path | None = None
     layers: int = 4
     feed_forward: int | None = None
-    vocabulary: int = 8192
+    vocabulary: int | None = None
     quantization: str = "Q4_0"
     embedding_quantization: str = "Q8_0"
     safetensors: bool = False

@@ -11,7 +11,7 @@ from outrider.core.errors import SettingError
 from outrider.distill.checkpoint import Array, Checkpoint, Shape
 from outrider.distill.subset import Subset
 
-__all__ = ["keep_layers", "kept_layers", "narrow", "random_weights", "restrict"]
+__all__ = ["keep_layers", "kept_layers", "narrow", "random_weights", "relearned", "restrict"]
 
 _FEED_FORWARD = ("ffn_gate.weight", "ffn_up.weight")
 
@@ -75,6 +75,37 @@ def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
             rows = weights[name]
             weights[name] = np.concatenate([rows[known], rows[others].mean(axis=0, keepdims=True)])
     return model.with_weights(replace(model.shape, vocabulary=subset.size), weights)
+
+
+def relearned(draft: Checkpoint, known: Subset, subset: Subset, target: Checkpoint) -> Checkpoint:
+    """A draft that knows the tokens `known`, with those of `subset` instead.
+
+    What it has not learnt yet starts as the target's rows, brought to the length that the draft's rows have
+    come to; `<|other|>` stays. The tokenizer is the target's.
+    Raises SettingError where the target's rows are of another width.
+    """
+    weights = dict(draft.weights)
+    for name in ("token_embd.weight", "output.weight"):
+        if name not in weights:
+            continue
+        rows, theirs = weights[name], target.weights.get(name, target.weights["token_embd.weight"])
+        if theirs.shape[1] != rows.shape[1]:
+            reason = (
+                f"new tokens begin as the target's rows, which are not {rows.shape[1]} wide as the draft's"
+            )
+            raise SettingError("--vocabulary", reason, "Leave it out: the draft keeps the tokens it knows.")
+        both = subset.to_target[: subset.size - subset.has_other]
+        found = theirs[both]
+        is_known = known.to_draft[both] < known.size - known.has_other
+        mine = rows[known.to_draft[both]]
+        ratio = np.linalg.norm(mine[is_known]) / np.linalg.norm(found[is_known])
+        made = np.where(is_known[:, None], mine, ratio * found)
+        if subset.has_other:
+            last = rows[-1:] if known.has_other else rows.mean(axis=0, keepdims=True)
+            made = np.concatenate([made, last])
+        weights[name] = np.asarray(made, dtype=np.float32)
+    shape = replace(draft.shape, vocabulary=subset.size)
+    return replace(draft.with_weights(shape, weights), metadata=target.metadata)
 
 
 def random_weights(model: Checkpoint, shape: Shape, seed: int) -> Checkpoint:

@@ -13,8 +13,8 @@ from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.examples import Example
 from outrider.distill.export import read_subset
 from outrider.distill.hugging_face import read_safetensors
-from outrider.distill.plan import DraftPlan
-from outrider.distill.shapes import keep_layers, kept_layers, narrow, random_weights, restrict
+from outrider.distill.plan import USUAL_VOCABULARY, DraftPlan
+from outrider.distill.shapes import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
 from outrider.distill.subset import Subset, choose_subset
 
 __all__ = ["first_draft"]
@@ -27,13 +27,16 @@ def first_draft(
 
     Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
     """
+    size = USUAL_VOCABULARY if plan.vocabulary is None else plan.vocabulary
     if plan.start == "continue":
-        return _continued(target, plan, vocabulary)
+        draft, known = _continued(target, plan, vocabulary)
+        if plan.vocabulary is None:
+            return draft, known
+        subset = _chosen(vocabulary, examples, size)
+        return relearned(draft, known, subset, target), subset
     base = target if plan.base is None else _read(plan, target)
     _check_vocabulary(plan, base, vocabulary.size)
-    subset = Subset.whole(vocabulary.size)
-    if plan.vocabulary:
-        subset = choose_subset(vocabulary, _uses(examples, vocabulary.size), plan.vocabulary)
+    subset = _chosen(vocabulary, examples, size)
     if plan.start == "random":
         wide = plan.feed_forward or base.shape.feed_forward
         shape = replace(base.shape, layers=plan.layers, feed_forward=wide, vocabulary=subset.size)
@@ -53,6 +56,13 @@ def _continued(target: Checkpoint, plan: DraftPlan, vocabulary: Vocabulary) -> t
             return draft, subset
     _check_vocabulary(plan, draft, vocabulary.size)
     return draft, Subset.whole(vocabulary.size)
+
+
+def _chosen(vocabulary: Vocabulary, examples: Sequence[Example], size: int) -> Subset:
+    """The tokens that the answers use most, `size` of them with `<|other|>`; 0: all."""
+    if not size:
+        return Subset.whole(vocabulary.size)
+    return choose_subset(vocabulary, _uses(examples, vocabulary.size), size)
 
 
 def _read(plan: DraftPlan, target: Checkpoint) -> Checkpoint:
