@@ -24,6 +24,7 @@ pytest.importorskip("torch")
 
 from outrider.cli.distill_progress import StepInterrupt, TimeLeft, show_distilling
 from outrider.distill import pricing
+from outrider.distill.provenance import read_provenance
 from outrider.distill.report import measure
 from outrider.distill.report.schema import Report
 
@@ -133,6 +134,11 @@ def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
     shown = Report.model_validate_json((models / "c" / "report.json").read_text())
     assert shown.training.start == "continue" and shown.draft.known_tokens == 279
     assert shown.measured is not None and shown.measured.of("continued") is not None
+    before, made = (read_provenance(models / path) for path in ("b/small.gguf", "c/target-draft.gguf"))
+    assert before is not None and made is not None and before.tokens
+    assert made.steps == before.steps + shown.training.best_step
+    assert made.tokens == before.tokens + shown.training.trained_tokens
+    assert made.data.endswith(f"; before that: {before.data}")
     curve = shown.learning_curve
     assert curve is not None and [point.answers for point in curve.points][-1] == shown.data.training_answers
     assert curve.points[0].tokens < curve.points[-1].tokens == shown.data.training_tokens

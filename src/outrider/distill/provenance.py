@@ -23,8 +23,9 @@ class Provenance:
     """How a draft was made.
 
     `teacher`: the target's name; `teacher_sha256`: of its file; `data`: what prompts at which temperatures,
-    in one sentence; `tokens`: label positions trained on in all, each as often as it was; `version`: of
-    Outrider; `licence`: the teacher's, None where its file names none.
+    in one sentence; `tokens`: label positions trained on, each as often as it was; `version`: of Outrider;
+    `licence`: the teacher's, None where its file names none. Of a draft that was continued, `tokens` and
+    `steps` count what went before too.
     """
 
     teacher: str

@@ -27,7 +27,7 @@ from outrider.distill.material import Material, check_draft, read_material
 from outrider.distill.on_policy import OnPolicy
 from outrider.distill.plan import DistillPlan, claim, claim_answers
 from outrider.distill.pricing import measure_prices
-from outrider.distill.provenance import Provenance
+from outrider.distill.provenance import Provenance, read_provenance
 from outrider.distill.questions import Asked, asked
 from outrider.distill.subset import coverage
 from outrider.distill.teacher import Teacher, open_teacher
@@ -100,7 +100,11 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         prices = measure_prices(file, first.path, plan.out / "prices.json", plan.threads)
         trainer = _train(teacher, material, prices, plan, progress)
         trained = trainer.trained_tokens
-        provenance = replace(provenance, tokens=trained, steps=trainer.state.best_step)
+        provenance = replace(
+            provenance,
+            tokens=provenance.tokens + trained,
+            steps=provenance.steps + trainer.state.best_step,
+        )
         written = _write(trainer.best(), plan.out / f"{plan.name}.gguf", plan, material, provenance)
         notices += written.notes
         if plan.draft.safetensors:
@@ -167,16 +171,27 @@ def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Prove
     warmth = ", ".join(f"{t:g}" for t in plan.data.temperatures)
     data = f"{len(material.training)} answers of the teacher to {prompts}, temperatures {warmth}"
     data += "; some recorded by other runs" if plan.data.more else ""
+    earlier = _earlier(plan)
+    if earlier is not None:
+        data += f"; before that: {earlier.data}"
     return Provenance(
         teacher=file.card.name,
         teacher_sha256=file_sha256(file.path),
         data=data,
-        tokens=0,
-        steps=0,
+        tokens=earlier.tokens if earlier else 0,
+        steps=earlier.steps if earlier else 0,
         seed=plan.training.seed,
         licence=material.draft.licence,
         version=version("outrider"),
     )
+
+
+def _earlier(plan: DistillPlan) -> Provenance | None:
+    """How the draft that is continued was made, where its file says so."""
+    base = plan.draft.base
+    if plan.draft.start != "continue" or base is None or base.suffix != ".gguf":
+        return None
+    return read_provenance(base)
 
 
 def _write(

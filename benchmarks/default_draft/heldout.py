@@ -1,0 +1,43 @@
+"""The bundled prompts that no training reads, as a workload for `outrider bench` and `outrider check`.
+
+    python benchmarks/default_draft/heldout.py --first 2400 --each 3 --out heldout.jsonl
+
+Of the first `--first` bundled prompts, those that the hash holds out, `--each` of every category.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+
+from outrider.distill.split import is_held_out
+from outrider.distill.written_prompts import written_prompts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--first", type=int, default=2400)
+    parser.add_argument("--each", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    taken: Counter[str] = Counter()
+    lines = []
+    for written in written_prompts(arguments.first):
+        if is_held_out(written.prompt) and taken[written.category] < arguments.each:
+            taken[written.category] += 1
+            row = {
+                "id": written.prompt.id,
+                "category": written.category,
+                "messages": list(written.prompt.messages),
+            }
+            lines.append(json.dumps(row) + "\n")
+    arguments.out.write_text("".join(lines), encoding="utf-8")
+    print(f"{len(lines)} prompts of {len(taken)} categories")
+
+
+if __name__ == "__main__":
+    main()
