@@ -65,7 +65,8 @@ def step(
     model_s: float = 0.0,
     prefill_s: float = 0.0,
 ) -> StepRecord:
-    work = DraftWork(len(call_tokens), model_s, int(prefill_s > 0), prefill_s, call_tokens)
+    read = 50 if prefill_s else 0
+    work = DraftWork(len(call_tokens), model_s, int(prefill_s > 0), prefill_s, call_tokens, read)
     return StepRecord(
         request=0,
         step=0,
@@ -242,7 +243,7 @@ def test_the_draft_models_first_call_is_told_from_its_steps() -> None:
     ]
     time_calls(records, target, draft)
     assert draft.ratios == {1: [pytest.approx(2.0)], 3: [pytest.approx(4.0)]}
-    assert draft.prefill_token_s == [0.002]
+    assert draft.prefill_token_s == [0.004]
     assert {n: len(found) for n, found in target.ratios.items()} == {1: 2, 4: 1}
     assert draft.as_json()[1] == {"tokens": 3, "calls": 1, "seconds": three_s, "ratio": pytest.approx(4.0)}
 

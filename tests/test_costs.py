@@ -257,6 +257,19 @@ def test_the_prompts_own_speed_is_followed() -> None:
     assert costs.prefill_s(100) == pytest.approx(1.2)
 
 
+def test_a_prompt_is_paid_for_as_far_as_it_is_read() -> None:
+    costs = CallCosts([CallPoint(1, 0.06)], prefill_token_s=0.006, window=50)
+    assert [costs.read_tokens(n) for n in (20, 50, 400)] == [20, 50, 50]
+    assert costs.prefill_s(20) == pytest.approx(0.12)
+    assert costs.prefill_s(400) == pytest.approx(0.3)
+    for _ in range(5):
+        costs.observe_prefill(40, 40 * 0.012)
+    assert costs.prefill_s(400) == pytest.approx(0.6)
+    assert costs.refined().window == 50
+    costs.observe(1, 0.06, context=0)
+    assert costs.refined().prefill_s(400) == pytest.approx(0.6)
+
+
 # What is kept
 
 
@@ -303,13 +316,16 @@ _POINTS = st.builds(
 )
 
 
-@given(st.lists(_POINTS, max_size=20), st.floats(1e-5, 1), st.none() | st.floats(1e-6, 1))
+@given(
+    st.lists(_POINTS, max_size=20), st.floats(1e-5, 1), st.none() | st.floats(1e-6, 1), st.integers(0, 9999)
+)
 def test_json_carries_a_curve_unchanged(
-    points: list[CallPoint], unit: float, prefill_token_s: float | None
+    points: list[CallPoint], unit: float, prefill_token_s: float | None, window: int
 ) -> None:
-    costs = CallCosts([CallPoint(1, unit), *points], prefill_token_s=prefill_token_s)
+    costs = CallCosts([CallPoint(1, unit), *points], prefill_token_s=prefill_token_s, window=window)
     again = CallCosts.from_json(json.loads(json.dumps(costs.as_json())))
     assert again.points == costs.points and again.prefill_token_s == prefill_token_s
+    assert again.window == window
     for context, sequences in ((0, 1), (5000, 2)):
         asked = [c.calls_s(64, context=context, num_sequences=sequences) for c in (costs, again)]
         assert asked[0].tolist() == asked[1].tolist()
@@ -326,6 +342,7 @@ def test_json_carries_a_curve_unchanged(
         ({"calls": [{"tokens": 1, "seconds": -1}]}, "no time"),
         ({"calls": [{"tokens": 4, "seconds": 1}]}, "single token"),
         ({"prefill_token_s": -3}, "damaged"),
+        ({"window_tokens": -1}, "damaged"),
     ],
 )
 def test_damaged_data_is_refused_by_name(damage: dict[str, object], complaint: str) -> None:

@@ -24,7 +24,7 @@ from outrider.distill.provenance import read_provenance
 from outrider.distill.shapes import keep_layers, narrow, random_weights, restrict
 from outrider.distill.subset import OTHER, Subset
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
-from outrider.vocab import tokenizer_id
+from outrider.vocab import align, tokenizer_id
 from tiny_gguf import MERGES, write_tiny
 
 SIZE = 256 + len(MERGES) + 2
@@ -145,6 +145,15 @@ def test_a_reduced_vocabulary_says_what_the_whole_one_does_of_its_tokens(
     np.testing.assert_allclose(rows[:, :-1], whole[:, KEPT], rtol=0, atol=1e-3)
     others = np.setdiff1d(np.arange(SIZE), KEPT)
     np.testing.assert_allclose(rows[:, -1], whole[:, others].mean(axis=1), rtol=0, atol=1e-3)
+
+
+def test_a_window_stands_in_the_file_and_goes_along_with_the_map(target: Target, tmp_path: Path) -> None:
+    draft = restrict(target.checkpoint, REDUCED)
+    made = target.write(tmp_path / "draft.gguf", draft, subset=REDUCED, window=96)
+    weights = Weights(made.path)
+    assert weights.vocabulary.part_of is not None and weights.vocabulary.part_of.window == 96
+    assert align(target.weights.vocabulary, weights.vocabulary).window == 96
+    weights.close()
 
 
 def test_a_reduced_vocabulary_is_a_vocabulary(target: Target, tmp_path: Path) -> None:

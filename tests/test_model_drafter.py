@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -252,6 +252,81 @@ def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
     drafter.begin(0, asked(PROMPT * 3))
     assert propose(drafter, 4) == (Draft(), DraftWork())
     assert model.calls == []
+
+
+def windowed(model: FakeModel, window: int) -> ModelDrafter:
+    return ModelDrafter(model, replace(align(ENDLESS, ENDLESS), window=window))
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    prompt_tokens=st.integers(1, 60),
+    steps=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 30)), min_size=1, max_size=8),
+)
+def test_a_window_is_all_that_is_read_and_changes_nothing_else(
+    seed: int, prompt_tokens: int, steps: list[tuple[int, int]]
+) -> None:
+    """The language depends on its last three tokens: whoever reads eight says the same."""
+    rng = np.random.default_rng(seed)
+    model = FakeModel(ENDLESS, OTHER)
+    drafter = windowed(model, 8)
+    text = rng.integers(0, ENDLESS.size, prompt_tokens).tolist()
+    drafter.begin(0, asked(text))
+    for length, final in steps:
+        if length:
+            before = len(model.calls)
+            drafted, work = propose(drafter, length)
+            assert list(drafted.tokens) == greedy_continuation(OTHER, text, length)
+            assert evaluated_tokens(model, before) == sum(work.call_tokens) + work.prefill_tokens
+            assert evaluated_tokens(model, before) <= 8 + length - 1
+            stored = model.stored(0)
+            assert stored == tuple([*text, *drafted.tokens[:-1]][-len(stored) :])
+            assert len(stored) >= min(8, len(text))
+        more = rng.integers(0, ENDLESS.size, final).tolist()
+        drafter.observe(0, more)
+        text += more
+
+
+def test_a_window_goes_on_where_the_context_is_full() -> None:
+    text = list(np.random.default_rng(3).integers(0, ENDLESS.size, 50))
+    model = FakeModel(ENDLESS, OTHER, context_length=96)
+    drafter = windowed(model, 16)
+    drafter.begin(0, asked(text))
+    for _ in range(100):
+        drafted, _ = propose(drafter, 3)
+        assert list(drafted.tokens) == greedy_continuation(OTHER, text, 3)
+        drafter.observe(0, drafted.tokens)
+        text += drafted.tokens
+    # Now and then it begins anew, which takes the window's 16 tokens: 280 of 300 are read once.
+    assert 300 < evaluated_tokens(model) < 400
+
+
+def test_a_window_stays_where_it_began_when_a_conversation_goes_on() -> None:
+    text = list(np.random.default_rng(4).integers(0, ENDLESS.size, 50))
+    model = FakeModel(ENDLESS, OTHER)
+    drafter = windowed(model, 16)
+    drafter.begin(0, asked(text))
+    propose(drafter, 2)
+    drafter.end(0)
+    before = len(model.calls)
+    drafter.begin(0, asked([*text, 1, 2, 3]))
+    drafted, _ = propose(drafter, 1)
+    assert list(drafted.tokens) == greedy_continuation(OTHER, [*text, 1, 2, 3], 1)
+    assert evaluated_tokens(model, before) <= 4
+    drafter.end(0)
+    drafter.begin(0, asked(text[:20]))  # shorter than where it began
+    drafted, _ = propose(drafter, 1)
+    assert list(drafted.tokens) == greedy_continuation(OTHER, text[:20], 1)
+    assert model.stored(0) == tuple(text[4:20])
+
+
+def test_a_window_that_does_not_fit_the_context_is_none() -> None:
+    text = list(np.random.default_rng(5).integers(0, ENDLESS.size, 50))
+    model = FakeModel(ENDLESS, OTHER, context_length=70)
+    drafter = windowed(model, 16)
+    drafter.begin(0, asked(text))
+    propose(drafter, 1)
+    assert model.stored(0) == tuple(text)
 
 
 def test_a_new_request_keeps_what_it_has_in_common() -> None:

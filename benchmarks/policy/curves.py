@@ -94,6 +94,7 @@ class CallTimes:
         return CallCosts(
             [replace(p, seconds=p.seconds * scale * shape.get(p.num_tokens, 1.0)) for p in points],
             prefill_token_s=self._prefill(run, scale),
+            window=self.curve.window,
         )
 
     def _prefill(self, run: CallTimes, scale: float) -> float | None:
@@ -122,7 +123,7 @@ def time_calls(records: Iterable[StepRecord], target: CallTimes, draft: CallTime
     for record in records:
         target.note(record.batch_tokens, record.verify_s, record.position)
         if draft and record.work.prefill_calls:
-            draft.prefill_token_s.append(record.work.prefill_s / record.position)
+            draft.prefill_token_s.append(record.work.prefill_s / record.work.prefill_tokens)
     if draft is None:
         return
     rounds = [(r.work.call_tokens, r.work.model_s, r.position) for r in records if r.work.call_tokens]
@@ -142,7 +143,7 @@ def time_calls(records: Iterable[StepRecord], target: CallTimes, draft: CallTime
 def _distort(costs: CallCosts, factor: Callable[[int, float], float]) -> CallCosts:
     """Each point's seconds, given its tokens, put through `factor`."""
     points = [replace(p, seconds=factor(p.num_tokens, p.seconds)) for p in costs.points]
-    return CallCosts(points, prefill_token_s=costs.prefill_token_s)
+    return CallCosts(points, prefill_token_s=costs.prefill_token_s, window=costs.window)
 
 
 def _longer(costs: CallCosts, by: float) -> CallCosts:

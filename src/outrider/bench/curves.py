@@ -50,11 +50,9 @@ def own_times(answers: Sequence[AnswerRow]) -> tuple[float, float]:
     return plain_s, max(median(rises), 0.0) if rises else 0.0
 
 
-def draft_costs(
-    measured: CallCosts, records: Sequence[StepRecord], prompt_tokens: int, target: CallCosts
-) -> CallCosts:
+def draft_costs(measured: CallCosts, records: Sequence[StepRecord], target: CallCosts) -> CallCosts:
     """A draft model's curve, corrected by steps in which it drafted; the engine's own time for each of its
-    tokens is made part of its calls. `prompt_tokens` were read in these steps.
+    tokens is made part of its calls.
 
     All times are those of a machine on which the `target`'s calls take what its curve says: a slow moment
     shows in the target's calls of the same steps, and is taken out.
@@ -68,8 +66,9 @@ def draft_costs(
     own_s = median(max(r.draft_s - r.work.model_s, 0.0) / r.work.calls for r in drafting) / slowness
     points = [replace(point, seconds=point.seconds * ratio + own_s) for point in measured.points]
     read_s = sum(record.work.prefill_s for record in records) / slowness
-    token_s = read_s / prompt_tokens if read_s and prompt_tokens else measured.prefill_token_s
-    return CallCosts(points, prefill_token_s=token_s)
+    read_tokens = sum(record.work.prefill_tokens for record in records)
+    token_s = read_s / read_tokens if read_s and read_tokens else measured.prefill_token_s
+    return CallCosts(points, prefill_token_s=token_s, window=measured.window)
 
 
 def _expected_s(measured: CallCosts, record: StepRecord) -> float:
@@ -102,7 +101,7 @@ def _corrected(measured: CallCosts, calls: Sequence[Call]) -> CallCosts:
         for n, ratio in sorted(known.items())
         if n not in there
     ]
-    return CallCosts(points, prefill_token_s=measured.prefill_token_s)
+    return CallCosts(points, prefill_token_s=measured.prefill_token_s, window=measured.window)
 
 
 def _ratio(known: Mapping[int, float], num_tokens: int) -> float:

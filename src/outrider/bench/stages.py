@@ -196,8 +196,7 @@ class Stages:
         curve = self._loader.costs(draft, "draft")
         if self.plan.costs is None:
             records = list(probe_draft(self.target, draft, probed))
-            read = sum(len(answer.prompt) for _, answer in probed)
-            curve = draft_costs(curve, records, read, self.ledger.prices(None).target)
+            curve = draft_costs(curve, records, self.ledger.prices(None).target)
         self.ledger.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
         self._meter.did(f"score {draft.name}", 1)
 

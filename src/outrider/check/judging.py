@@ -126,8 +126,7 @@ def probed(subject: Subject, draft: LoadedDraft, costs: CallCosts, answers: Sequ
     Raises BackendError when a call fails."""
     few = [(answer.question.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
     records = list(probe_draft(subject.target, draft, few))
-    read = sum(len(row.prompt) for _, row in few)
-    return draft_costs(costs, records, read, subject.costs)
+    return draft_costs(costs, records, subject.costs)
 
 
 def judge(

@@ -116,6 +116,15 @@ _Vocabulary = Annotated[
         f"{USUAL_VOCABULARY}, or those of --continue.",
     ),
 ]
+_Window = Annotated[
+    int,
+    option(
+        _DRAFT,
+        "--window",
+        metavar="N",
+        help="Tokens of a prompt's end that it reads; 0: all. Not with --vocabulary 0.",
+    ),
+]
 _Base = Annotated[
     str | None,
     option(
@@ -203,6 +212,7 @@ def _distill(
     layers: _Layers = None,
     feed_forward: _FeedForward = None,
     vocabulary: _Vocabulary = None,
+    window: _Window = _USUAL_DRAFT.window,
     base: _Base = None,
     random: _Random = False,
     go_on: _Continue = None,

@@ -39,6 +39,7 @@ class DistillSettings:
     layers: int | None
     feed_forward: int | None
     vocabulary: int | None
+    window: int
     base: str | None
     random: bool
     go_on: str | None
@@ -159,6 +160,7 @@ def _draft(settings: DistillSettings) -> DraftPlan:
         layers=usual.layers if settings.layers is None else settings.layers,
         feed_forward=settings.feed_forward,
         vocabulary=settings.vocabulary,
+        window=settings.window,
         quantization=read_type(settings.quant),
         embedding_quantization=read_type(settings.embedding_quant),
         safetensors=settings.safetensors,

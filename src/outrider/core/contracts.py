@@ -32,12 +32,14 @@ class PartOf:
     `target_tokens` holds the target's id for each of its tokens, -1 for `other_token`: the one that stands
     for every token of the target that it does not know. `target_tokenizer` is the target's
     `vocab.tokenizer_id`, `name` what people call the model. Nothing of it has been verified.
+    `window`: the last tokens of a text that are enough for the model to draft from; 0: it reads all.
     """
 
     target_tokens: tuple[int, ...]
     other_token: int | None
     target_tokenizer: str
     name: str = field(default="", compare=False)
+    window: int = 0
 
 
 class Vocabulary(Protocol):

@@ -139,7 +139,8 @@ class DraftWork:
     """What a round of proposals cost, over all sequences of the round.
 
     `calls` and `model_s` count the draft model's calls while decoding, and `call_tokens` the tokens
-    that each of these evaluated; those that only caught up with a prompt are counted apart.
+    that each of these evaluated; those that only caught up with a prompt are counted apart, and
+    `prefill_tokens` are what they read of it.
     """
 
     calls: int = 0
@@ -147,6 +148,7 @@ class DraftWork:
     prefill_calls: int = 0
     prefill_s: float = 0.0
     call_tokens: tuple[int, ...] = ()
+    prefill_tokens: int = 0
 
     def __add__(self, other: DraftWork) -> DraftWork:
         return DraftWork(
@@ -155,6 +157,7 @@ class DraftWork:
             self.prefill_calls + other.prefill_calls,
             self.prefill_s + other.prefill_s,
             self.call_tokens + other.call_tokens,
+            self.prefill_tokens + other.prefill_tokens,
         )
 
 

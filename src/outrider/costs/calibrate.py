@@ -71,7 +71,12 @@ def calibrate(
         plan.sizes(1.0)
     finally:
         timer.clear()
-    return CallCosts([samples.point() for samples in plan.samples()], prefill_token_s=plan.prefill_token_s)
+    part = model.vocabulary.part_of
+    return CallCosts(
+        [samples.point() for samples in plan.samples()],
+        prefill_token_s=plan.prefill_token_s,
+        window=part.window if part is not None else 0,
+    )
 
 
 class _Plan:

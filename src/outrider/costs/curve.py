@@ -38,15 +38,19 @@ class CallCosts:
 
     `points` are measured calls. Without any the curve is a cautious guess whose unit is set by the first
     call observed (`is_known`). `prefill_token_s` is what a token of a prompt took, None if unmeasured.
-    A context is the number of tokens that the sequences of the call have stored, together.
+    A context is the number of tokens that the sequences of the call have stored, together. `window`: the
+    model reads no more than the last so many tokens of a text (0: all).
 
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
     >>> costs.calls_s(4, context=0).round(3).tolist()
     [0.1, 0.15, 0.2, 0.15]
     """
 
-    def __init__(self, points: Sequence[CallPoint] = (), *, prefill_token_s: float | None = None) -> None:
+    def __init__(
+        self, points: Sequence[CallPoint] = (), *, prefill_token_s: float | None = None, window: int = 0
+    ) -> None:
         self.points = tuple(points)
+        self.window = window
         self.prefill_token_s = prefill_token_s
         if points and not any(point.num_tokens == point.num_sequences == 1 for point in points):
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
@@ -103,8 +107,13 @@ class CallCosts:
         """Seconds of a call over so many tokens."""
         return float(self.calls_s(1, context=context, others=num_tokens - 1, num_sequences=num_sequences)[0])
 
+    def read_tokens(self, num_tokens: int) -> int:
+        """How many of so many tokens, which it has not seen, the model reads."""
+        return min(num_tokens, self.window) if self.window else num_tokens
+
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds that reading so many tokens of a prompt takes."""
+        """Seconds that reading a prompt of so many tokens takes, or as much of it as is read."""
+        num_tokens = self.read_tokens(num_tokens)
         if self._prefill_token_s:
             return num_tokens * median(self._prefill_token_s)
         return num_tokens * self.call_s(MOST_TOKENS, context=0) / MOST_TOKENS
@@ -168,7 +177,7 @@ class CallCosts:
         what was learned about their differences, against what the points said before.
         """
         if not self.num_observed:
-            return CallCosts(self.points, prefill_token_s=self.prefill_token_s)
+            return CallCosts(self.points, prefill_token_s=self.prefill_token_s, window=self.window)
         if not self.is_measured:
             scale = shape = 1.0
         weights = np.full(len(self._learned.state), shape)
@@ -183,7 +192,7 @@ class CallCosts:
         if not any(point.num_tokens == 1 for point in points):
             points.append(CallPoint(1, new.call_s(1, context=0), spread_ratio=0.2))
         token_s = median(self._prefill_token_s) if self._prefill_token_s else None
-        return CallCosts(points, prefill_token_s=token_s)
+        return CallCosts(points, prefill_token_s=token_s, window=self.window)
 
     # As plain data
 
@@ -192,6 +201,7 @@ class CallCosts:
         return {
             "schema": SCHEMA,
             "prefill_token_s": self.prefill_token_s,
+            "window_tokens": self.window,
             "calls": [
                 {
                     "tokens": point.num_tokens,
@@ -213,7 +223,9 @@ class CallCosts:
             token_s = data.get("prefill_token_s")
             if token_s is not None and not 0 < (token_s := float(token_s)) < math.inf:
                 raise ValueError(f"prefill_token_s is {token_s}")
-            return cls([_point(call) for call in data["calls"]], prefill_token_s=token_s)
+            if (window := int(data.get("window_tokens", 0))) < 0:
+                raise ValueError(f"window_tokens is {window}")
+            return cls([_point(call) for call in data["calls"]], prefill_token_s=token_s, window=window)
         except SettingError as error:
             raise SettingError(what, f"{error.what}: {error.why}", error.way_out) from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -23,7 +23,7 @@ from outrider.distill.provenance import Provenance, add_provenance
 from outrider.distill.subset import Subset
 from outrider.distill.tokenizer_fields import Field, read_field, tokenizer_fields
 from outrider.files import check_writable
-from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
+from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
 from outrider.vocab import align, tokenizer_id
 
 __all__ = ["Written", "read_subset", "write_gguf"]
@@ -49,6 +49,7 @@ def write_gguf(
     subset: Subset,
     target: Vocabulary,
     provenance: Provenance,
+    window: int = 0,
     quantization: str = "Q4_0",
     embedding_quantization: str | None = None,
     threads: int = 1,
@@ -57,6 +58,7 @@ def write_gguf(
     is complete, and llama.cpp has read its vocabulary.
 
     `checkpoint` has the draft's weights, and the metadata of its target or of a draft with the same tokens.
+    `window` goes into the map of a reduced vocabulary: the last tokens of a text that the draft reads, 0 all.
     `quantization` is any type of `outrider quantize`; `embedding_quantization` another one for the embedding
     and the output layer; None: what llama.cpp takes for them beside it.
 
@@ -70,7 +72,7 @@ def write_gguf(
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
     check_writable(path, "draft")
     tokenizer = tokenizer_fields(checkpoint.metadata, subset, target.size)
-    fields = dict(tokenizer.fields) | _licence(checkpoint) | _map(subset, target)
+    fields = dict(tokenizer.fields) | _licence(checkpoint) | _map(subset, target, window)
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
     with _partial(path) as partial:
         _write_floats(checkpoint, partial, floats, fields, provenance)
@@ -122,12 +124,13 @@ def _partial(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def _map(subset: Subset, target: Vocabulary) -> dict[str, Field]:
+def _map(subset: Subset, target: Vocabulary, window: int) -> dict[str, Field]:
     if not subset.has_other:
         return {}
     return {
         TARGET_TOKENS: Field(subset.to_target.tolist(), GGUFValueType.ARRAY, GGUFValueType.INT32),
         OTHER_TOKEN: Field(subset.size - 1, GGUFValueType.UINT32),
+        WINDOW: Field(window, GGUFValueType.UINT32),
         TARGET_TOKENIZER: Field(tokenizer_id(target), GGUFValueType.STRING),
     }
 

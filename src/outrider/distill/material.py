@@ -25,17 +25,22 @@ __all__ = ["Material", "check_draft", "other_answers", "read_material"]
 @dataclass(frozen=True, slots=True)
 class Material:
     """The untrained draft, the target's tokens that it knows, and the answers of both sides. `vocabulary` is
-    the target's, of use as long as that is open."""
+    the target's, of use as long as that is open. The draft reads the last `window` tokens of a prompt, 0:
+    all of them.
+    """
 
     draft: Checkpoint
     subset: Subset
     training: list[Example]
     held_out: list[Example]
     vocabulary: Vocabulary
+    window: int
 
     def texts(self, examples: Sequence[Example], max_tokens: int) -> list[Text]:
-        """Answers in the draft's ids, cut to their last `max_tokens`; empty ones are left out."""
-        found = (text_of(example, self.subset, max_tokens) for example in examples)
+        """Answers in the draft's ids behind what it reads of their prompts, cut to their last `max_tokens`;
+        empty ones are left out."""
+        seen = (replace(example, prompt=example.prompt[-self.window :]) for example in examples)
+        found = (text_of(example, self.subset, max_tokens) for example in seen)
         return [text for text in found if text is not None]
 
 
@@ -60,7 +65,8 @@ def read_material(file: ModelFile, vocabulary: Vocabulary, questions: Asked, pla
         why = f"{len(training)} answers to train on, {len(held_out)} held out"
         raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
     draft, subset = first_draft(read_gguf(file.path), plan.draft, training, vocabulary, plan.training.seed)
-    return Material(draft, subset, training, held_out, vocabulary)
+    window = plan.draft.window if subset.has_other else 0
+    return Material(draft, subset, training, held_out, vocabulary, window)
 
 
 def other_answers(folder: Path, known: Collection[str]) -> Iterator[Example]:

@@ -57,13 +57,15 @@ class DraftPlan:
     """The draft. `start` "prune": `layers` of the target (or of `base`, a model with the same tokenizer),
     with `feed_forward` units a layer; "random": the same shape with random weights; "continue": `base`
     as it is. `vocabulary`: tokens that it knows, 0 all; None: those that a continued one knows, else
-    `USUAL_VOCABULARY`."""
+    `USUAL_VOCABULARY`. `window`: it is trained on the last tokens of a prompt, so many, and reads no more of
+    it; 0: all. One that knows all tokens reads all: other engines would not know better."""
 
     start: Start = "prune"
     base: Path | None = None
     layers: int = 4
     feed_forward: int | None = None
     vocabulary: int | None = None
+    window: int = 128
     quantization: str = "Q4_0"
     embedding_quantization: str = "Q8_0"
     safetensors: bool = False
@@ -72,6 +74,7 @@ class DraftPlan:
         _least("--layers", self.layers, 1)
         _least("--feed-forward", self.feed_forward, 1)
         _least("--vocabulary", self.vocabulary, 0)
+        _least("--window", self.window, 0)
         if self.start == "continue" and self.base is None:
             raise SettingError("--continue", "it names no draft", "Give a GGUF file or a folder.")
 

@@ -199,6 +199,7 @@ def _write(
 ) -> Written:
     return write_gguf(
         draft, path, subset=material.subset, target=material.vocabulary, provenance=provenance,
+        window=material.window,
         quantization=plan.draft.quantization, embedding_quantization=plan.draft.embedding_quantization,
     )  # fmt: skip
 

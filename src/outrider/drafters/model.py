@@ -28,6 +28,8 @@ from outrider.drafters.rows import Rows
 from outrider.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
+_SPARE_TOKENS = 32
+"""of a context, for what is drafted"""
 _LEAST_COPIED_TOKENS = 8
 """For fewer than these more, what a sequence holds itself is not given up."""
 
@@ -37,11 +39,13 @@ class _Context:
     """What the draft model should have seen of one sequence, in its own token ids."""
 
     final: list[int] = field(default_factory=list)
+    start: int = 0
+    """where in `final` the model began to read"""
     evaluated: list[int] = field(default_factory=list)
-    """tokens whose KV is stored; runs ahead of `final` by what was drafted"""
+    """tokens from there on whose KV is stored; runs ahead of `final` by what was drafted"""
     prompt_length: int = 0
     agree: int = 0
-    """length of the common prefix of the two"""
+    """how many of these are as in `final`"""
     scope: str = ""
     is_running: bool = False
     last_used: int = 0
@@ -49,18 +53,31 @@ class _Context:
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.final.extend(tokens)
-        end = min(len(self.final), len(self.evaluated))
-        while self.agree < end and self.final[self.agree] == self.evaluated[self.agree]:
+        end = min(self.held, len(self.evaluated))
+        while self.agree < end and self.final[self.start + self.agree] == self.evaluated[self.agree]:
             self.agree += 1
+
+    @property
+    def held(self) -> int:
+        """Tokens that the model holds once it has read everything."""
+        return len(self.final) - self.start
+
+    @property
+    def behind(self) -> int:
+        """Final tokens that it has not evaluated."""
+        return self.held - self.agree
 
     def restart(self, tokens: Sequence[int]) -> None:
         self.final, self.agree = [], 0
+        if self.start >= len(tokens):
+            self.start = 0
+            self.evaluated.clear()
         self.extend(tokens)
         self.prompt_length = len(tokens)
 
     def shares(self, tokens: Sequence[int]) -> int:
-        """How many of the first `tokens` have their KV stored here."""
-        pairs = zip(self.evaluated, tokens, strict=False)
+        """How many of `tokens`, from where it began, have their KV stored here."""
+        pairs = zip(self.evaluated, tokens[self.start :], strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
@@ -84,6 +101,9 @@ class ModelDrafter:
     Under the request's own bias, bans, penalties and filters it offers its likeliest tokens as
     certain, or tokens drawn from its distribution, as the wish has it. The estimated acceptance
     is its untempered top probability.
+
+    A model to which the end of a text is enough (`alignment.window`) begins to read there, and begins anew
+    where it has fallen farther behind than that, or its context is full.
     """
 
     name = "draft"
@@ -95,6 +115,8 @@ class ModelDrafter:
         self._rows = Rows(alignment)
         # Every sequence's last final tokens go into one call: each gets its share of a batch.
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
+        fits = alignment.window + 2 * _SPARE_TOKENS <= model.context_length
+        self._window = alignment.window if fits else 0
         self._contexts: dict[int, _Context] = {}
         self._num_begun = 0
 
@@ -123,12 +145,14 @@ class ModelDrafter:
             self.model.copy(source, sequence, alike[source])
         except RewindUnsupported:
             return
-        context.evaluated = list(tokens[: alike[source]])
+        context.start = self._contexts[source].start
+        context.evaluated = list(tokens[context.start : context.start + alike[source]])
 
     def _give_up(self, sequence: int) -> None:
         self.model.truncate(sequence, 0)
-        self._contexts[sequence].evaluated.clear()
-        self._contexts[sequence].agree = 0
+        context = self._contexts[sequence]
+        context.evaluated.clear()
+        context.start = context.agree = 0
 
     def _make_room(self, num_tokens: int) -> None:
         """Give up what ended requests left, the oldest first, until so many more tokens can be stored."""
@@ -170,18 +194,27 @@ class ModelDrafter:
         context = self._contexts[wish.sequence]
         if not context.final or len(wish.prefix) >= self._chunk_tokens:
             return 0
-        return min(wish.max_tokens, self.model.context_length - len(context.final) - len(wish.prefix))
+        held = self._window if self._begins_anew(context) else context.held
+        return min(wish.max_tokens, self.model.context_length - held - len(wish.prefix))
+
+    def _begins_anew(self, context: _Context) -> bool:
+        is_full = context.held + _SPARE_TOKENS > self.model.context_length
+        return bool(self._window) and (context.behind > self._window or is_full)
 
     def _catch_up(self, sequence: int, num_lead: int) -> DraftWork:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into one call
         with `num_lead` others."""
         context = self._contexts[sequence]
+        if self._begins_anew(context):
+            self._give_up(sequence)
+            context.start = len(context.final) - self._window
         self._rewind(sequence, context)
         work = DraftWork()
-        while context.agree < context.prompt_length - 1:
+        while context.start + context.agree < context.prompt_length - 1:
+            before = context.agree
             seconds = self._evaluate(sequence, context, context.prompt_length - 1)
-            work += DraftWork(prefill_calls=1, prefill_s=seconds)
-        while len(context.final) - context.agree + num_lead > self._chunk_tokens:
+            work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=context.agree - before)
+        while context.behind + num_lead > self._chunk_tokens:
             before = context.agree
             seconds = self._evaluate(sequence, context, len(context.final) - 1)
             work += DraftWork(calls=1, model_s=seconds, call_tokens=(context.agree - before,))
@@ -190,7 +223,7 @@ class ModelDrafter:
     def _rewind(self, sequence: int, context: _Context) -> None:
         # At least one final token must be left to evaluate: its logits start the draft.
         # The model may hold less than it was given: a failed call can cost it everything.
-        keep = min(context.agree, len(context.final) - 1, self.model.length(sequence))
+        keep = min(context.agree, context.held - 1, self.model.length(sequence))
         if keep < self.model.length(sequence):
             try:
                 self.model.truncate(sequence, keep)
@@ -202,7 +235,8 @@ class ModelDrafter:
 
     def _evaluate(self, sequence: int, context: _Context, end: int) -> float:
         """Evaluate a chunk of the final tokens, up to `end` at most; returns the seconds."""
-        tokens = context.final[context.agree : min(end, context.agree + self._chunk_tokens)]
+        begin = context.start + context.agree
+        tokens = context.final[begin : min(end, begin + self._chunk_tokens)]
         self._make_room(len(tokens))
         before = perf_counter()
         self.model.decode([Span(sequence, tuple(tokens), context.agree, 0)])
@@ -226,7 +260,7 @@ class ModelDrafter:
             for span in spans:
                 context = self._contexts[span.sequence]
                 context.evaluated.extend(span.tokens)
-                context.agree = len(context.final)
+                context.agree = context.held
             active = [
                 draft
                 for draft, row in zip(active, rows, strict=True)
@@ -243,7 +277,7 @@ class ModelDrafter:
         stored = len(context.evaluated)
         if draft.tokens:
             return Span(draft.wish.sequence, tuple(draft.unread), stored, 1)
-        tokens = (*context.final[stored:], *self.alignment.read(draft.wish.prefix))
+        tokens = (*context.final[context.start + stored :], *self.alignment.read(draft.wish.prefix))
         return Span(draft.wish.sequence, tokens, stored, 1)
 
     def _append(self, draft: _Growing, logits: Logits, extend: Extend) -> bool:

@@ -10,7 +10,7 @@ from gguf.constants import GGUFValueType
 from outrider.core.contracts import PartOf
 from outrider.models.header import Array, read_header
 
-__all__ = ["OTHER_TOKEN", "REDUCED_KEYS", "TARGET_TOKENIZER", "TARGET_TOKENS", "read_part"]
+__all__ = ["OTHER_TOKEN", "REDUCED_KEYS", "TARGET_TOKENIZER", "TARGET_TOKENS", "WINDOW", "read_part"]
 
 TARGET_TOKENS = "outrider.draft.target_tokens"
 """INT32 array: for each token of the draft the target's id, -1 for the one that stands for all others"""
@@ -18,6 +18,8 @@ OTHER_TOKEN = "outrider.draft.other_token"
 """UINT32: the draft's id of the token that stands for all tokens of the target that it does not know"""
 TARGET_TOKENIZER = "outrider.draft.target_tokenizer"
 """string: `vocab.tokenizer_id` of the target's vocabulary"""
+WINDOW = "outrider.draft.window"
+"""UINT32: the last tokens of a text that are enough for the draft; it need not read what is before"""
 REDUCED_KEYS = (OTHER_TOKEN, TARGET_TOKENIZER)
 """fields of one value that only a reduced vocabulary has"""
 
@@ -32,6 +34,7 @@ def read_part(path: Path) -> PartOf:
         other_token=header.number(OTHER_TOKEN),
         target_tokenizer=header.text(TARGET_TOKENIZER) or "",
         name=path.stem,
+        window=header.number(WINDOW) or 0,
     )
 
 

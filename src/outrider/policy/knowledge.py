@@ -117,7 +117,8 @@ class Knowledge:
         calls_s = self.calls_s(longest, batch)
         if model is None:
             return Prices(token_s, calls_s)
-        draft, unread = self.draft_cost(model), text.unread.get(model, 1)
+        draft = self.draft_cost(model)
+        unread = draft.read_tokens(text.unread.get(model, 1))
         draft_s = draft.calls_s(unread + lead, context=context, others=size - 1)
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size

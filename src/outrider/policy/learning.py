@@ -39,7 +39,7 @@ def learn_costs(knowledge: Knowledge, records: Sequence[StepRecord]) -> None:
         for n, seconds in zip(work.call_tokens, expected_s, strict=True):
             draft.observe(n, seconds * work.model_s / sum(expected_s), context=context)
         if work.prefill_calls:
-            draft.observe_prefill(context, work.prefill_s)
+            draft.observe_prefill(work.prefill_tokens, work.prefill_s)
     if decoding:
         knowledge.note_own(decoding)
 

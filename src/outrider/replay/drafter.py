@@ -68,7 +68,11 @@ class RecordedDrafter:
             return [Draft()], DraftWork()
         work = DraftWork()
         if not self._has_read:
-            work = DraftWork(prefill_calls=1, prefill_s=self._costs.prefill_s(self._prompt_tokens))
+            work = DraftWork(
+                prefill_calls=1,
+                prefill_s=self._costs.prefill_s(self._prompt_tokens),
+                prefill_tokens=self._costs.read_tokens(self._prompt_tokens),
+            )
             self._has_read = True
         context = self._prompt_tokens + self._committed
         call_tokens = [max(1, 1 + self._committed - self._seen) + len(wish.prefix)]

@@ -94,6 +94,8 @@ class Alignment:
     report: AlignmentReport
     other_token: int | None = None
     """the draft's token that stands for every token of the target that it does not know"""
+    window: int = 0
+    """the last tokens of a text that are enough for the draft; 0: it reads all"""
 
     @cached_property
     def common(self) -> Ids:

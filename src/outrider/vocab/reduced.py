@@ -39,7 +39,8 @@ def align_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignme
         is_reduced=True,
         map_fault=fault,
     )
-    return Alignment(ids, to_draft, False, report, part.other_token if fault is None else None)
+    other = part.other_token if fault is None else None
+    return Alignment(ids, to_draft, False, report, other, max(part.window, 0))
 
 
 def _fault(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
