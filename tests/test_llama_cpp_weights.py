@@ -333,6 +333,25 @@ def test_every_kind_of_cache_gives_about_the_same_logits(
     model.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "context", "chosen"),
+    [
+        ({}, 64, "off"),
+        ({"flash_attention": "on"}, 64, "on"),
+        ({"cache_type_v": "q8_0"}, 64, "auto"),
+        ({"micro_batch_tokens": 2048}, 17_000, "auto"),
+    ],
+    ids=["narrow heads", "asked for", "a quantized cache needs it", "scores that take much memory"],
+)
+def test_narrow_heads_go_without_flash_attention_on_processors(
+    tiny: Load, changes: dict[str, Any], context: int, chosen: str
+) -> None:
+    options = LoadOptions(**{"threads": 1, "gpu_layers": 0, "flash_attention": "auto"} | changes)
+    model = tiny(options=options).open(context)
+    assert model.flash_attention == chosen
+    model.close()
+
+
 def test_threads_are_those_asked_for(tiny: Load) -> None:
     model = tiny(options=LoadOptions(threads=1, threads_batch=2)).open(64)
     assert (model.threads, model.threads_batch) == (1, 2)

@@ -209,7 +209,7 @@ def test_a_curve_belongs_to_the_settings_in_force(model: Path) -> None:
     weights = Weights(model, LoadOptions(threads=1))
     usual = subject_of(weights.open(128), "all")
     assert subject_of(weights.open(256), "all") == usual
-    for changed in (LoadOptions(threads=2), LoadOptions(threads=1, flash_attention="off")):
+    for changed in (LoadOptions(threads=2), LoadOptions(threads=1, flash_attention="on")):
         assert subject_of(weights.open(128, options=changed), "all") != usual
     assert subject_of(weights.open(128, max_sequences=2), "all") != usual
     assert usual.machine and usual.build

@@ -87,6 +87,7 @@ class Step:
         affordable = np.flatnonzero(prices.calls_s - plain_s <= self._at_stake_s)
         longest = max(int(affordable[-1]), len(self._growth))
         self._prices = replace(prices, calls_s=prices.calls_s[: longest + 1])
+        self._unlimited = prices
 
     # Whether to ask a draft model
 
@@ -133,7 +134,8 @@ class Step:
         return float(gain) + growth.expected * prices.token_s - prices.step_s
 
     def _values(self) -> Values:
-        return self._knowledge.values(self._prices, self._longest_with_model)
+        # Without the limit, which moves with every step: the values of one step serve for the next.
+        return self._knowledge.values(self._unlimited, self._longest_with_model)
 
     def repays_reading(self, model: str) -> bool:
         """Whether the gain outweighs that the draft model has yet to read the prompt. Not every step will

@@ -52,7 +52,7 @@ def subject_of(model: LlamaCppModel, rows: Rows) -> Subject:
         "threads": model.threads,
         "threads_batch": model.threads_batch,
         "micro_batch_tokens": options.micro_batch_tokens,
-        "flash_attention": options.flash_attention,
+        "flash_attention": model.flash_attention,
         "cache_type_k": options.cache_type_k,
         "cache_type_v": options.cache_type_v,
         "full_window": options.full_window,

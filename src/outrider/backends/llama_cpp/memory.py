@@ -15,7 +15,7 @@ from outrider.backends.llama_cpp.library import lib
 from outrider.backends.llama_cpp.options import UNQUANTIZED, LoadOptions
 from outrider.core.errors import OutOfMemory, SettingError
 
-__all__ = ["available_bytes", "check_cache_types", "check_room"]
+__all__ = ["Metadata", "available_bytes", "check_cache_types", "check_room", "head_widths"]
 
 _CELL_BYTES = 48
 """What the library keeps on the host for every cell besides K and V: position and sequences."""
@@ -65,7 +65,7 @@ def check_cache_types(model: Any, options: LoadOptions, metadata: Metadata) -> N
     """Raise SettingError for a quantized cache whose blocks do not fit the model's heads: the
     library checks that only under flash attention, and ends the process otherwise."""
     types = (options.cache_type_k, options.cache_type_v)
-    for name, cache_type, width in zip("kv", types, _head_widths(model, metadata), strict=True):
+    for name, cache_type, width in zip("kv", types, head_widths(model, metadata), strict=True):
         if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
             raise SettingError(
                 f"cache type {name}",
@@ -97,10 +97,10 @@ def _values_per_layer(model: Any, metadata: Metadata) -> int:
     uniform = metadata(f"{prefix}.head_count_kv").isdigit()
     if not uniform or any(metadata(f"{prefix}.{key}") for key in unlike):
         return 0
-    return int(lib.llama_model_n_head_kv(model) * min(_head_widths(model, metadata)))
+    return int(lib.llama_model_n_head_kv(model) * min(head_widths(model, metadata)))
 
 
-def _head_widths(model: Any, metadata: Metadata) -> tuple[int, int]:
+def head_widths(model: Any, metadata: Metadata) -> tuple[int, int]:
     """Values of one attention head in K and in V."""
     usual = lib.llama_model_n_embd(model) // max(lib.llama_model_n_head(model), 1)
     arch = metadata("general.architecture")

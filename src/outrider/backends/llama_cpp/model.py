@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
+from outrider.backends.llama_cpp.attention import choose_attention
 from outrider.backends.llama_cpp.batch import Batch, Limits
 from outrider.backends.llama_cpp.handle import Handle
 from outrider.backends.llama_cpp.library import clear_log, last_error, lib
@@ -153,7 +155,11 @@ class LlamaCppModel:
         self.rewind: RewindKind = weights.rewind
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
-        context = _open_context(weights, self.options, context_length, max_sequences, capacity)
+        attention = choose_attention(weights.handle, self.options, weights.metadata, capacity)
+        self.flash_attention = attention
+        """whether it is in use: "on", "off", or "auto" where that was left to llama.cpp"""
+        chosen = replace(self.options, flash_attention=attention)
+        context = _open_context(weights, chosen, context_length, max_sequences, capacity)
         self._native = Handle(self.name, context, lib.llama_free, keeps=weights.native)
         self._memory = lib.llama_get_memory(context)
         # llama.cpp rounds contexts up; the length that was asked for is the one that holds.
