@@ -269,7 +269,14 @@ MicroBatchTokens = Annotated[
     int, option(MACHINE, "-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
 ]
 FlashAttention = Annotated[
-    str, option(MACHINE, "-fa", "--flash-attn", metavar="WHEN", help="Flash attention: on, off, or auto: by model and device.")
+    str,
+    option(
+        MACHINE,
+        "-fa",
+        "--flash-attn",
+        metavar="WHEN",
+        help="Flash attention: on, off, or auto: by model and device.",
+    ),
 ]
 CacheTypeK = Annotated[
     str,
