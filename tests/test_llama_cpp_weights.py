@@ -346,7 +346,7 @@ def test_every_kind_of_cache_gives_about_the_same_logits(
 def test_narrow_heads_go_without_flash_attention_on_processors(
     tiny: Load, changes: dict[str, Any], context: int, chosen: str
 ) -> None:
-    options = LoadOptions(**{"threads": 1, "gpu_layers": 0, "flash_attention": "auto"} | changes)
+    options = replace(LoadOptions(threads=1, gpu_layers=0), **changes)
     model = tiny(options=options).open(context)
     assert model.flash_attention == chosen
     model.close()

@@ -162,7 +162,12 @@ def test_a_draft_model_that_does_not_pay_is_weighed_now_and_then(
 ) -> None:
     weighed: list[Step] = []
     weigh = Step.weigh
-    monkeypatch.setattr(Step, "weigh", lambda step: (weighed.append(step), weigh(step))[1])
+
+    def counted(step: Step) -> int:
+        weighed.append(step)
+        return weigh(step)
+
+    monkeypatch.setattr(Step, "weigh", counted)
     drafts = {"draft": curve(SMALL, 0.02)}
     policy = AutoPolicy(curve(STAIRS), drafts)
     for seed in range(4):
