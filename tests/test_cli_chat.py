@@ -133,11 +133,11 @@ def test_the_trace_of_a_conversation_has_all_turns(chat: Call, tmp_path: Path) -
 
 def test_a_full_context_is_said_and_reset_helps(chat: Call) -> None:
     long = "the cat " * 100
-    outcome = chat("-n", "-1", model="short", stdin=f"hello\n{long}\n/reset\nhello\n")
+    outcome = chat("-n", "-1", "--policy", "plain", model="short", stdin=f"hello\n{long}\n/reset\nhello\n")
     assert outcome.status == 0
     assert "context of 256 tokens is full" in outcome.err
     assert "do not fit a context of 256" in outcome.err and "/reset starts" in outcome.err
-    assert len(kept(outcome)) == 2
+    assert len(kept(outcome)) == 2, outcome.err
 
 
 def test_a_template_that_refuses_a_message_does_not_end_the_conversation(chat: Call) -> None:

@@ -28,7 +28,7 @@ Outcomes = dict[str, str | None]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     with real_server(
-        tmp_path_factory.mktemp("server"), "-t", "2", "-c", "1024", "--policy", "fixed"
+        tmp_path_factory.mktemp("server"), "-t", "2", "-c", "1024", "--policy", "fixed", "-fa", "on"
     ) as running:
         yield running
         assert running.is_idle()
