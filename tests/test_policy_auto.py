@@ -26,7 +26,6 @@ from outrider.engine import Engine
 from outrider.policy import AutoPolicy
 from outrider.policy.acceptance import Estimator, TextState
 from outrider.policy.knowledge import Knowledge
-from outrider.policy.step import Step
 from outrider.replay import replay
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 from simulated import SURE, Offering, Simulated
@@ -154,26 +153,6 @@ def test_a_draft_model_that_cannot_pay_is_never_asked_and_that_is_said_once() ->
         "draft: a step of it takes 1.30 of a target step here, too much to pay even if it were always right: "
         "it stays out"
     ]
-
-
-@pytest.mark.parametrize(("draft", "least", "most"), [("wrong", 0.1, 0.5), ("target", 0.9, 1.0)])
-def test_a_draft_model_that_does_not_pay_is_weighed_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, draft: DraftKind, least: float, most: float
-) -> None:
-    weighed: list[Step] = []
-    weigh = Step.weigh
-
-    def counted(step: Step) -> int:
-        weighed.append(step)
-        return weigh(step)
-
-    monkeypatch.setattr(Step, "weigh", counted)
-    drafts = {"draft": curve(SMALL, 0.02)}
-    policy = AutoPolicy(curve(STAIRS), drafts)
-    for seed in range(4):
-        weighed.clear()
-        found = replay(recording("random", draft, seed=seed), policy, curve(STAIRS), drafts)
-    assert least <= len(weighed) / len(found.records) <= most
 
 
 @pytest.mark.parametrize("kind", ["copying", "random"])

@@ -29,9 +29,6 @@ __all__ = ["AutoPolicy"]
 
 LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
-_RESTING_STEPS = 3
-"""Of a draft model that would not have paid: what it is worth changes slowly, and weighing it takes some
-2 % of a small target's step."""
 
 
 class AutoPolicy:
@@ -95,13 +92,12 @@ class AutoPolicy:
             Step(self.knowledge, self._text(w.sequence), w, [d for d in free if w.admits(d)], longest)
             for w in wishes
         ]
-        texts = [self._text(wish.sequence) for wish in wishes]
-        due = [[model for model in models if text.is_due(model.name)] for text in texts]
-        if not any(due) and not any(step.has_offers for step in steps):
+        if not models and not any(step.has_offers for step in steps):
             return [Draft() for _ in wishes], DraftWork()  # the common case of a fast model: no arithmetic
+        texts = [self._text(wish.sequence) for wish in wishes]
         batch = Batch.of(texts, self.knowledge, others)
-        for step, considered in zip(steps, due, strict=True):
-            self._choose(step, considered, batch)
+        for step in steps:
+            self._choose(step, models, batch)
             batch = replace(batch, others=batch.others + len(step.lead))
         work = DraftWork()
         for model in models:
@@ -135,10 +131,7 @@ class AutoPolicy:
             lead = step.weigh()
             worth = step.gain_s > 0 and step.repays_reading(model.name) and step.may_risk()
             exploring = not worth and self._may_explore(step, model.name)
-            if not (worth or exploring):
-                if not step.has_offers:  # else it may pay where these end
-                    self._text(step.wish.sequence).resting[model.name] = _RESTING_STEPS
-            elif best is None or step.gain_s > best[0]:
+            if (worth or exploring) and (best is None or step.gain_s > best[0]):
                 best = (step.gain_s, model.name, 0 if exploring else lead, exploring)
         step.price(best[1] if best else None, batch)
         if best is not None:

@@ -40,8 +40,6 @@ class Text:
     """draft models that have read the prompt"""
     unread: dict[str, int] = field(default_factory=dict)
     """tokens that a draft model has yet to read before it can draft, by its name"""
-    resting: dict[str, int] = field(default_factory=dict)
-    """steps in which a draft model that would not have paid is not considered, by its name"""
     spent_s: float = 0.0
     earned: float = 0.0
     """tokens that were emitted for it; older ones count less in both"""
@@ -60,12 +58,6 @@ class Text:
     def context(self) -> int:
         """Tokens so far."""
         return self.prompt_tokens + self.generated
-
-    def is_due(self, model: str) -> bool:
-        """Whether a draft model is considered in this step; to be asked once a step."""
-        left = self.resting.get(model, 0)
-        self.resting[model] = max(left - 1, 0)
-        return not left
 
     def state(self, name: str) -> TextState:
         """What a drafter's offers to this text have been worth."""
