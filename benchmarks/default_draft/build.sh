@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the draft that comes with the embedded default, from nothing: about 5 hours on 2 cores.
+# Builds a draft for the embedded default, from nothing: an estimated 3 to 5 hours on 2 cores. As a whole it was
+# never run: README.md says what the second trial, whose steps these are, differed in.
 #
 #     benchmarks/default_draft/build.sh FOLDER
 #
-# FOLDER/second/SmolLM2-135M-Instruct.draft.gguf is what src/outrider/models/ holds. README.md says what the
-# build of the file in the package differed in. Stopped, it goes on where it was.
+# The file is FOLDER/second/SmolLM2-135M-Instruct.draft.gguf. Stopped, it goes on where it was.
 set -euo pipefail
 folder=${1:?a folder for answers and drafts}
 mkdir -p "$folder"
@@ -19,4 +19,4 @@ outrider distill "${data[@]}" --layers 4 --vocabulary 8192 --embedding-quant Q8_
 
 # Half as many tokens more, in four bits: no larger, and cheaper to ask.
 outrider distill "${data[@]}" --continue "$folder/first/first.gguf" --vocabulary 12288 --embedding-quant Q4_0 \
-    --minutes 45 --name SmolLM2-135M-Instruct.draft -o "$folder/second"
+    --minutes 45 --learning-rate 0.002 --name SmolLM2-135M-Instruct.draft -o "$folder/second"

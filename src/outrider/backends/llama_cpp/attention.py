@@ -12,8 +12,8 @@ __all__ = ["choose_attention"]
 
 _NARROW_HEAD = 64
 """values. On a processor flash attention goes through the cache token by token: with heads of 64 a call
-over four tokens took 1.9 times as long so (SmolLM2-135M at 600 of context; Qwen2.5 0.5B at 1,000: 1.8), with
-heads of 128 and 256 about the same (benchmarks/attention)."""
+over four tokens at 600 of context took 1.9 times as long so (SmolLM2-135M; Qwen2.5 0.5B: 1.4), with heads of
+128 and 256 about the same (benchmarks/attention)."""
 _MOST_BYTES = 256 * 2**20
 """of the scores that are held at once without it"""
 
