@@ -23,7 +23,9 @@ from outrider.distill.export import Written, read_subset, write_gguf
 from outrider.distill.provenance import read_provenance
 from outrider.distill.shapes import keep_layers, narrow, random_weights, restrict
 from outrider.distill.subset import OTHER, Subset
+from outrider.learned import prior_in
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
+from outrider.policy.prior import prior_of
 from outrider.vocab import align, tokenizer_id
 from tiny_gguf import MERGES, write_tiny
 
@@ -154,6 +156,22 @@ def test_a_window_stands_in_the_file_and_goes_along_with_the_map(target: Target,
     assert weights.vocabulary.part_of is not None and weights.vocabulary.part_of.window == 96
     assert align(target.weights.vocabulary, weights.vocabulary).window == 96
     weights.close()
+
+
+def test_what_to_expect_of_a_draft_stands_in_its_file(target: Target, tmp_path: Path) -> None:
+    prior = prior_of("draft", [[(0.9, True), (0.4, False)] * 30])
+    notices: list[str] = []
+    known = target.write(tmp_path / "draft.gguf", prior=prior)
+    damaged = target.write(tmp_path / "damaged.gguf", prior={**prior, "saved_steps": "many"})
+    silent = target.write(tmp_path / "silent.gguf")
+    found = []
+    for made in (known, silent, damaged):
+        weights = Weights(made.path, SMALL)
+        found.append(prior_in(weights.open(32), notices))
+        weights.close()
+    assert found == [prior, None, None]
+    [line] = notices
+    assert "damaged.gguf: what it says of its own acceptance is not used: " in line
 
 
 def test_a_reduced_vocabulary_is_a_vocabulary(target: Target, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -53,7 +54,8 @@ def answer(number: int, text: TextKind, draft: DraftKind | None, length: int = 4
 def drafted(answers: list[Answer], step_s: float = 0.01, own_s: float = 0.0) -> Contender:
     """What a draft whose step takes so long makes of answers; choosing takes `own_s`."""
     own = OwnTimes({"plain": 0.0, "auto": own_s})
-    return with_draft("trained", DRAFT, subject(answers), curve(SMALL, step_s), own, answers)
+    prices = replace(subject(answers).prices(curve(SMALL, step_s)), own=own)
+    return with_draft("trained", DRAFT, prices, answers)
 
 
 def subject(answers: list[Answer]) -> Subject:

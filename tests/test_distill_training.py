@@ -170,6 +170,22 @@ def test_the_best_by_expected_speed_is_kept_not_the_last(
         assert name.endswith("norm.weight") or not np.array_equal(values, weights[-1][name].numpy())
 
 
+def test_where_no_draft_pays_the_one_that_agrees_most_is_kept(
+    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine that trains need not be the one that the draft is for."""
+    agreements = iter([0.1, 0.2, 0.6, 0.5, 0.4])
+
+    def scripted(*arguments: Any) -> tuple[float, float, float, float, float]:
+        del arguments
+        return 1.0, 0.5, next(agreements), 7.0, 1.0
+
+    monkeypatch.setattr("outrider.distill.train.evaluate", scripted)
+    trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=2))
+    trainer.run()
+    assert trainer.state.step == 8 and trainer.state.best_step == 4
+
+
 def test_training_that_ruins_a_draft_returns_the_first(teacher: Teacher, tmp_path: Path) -> None:
     settings = replace(SETTINGS, learning_rate=3.0, steps=30, evaluate_every=2, patience=2, warmup_steps=1)
     trainer = trainer_of(teacher, tmp_path, settings)

@@ -411,6 +411,23 @@ def test_after_a_failed_call_it_catches_up(forgets: bool, stores: bool, num_obse
     assert list(draft.tokens) == greedy_continuation(OTHER, [*PROMPT, 3, 3, 3, *more], 3)
 
 
+def test_behind_a_failed_call_no_more_than_the_window_is_read() -> None:
+    model = Unreliable(ENDLESS, OTHER)
+    drafter = windowed(model, 8)
+    text = [i % 3 for i in range(20)]
+    drafter.begin(0, asked(text))
+    for _ in range(10):
+        drafted, _ = propose(drafter, 2)
+        drafter.observe(0, drafted.tokens)
+        text += drafted.tokens
+    model.failing = model.forgets = True
+    with pytest.raises(BackendError):
+        propose(drafter, 2)
+    before = len(model.calls)
+    assert list(propose(drafter, 2)[0].tokens) == greedy_continuation(OTHER, text, 2)
+    assert evaluated_tokens(model, before) == 8 + 1
+
+
 # Vocabularies that differ
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.errors import HubError
+from outrider.core.errors import HubError, ModelFileError
 from outrider.models import (
     HubOptions,
     cache_dir,
@@ -197,6 +197,18 @@ def test_another_draft_or_none_takes_its_place(tmp_path: Path) -> None:
     other = write_tiny(tmp_path / "other.gguf", seed=1)
     assert resolve_pair(None, str(other), HubOptions()) == (embedded_default(), other)
     assert resolve_pair(None, "none", HubOptions()) == (embedded_default(), None)
+
+
+def test_the_defaults_draft_can_be_had_for_another_file(own_draft: Path, tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other.gguf", seed=1)
+    assert resolve_pair(str(other), "default-draft", HubOptions()) == (other, own_draft)
+
+
+def test_a_default_draft_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.models.pair.embedded_draft", lambda: None)
+    other = write_tiny(tmp_path / "other.gguf", seed=1)
+    with pytest.raises(ModelFileError, match="default-draft: this installation came without"):
+        resolve_pair(str(other), "default-draft", HubOptions())
 
 
 def test_another_target_gets_no_draft_by_itself(own_draft: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engines import PROMPT, VOCABULARY, ScriptedDrafter, asked, language_model, model_drafter, oracle, sampler
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import DraftWork, Hint, Request
+from outrider.core.data import Draft, DraftWork, Hint, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -26,6 +26,8 @@ from outrider.engine import Engine
 from outrider.policy import AutoPolicy
 from outrider.policy.acceptance import Estimator, TextState
 from outrider.policy.knowledge import Knowledge
+from outrider.policy.prior import prior_of, read_prior
+from outrider.policy.step import Step
 from outrider.replay import replay
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 from simulated import SURE, Offering, Simulated
@@ -91,11 +93,12 @@ def test_a_draft_is_never_longer_than_wished_or_allowed(
 
 
 def test_drafters_of_a_kind_can_be_switched_off() -> None:
-    for settings, expected in (
+    cases: tuple[tuple[dict[str, Any], set[str]], ...] = (
         ({}, {"lookup", "draft"}),
         ({"free": False}, {"draft"}),
         ({"models": False}, {"lookup"}),
-    ):
+    )
+    for settings, expected in cases:
         policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.001)}, **settings)
         made = recording("copying", "target", length=100)
         played = replay(made, policy, curve(FLAT), {"draft": curve(SMALL, 0.001)})
@@ -200,6 +203,14 @@ def test_sequences_share_the_steps_of_a_call() -> None:
     assert sum(map(len, drafts)) == 6
 
 
+def test_a_sequence_without_offers_stands_beside_one_that_has_some() -> None:
+    lookup = SuffixDrafter()
+    lookup.begin(0, Request((1, 2, 3, 4, 5, 6) * 6))
+    lookup.begin(1, Request((1, 2, 3)))
+    drafts, _ = AutoPolicy(curve(FLAT)).propose([lookup], [Wish(i, 30, sampler()) for i in range(2)])
+    assert len(drafts[0]) > 0 and len(drafts[1]) == 0
+
+
 @pytest.mark.parametrize("num_sequences", [1, 4])
 def test_sequences_share_the_cost_of_a_draft_model(num_sequences: int) -> None:
     """Where calls cost the same for four sequences as for one, four draft as one would."""
@@ -243,7 +254,41 @@ def test_many_sequences_are_not_taken_for_slow_ones() -> None:
     assert abs(policy.knowledge.saved_steps) < 1
 
 
+def test_a_model_that_does_not_pay_is_not_weighed_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed = []
+    weigh = Step.weigh
+
+    def counted(step: Step) -> int:
+        weighed.append(step)
+        return weigh(step)
+
+    monkeypatch.setattr(Step, "weigh", counted)
+    policy = AutoPolicy(curve(LINEAR), {"draft": curve(SMALL, 0.09)})
+    played = replay(
+        recording("random", "target", length=42),
+        policy,
+        curve(LINEAR),
+        {"draft": curve(SMALL, 0.09)},
+        free=[],
+    )
+    assert len(played.records) == 42 and 5 <= len(weighed) <= 7
+
+
 # What is learned
+
+
+def test_what_goes_along_with_asking_is_no_part_of_every_step() -> None:
+    target, models = costs(FLAT, 0.01)
+    made = recording("random", "target", length=40)
+    records = replay(made, AutoPolicy(target, models), target, models, free=[]).records
+    asked = next(record for record in records if record.work.calls > 1)
+    plain = replace(asked, draft=Draft(), work=DraftWork(), draft_s=0.0, other_s=0.001)
+    knowledge = Knowledge(*costs(FLAT, 0.01))
+    for _ in range(60):
+        knowledge.note_own([plain])
+        knowledge.note_own([replace(asked, other_s=0.001 + 0.002 * asked.work.calls)])
+    assert knowledge.own_step_s == pytest.approx(0.001, rel=0.05)
+    assert knowledge.own_call_s == pytest.approx(0.002, rel=0.05)
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
@@ -316,6 +361,36 @@ def test_what_was_learned_survives_as_plain_data() -> None:
     ]
     asked = [sum(record.work.calls for record in each.records) for each in played]
     assert asked[0] < asked[1] / 2
+
+
+def test_a_draft_is_expected_to_fare_as_it_did_while_it_was_made() -> None:
+    """One that is right in half of the cases in which it is all but sure."""
+    rng = np.random.default_rng(0)
+    answers = [
+        [(sure, bool(rng.random() < sure / 2)) for sure in rng.uniform(0.3, 0.99, 60)] for _ in range(40)
+    ]
+    prior = json.loads(json.dumps(prior_of("draft", answers)))
+    policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}, prior=prior)
+    for constrained in (False, True):
+        estimator = policy.knowledge.estimator("draft", constrained=constrained)
+        chance = estimator.probability(Hint(0.9), TextState())
+        assert chance == pytest.approx(0.45, abs=0.08)
+    assert policy.knowledge.outlook.usual == pytest.approx(0.32, abs=0.08)
+    unknown = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}).knowledge
+    assert chances(unknown)[1] > 0.9 > unknown.outlook.usual > 0.7
+    assert chances(policy.knowledge)[0] == chances(unknown)[0]  # of lookup it says nothing
+
+
+def test_a_text_is_expected_to_be_like_all_answers_not_like_the_last() -> None:
+    hard, easy = [(0.3, False)] * 100, [(0.95, True)] * 100
+    usual = [prior_of("draft", answers)["outlook"]["usual_phase"] for answers in ([hard, easy], [easy, hard])]
+    assert usual == pytest.approx([0.5, 0.5], abs=0.12)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "outrider.acceptance/1", "estimators": 3}'])
+def test_a_prior_that_is_damaged_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_prior(text)
 
 
 BROKEN: list[Any] = [

@@ -26,6 +26,7 @@ def draw(series: Mapping[str, Mapping[str, Points]]) -> str:
         panels = figure.subplots(1, len(series), sharey=True, squeeze=False)[0]
         for axes, (filters, drafts) in zip(panels, series.items(), strict=True):
             _paint(axes, _TITLES.get(filters, filters), drafts)
+        panels[0].set_ylim(bottom=0)  # once all are drawn: it fixes the top too
         panels[0].set_ylabel("total variation of a step, mean")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1, frameon=False)
@@ -53,7 +54,6 @@ def _paint(axes: Axes, title: str, drafts: Mapping[str, Points]) -> None:
     axes.invert_xaxis()
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("lenience (1: the exact rule)")
     axes.grid(visible=True, linewidth=0.4, alpha=0.5)

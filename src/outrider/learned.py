@@ -20,9 +20,10 @@ from outrider.drafters.model import ModelDrafter
 from outrider.models.cache import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.auto import LONGEST_DRAFT
+from outrider.policy.prior import PRIOR, Prior, read_prior
 from outrider.tuning import costs_of, keep_costs
 
-__all__ = ["AutoSettings", "Learned", "Measuring"]
+__all__ = ["AutoSettings", "Learned", "Measuring", "prior_in"]
 
 Measuring = Callable[[str, float], None]
 """Told what is being measured and what part of it is done, from 0 to 1."""
@@ -47,6 +48,18 @@ class AutoSettings:
     def __post_init__(self) -> None:
         if self.draft_max < 0:
             raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
+
+
+def prior_in(draft: LlamaCppModel, notices: list[str]) -> Prior | None:
+    """What a draft's file says of its own acceptance; None where it says nothing, or nothing that can be
+    used, which `notices` then tells."""
+    if not (text := draft.weights.metadata(PRIOR)):
+        return None
+    try:
+        return read_prior(text)
+    except ValueError as error:
+        notices.append(f"{draft.weights.path}: what it says of its own acceptance is not used: {error}")
+        return None
 
 
 class Learned:
@@ -104,11 +117,19 @@ class Learned:
         if notice:
             self.notices.append(notice)
         if data is None:
+            self._believe_draft()
             return
         try:
             self.policy.knowledge.recall(data)
         except (KeyError, TypeError, ValueError) as error:
             self.notices.append(f"{path}: {error}: starting without what was learned about acceptance")
+
+    def _believe_draft(self) -> None:
+        """Begin with what the draft's own file says of its acceptance."""
+        model, _ = self._models.get("draft", (None, None))
+        prior = prior_in(model, self.notices) if model is not None else None
+        if prior is not None:
+            self.policy.knowledge.recall(prior)
 
     def _place(self) -> Path:
         """Where acceptance is kept: by the content of the model files."""

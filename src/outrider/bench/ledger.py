@@ -89,7 +89,9 @@ class Ledger:
         assert mine is not None
         theirs = None if draft is None else self.costs(draft, "draft")
         own = OwnTimes(mine.own_s, mine.own_token_s)
-        return Prices(curve_of(mine), None if theirs is None else curve_of(theirs), own)
+        pair = self.pair(draft) if draft is not None else None
+        prior = pair.prior if pair is not None else None
+        return Prices(curve_of(mine), None if theirs is None else curve_of(theirs), own, prior)
 
     def costs(self, model: str, role: Role) -> CostsRow | None:
         """The costs of the target, or of a draft model beside it."""

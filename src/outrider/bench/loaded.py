@@ -21,6 +21,7 @@ from outrider.core.errors import PromptError
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.loading import load_weights, template_of
+from outrider.policy.prior import Prior
 from outrider.session import Session
 from outrider.vocab import Alignment
 
@@ -93,6 +94,8 @@ class LoadedDraft:
     name: str
     model: Model
     alignment: Alignment
+    prior: Prior | None = None
+    """what its file says of its acceptance"""
 
     def close(self) -> None:
         """Free the model and its weights."""

@@ -14,6 +14,7 @@ from outrider.bench.score import pair_row
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.timing import Rows
+from outrider.learned import prior_in
 from outrider.loading import why_no_draft
 from outrider.models.hub import HubOptions
 from outrider.tuning import costs_of
@@ -61,7 +62,8 @@ class LlamaCppLoader:
             model.close()
             model.weights.close()
             raise
-        return LoadedDraft(file.name, model, alignment), model_row(file, "draft", model, grown, notices)
+        loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+        return loaded, model_row(file, "draft", model, grown, notices)
 
     def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
         """Measured now, or those of the plan's file. Raises SettingError, or BackendError when a call

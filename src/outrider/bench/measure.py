@@ -117,7 +117,8 @@ class _Runner:
     def __init__(self, target: LoadedTarget, entry: Entry) -> None:
         self.entry = entry
         self._target = target
-        self._policy = entry.setting.policy(entry.prices.target, entry.prices.drafts(entry.setting))
+        prices = entry.prices
+        self._policy = entry.setting.policy(prices.target, prices.drafts(entry.setting), prices.prior)
         self._spelling = Spelling()
         self.calls_s: list[float] = []
         """the target's calls over a single token"""

@@ -12,14 +12,20 @@ from pathlib import Path
 
 from outrider.core.errors import ModelFileError
 from outrider.costs.store import fingerprint
-from outrider.models import HubOptions, ModelCard, embedded_default, embedded_draft, read_card, resolve
+from outrider.models import (
+    DEFAULT_DRAFT,
+    HubOptions,
+    ModelCard,
+    embedded_default,
+    embedded_draft,
+    read_card,
+    resolve,
+)
 
-__all__ = ["DEFAULT", "DEFAULT_DRAFT", "ModelFile", "find_models"]
+__all__ = ["DEFAULT", "ModelFile", "find_models"]
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
-DEFAULT_DRAFT = "default-draft"
-"""The reference that means the draft that comes with it."""
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _WAY_OUT = "Check the path; a pattern may hold *, ?, [abc] and ** for folders at any depth."

@@ -16,6 +16,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Spelling
 from outrider.engine.spelling import Spelled
+from outrider.policy.prior import Prior
 from outrider.replay import ForcedDrafter, Recording, hindsight_bound, replay
 
 __all__ = ["OwnTimes", "Prices", "Scored", "bounds_s", "outcome_of", "policy_times", "predict"]
@@ -55,6 +56,8 @@ class Prices:
     target: CallCosts
     draft: CallCosts | None = None
     own: OwnTimes = field(default_factory=OwnTimes)
+    prior: Prior | None = None
+    """what the draft's file says of its acceptance"""
 
     def drafts(self, setting: Setting) -> dict[str, CallCosts]:
         """The draft models that a setting may ask."""
@@ -66,7 +69,7 @@ def predict(cases: Sequence[Scored], setting: Setting, prices: Prices) -> list[C
 
     An automatic policy begins with these prices and no knowledge of the texts, and learns from case to case.
     """
-    policy = setting.policy(prices.target, prices.drafts(setting))
+    policy = setting.policy(prices.target, prices.drafts(setting), prices.prior)
     spelling = Spelling()
     return [_run(case, setting, policy, prices, spelling) for case in cases]
 

@@ -92,6 +92,8 @@ class PairRow(_Row):
     """how many tokens the target has, where the draft knows a part of them by design"""
     why_not: str | None = None
     """why the draft takes no part with this target"""
+    prior: dict[str, Any] | None = None
+    """what the draft's file says of its acceptance"""
 
 
 class AnswerRow(_Row):

@@ -12,6 +12,7 @@ from outrider.bench.rows import AnswerRow, OffersRow, PairRow
 from outrider.core.data import StepRecord
 from outrider.drafters.model import ModelDrafter
 from outrider.policy import FixedPolicy
+from outrider.policy.prior import Prior
 from outrider.replay import Offers, record_offers
 from outrider.vocab import AlignmentReport
 
@@ -22,9 +23,15 @@ _PROBED_TOKENS = 24
 
 
 def pair_row(
-    target: str, draft: str, report: AlignmentReport, *, identical: bool = False, why_not: str | None = None
+    target: str,
+    draft: str,
+    report: AlignmentReport,
+    *,
+    identical: bool = False,
+    why_not: str | None = None,
+    prior: Prior | None = None,
 ) -> PairRow:
-    """How two tokenizers line up, and why the draft takes no part if it does not."""
+    """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
     if why_not is None and not report.usable:
         why_not = report.map_fault or (
             f"the tokenizers do not line up: {report.text_ratio:.1%} of the text tokens are common, "
@@ -40,6 +47,7 @@ def pair_row(
         cut_ratio=report.cuts.ratio,
         reduced_from=report.target_tokens if report.is_reduced else None,
         why_not=why_not,
+        prior=dict(prior) if prior is not None else None,
     )
 
 

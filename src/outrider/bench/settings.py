@@ -11,6 +11,7 @@ from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy, FixedPolicy
+from outrider.policy.prior import Prior
 
 __all__ = ["AUTO", "AUTO_LOOKUP", "AUTO_MODEL", "LLAMA_CPP_DEFAULT", "PLAIN", "Setting", "grid"]
 
@@ -59,14 +60,19 @@ class Setting:
         """Whether it decides by itself."""
         return self.drafters != "none" and self.draft_max is None
 
-    def policy(self, costs: CallCosts, draft_costs: Mapping[str, CallCosts]) -> Policy:
-        """A fresh policy; an automatic one begins with copies of these curves and learns on them."""
+    def policy(
+        self, costs: CallCosts, draft_costs: Mapping[str, CallCosts], prior: Prior | None = None
+    ) -> Policy:
+        """A fresh policy; an automatic one begins with copies of these curves and with what the draft's file
+        says of its acceptance, and learns on them."""
         if self.drafters == "none":
             return FixedPolicy(0)
         if self.draft_max is not None:
             return FixedPolicy(self.draft_max, 0, self.p_min)
         own = {name: _copy(curve) for name, curve in draft_costs.items()} if self.uses_model else {}
-        return AutoPolicy(_copy(costs), own, free=self.uses_lookup, models=self.uses_model)
+        return AutoPolicy(
+            _copy(costs), own, free=self.uses_lookup, models=self.uses_model, prior=prior if own else None
+        )
 
     @classmethod
     def of(cls, name: str) -> Setting:

@@ -163,14 +163,15 @@ class Stages:
         try:
             self.ledger.note_model(row)
             if pair is None:
-                alignment = draft.alignment
-                self.ledger.append(
-                    pair_row(self.name, draft.name, alignment.report, identical=alignment.identical)
-                )
+                self.ledger.append(self._pair_row(draft))
             self._score_all(draft, missing)
             self._measure_draft(draft)
         finally:
             draft.close()
+
+    def _pair_row(self, draft: LoadedDraft) -> PairRow:
+        report, identical = draft.alignment.report, draft.alignment.identical
+        return pair_row(self.name, draft.name, report, identical=identical, prior=draft.prior)
 
     def _score_all(self, draft: LoadedDraft, missing: Sequence[tuple[Case, AnswerRow]]) -> None:
         for number, (case, answer) in enumerate(missing):

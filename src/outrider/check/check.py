@@ -28,6 +28,7 @@ from outrider.check.rewind import measure_rewind
 from outrider.check.verdict import overall
 from outrider.core.errors import PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
+from outrider.learned import prior_in
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.vocab import compare
 
@@ -162,7 +163,7 @@ def _draft(
             return refusal
         model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
         costs = draft.costs("last", asking.costs_s)
-        beside = LoadedDraft(file.name, model, alignment)
+        beside = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
         spent = perf_counter() - started
         answers, skipped = offered(
             subject,
@@ -177,5 +178,5 @@ def _draft(
         progress(f"{file.name} drafts", None)
         costs = probed(subject, beside, costs, answers)
         progress(f"replaying {file.name}", None)
-        report = judge(subject, draft.weights.rewind, draft.facts(), alignment, costs, answers)
+        report = judge(subject, draft.weights.rewind, draft.facts(), alignment, costs, answers, beside.prior)
     return replace(report, seconds=perf_counter() - started)

@@ -20,6 +20,7 @@ from outrider.check.report import DraftReport, LookupReport, ModelFacts
 from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge_lookup
 from outrider.core.contracts import RewindKind
 from outrider.costs import CallCosts
+from outrider.policy.prior import Prior
 from outrider.vocab import Alignment
 
 __all__ = ["Subject", "judge", "judge_lookup_alone", "offered", "probed", "why_unusable"]
@@ -45,10 +46,10 @@ class Subject:
         rows = [answer.row for answer in answers]
         return replace(self, costs=target_costs(self.costs, rows), answers=tuple(answers))
 
-    def prices(self, draft: CallCosts | None = None) -> Prices:
-        """What calls cost, and the engine's own time beside them."""
+    def prices(self, draft: CallCosts | None = None, prior: Prior | None = None) -> Prices:
+        """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
         plain_s, token_s = own_times([answer.row for answer in self.answers])
-        return Prices(self.costs, draft, OwnTimes({"plain": plain_s}, token_s))
+        return Prices(self.costs, draft, OwnTimes({"plain": plain_s}, token_s), prior)
 
 
 def judge_lookup_alone(subject: Subject) -> LookupReport:
@@ -136,9 +137,10 @@ def judge(
     alignment: Alignment,
     costs: CallCosts,
     answers: Sequence[Answer],
+    prior: Prior | None = None,
 ) -> DraftReport:
-    """What a draft makes of those answers that have its offers."""
-    found = expect(answers, with_policy_times(answers, subject.prices(costs)))
+    """What a draft makes of those answers that have its offers; `prior`: what its file says of them."""
+    found = expect(answers, with_policy_times(answers, subject.prices(costs, prior)))
     acceptance = acceptance_of([answer.scored.recording for answer in answers], DRAFT)
     numbers = _numbers(subject, costs, found, acceptance.rate)
     return DraftReport(

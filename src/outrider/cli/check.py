@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from outrider.bench.models import DEFAULT, DEFAULT_DRAFT, ModelFile, find_models
+from outrider.bench.models import DEFAULT, ModelFile, find_models
 from outrider.bench.plan import WorkloadSpec
 from outrider.bench.prompts import Workload
 from outrider.bench.workloads import BUILT_IN, load_workload
@@ -23,7 +23,7 @@ from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
 from outrider.cli.settings import RunSettings
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.models import embedded_draft
+from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.hub import HubOptions
 
 __all__ = ["CheckSettings", "check"]

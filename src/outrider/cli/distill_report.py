@@ -80,7 +80,7 @@ def _data(report: Report) -> list[tuple[str, str]]:
 
 def _training(training: Training) -> list[tuple[str, str]]:
     first = training.history[0]
-    best = max(training.history, key=lambda found: found.tokens_per_s)
+    best = max(training.history, key=lambda found: (found.tokens_per_s, found.agreement))
     took = (
         f"{training.steps:,} steps, {training.trained_tokens:,} tokens; {duration(training.seconds)} in all"
     )

@@ -46,7 +46,8 @@ DraftModel = Annotated[
         "-md",
         "--model-draft",
         metavar="MODEL",
-        help="Draft model with the same tokenizer; none: no draft model.",
+        help="Draft model with the same tokenizer; none: no draft model. The embedded default has its own, "
+        "default-draft, which other files of it take too.",
     ),
 ]
 HubModel = Annotated[

@@ -15,7 +15,7 @@ from outrider.distill.losses import acceptance, loss_of
 from outrider.distill.plan import Loss
 from outrider.distill.worth import Predictions, Prices, worth_of
 
-__all__ = ["Evaluation", "evaluate", "predictions_of"]
+__all__ = ["Evaluation", "evaluate", "grouped", "predictions_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class Evaluation:
     tokens_per_s: float
     speedup: float
 
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The higher, the better: expected speed, and where no draft pays at these costs, agreement."""
+        return self.tokens_per_s, self.agreement
+
 
 def evaluate(
     texts: Sequence[Text],
@@ -50,7 +55,7 @@ def evaluate(
     """
     losses, alphas, answers = [], [], []
     with torch.no_grad():
-        for group in _groups(texts, batch_tokens):
+        for group in grouped(texts, batch_tokens):
             batch = batch_of(group, device)
             logits = logits_of(batch)
             losses.append(loss_of(loss, logits, batch.labels).cpu())
@@ -80,7 +85,8 @@ def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
     return found
 
 
-def _groups(texts: Sequence[Text], batch_tokens: int) -> Iterator[list[Text]]:
+def grouped(texts: Sequence[Text], batch_tokens: int) -> Iterator[list[Text]]:
+    """Texts of like length together, up to so many tokens with their padding."""
     ordered = sorted(texts, key=lambda text: len(text.tokens))
     group: list[Text] = []
     for text in ordered:

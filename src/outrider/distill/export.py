@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from outrider.distill.subset import Subset
 from outrider.distill.tokenizer_fields import Field, read_field, tokenizer_fields
 from outrider.files import check_writable
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
+from outrider.policy.prior import PRIOR, Prior
 from outrider.vocab import align, tokenizer_id
 
 __all__ = ["Written", "read_subset", "write_gguf"]
@@ -50,6 +52,7 @@ def write_gguf(
     target: Vocabulary,
     provenance: Provenance,
     window: int = 0,
+    prior: Prior | None = None,
     quantization: str = "Q4_0",
     embedding_quantization: str | None = None,
     threads: int = 1,
@@ -59,6 +62,7 @@ def write_gguf(
 
     `checkpoint` has the draft's weights, and the metadata of its target or of a draft with the same tokens.
     `window` goes into the map of a reduced vocabulary: the last tokens of a text that the draft reads, 0 all.
+    `prior`: what to expect of its acceptance.
     `quantization` is any type of `outrider quantize`; `embedding_quantization` another one for the embedding
     and the output layer; None: what llama.cpp takes for them beside it.
 
@@ -73,6 +77,8 @@ def write_gguf(
     check_writable(path, "draft")
     tokenizer = tokenizer_fields(checkpoint.metadata, subset, target.size)
     fields = dict(tokenizer.fields) | _licence(checkpoint) | _map(subset, target, window)
+    if prior is not None:
+        fields[PRIOR] = Field(json.dumps(prior), GGUFValueType.STRING)
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
     with _partial(path) as partial:
         _write_floats(checkpoint, partial, floats, fields, provenance)

@@ -33,8 +33,10 @@ from outrider.distill.subset import coverage
 from outrider.distill.teacher import Teacher, open_teacher
 from outrider.distill.train import Evaluation, OwnTexts, Trainer, TrainingSettings
 from outrider.distill.worth import Prices
+from outrider.drafters.model import ModelDrafter
 from outrider.files import write_whole
 from outrider.models.hashing import file_sha256
+from outrider.policy.prior import Prior, prior_of
 
 __all__ = ["Distilled", "Progress", "distill", "record"]
 
@@ -105,7 +107,9 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
             tokens=provenance.tokens + trained,
             steps=provenance.steps + trainer.state.best_step,
         )
-        written = _write(trainer.best(), plan.out / f"{plan.name}.gguf", plan, material, provenance)
+        written = _write(
+            trainer.best(), plan.out / f"{plan.name}.gguf", plan, material, provenance, _prior(trainer)
+        )
         notices += written.notes
         if plan.draft.safetensors:
             notices += write_safetensors(trainer.best(), plan.out / plan.name)
@@ -194,12 +198,30 @@ def _earlier(plan: DistillPlan) -> Provenance | None:
     return read_provenance(base)
 
 
+def _prior(trainer: Trainer) -> Prior:
+    """What to expect of the draft's acceptance, by its predictions along the held-out answers. Where it saw
+    a token that it does not know ahead, it offers nothing."""
+    answers = trainer.predictions()
+    return prior_of(
+        ModelDrafter.name,
+        (
+            [(float(sure), bool(right)) for sure, right in zip(a.confidences, a.matches, strict=True) if sure]
+            for a in answers
+        ),
+    )
+
+
 def _write(
-    draft: Checkpoint, path: Path, plan: DistillPlan, material: Material, provenance: Provenance
+    draft: Checkpoint,
+    path: Path,
+    plan: DistillPlan,
+    material: Material,
+    provenance: Provenance,
+    prior: Prior | None = None,
 ) -> Written:
     return write_gguf(
         draft, path, subset=material.subset, target=material.vocabulary, provenance=provenance,
-        window=material.window,
+        window=material.window, prior=prior,
         quantization=plan.draft.quantization, embedding_quantization=plan.draft.embedding_quantization,
     )  # fmt: skip
 
@@ -222,7 +244,7 @@ def _train(
 
     def told(trainer: Trainer) -> None:
         done = trainer.state.step
-        best = max(trainer.state.history, key=lambda found: found.tokens_per_s)
+        best = max(trainer.state.history, key=lambda found: found.rank)
         line = f"step {done} of {steps}, loss {trainer.state.last_loss:.3f}; best: "
         line += f"agrees {best.agreement:.1%}, expected {best.speedup:.2f}x plain"
         try:

@@ -7,7 +7,7 @@ an interrupted training ends in the same weights as one that ran through.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,13 +22,13 @@ from torch import Tensor
 from outrider.distill.checkpoint import Array, Checkpoint
 from outrider.distill.corpus import Batch, Corpus, Text, batch_of
 from outrider.distill.device import device_of, has_fast_half
-from outrider.distill.evaluation import Evaluation, evaluate
+from outrider.distill.evaluation import Evaluation, evaluate, grouped, predictions_of
 from outrider.distill.losses import loss_of
 from outrider.distill.network import Network, causal
 from outrider.distill.rounding import rounded
 from outrider.distill.schedule import TrainingSettings, optimizers_of, rate_at
 from outrider.distill.training_file import read_training, write_training
-from outrider.distill.worth import Prices
+from outrider.distill.worth import Predictions, Prices
 
 __all__ = ["Evaluation", "Trainer", "TrainingSettings"]
 
@@ -130,6 +130,15 @@ class Trainer:
         weights: dict[str, Array] = {name: w.cpu().numpy() for name, w in self._best.items()}
         return self._start.with_weights(self._start.shape, weights)
 
+    def predictions(self) -> list[Predictions]:
+        """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
+        network = self._as_written(self._best)
+        found: list[Predictions] = []
+        with torch.no_grad():
+            for group in grouped(self._held_out, self.settings.batch_tokens):
+                found += predictions_of(group, self._logits(batch_of(group, self.device), network))
+        return found
+
     def _step(self, numbers: Sequence[int]) -> None:
         batch = batch_of(self._texts(numbers), self.device)
         early = self.state.step < self.settings.round_from * self.settings.steps
@@ -177,16 +186,15 @@ class Trainer:
     def _chance(self, step: int) -> float:
         return float(np.random.default_rng((self.settings.seed, step)).random())
 
-    def _as_written(self) -> Network:
-        """The draft with its weights rounded as in its file."""
-        settings = self.settings
+    def _as_written(self, weights: Mapping[str, Tensor] | None = None) -> Network:
+        """The draft with its weights (None: those in training) rounded as in its file."""
+        settings, weights = self.settings, weights or self.network.weights
 
         def kind(name: str) -> str:
             is_embedding = name in ("token_embd.weight", "output.weight")
             return settings.embedding_quantization if is_embedding else settings.quantization
 
-        weights = self.network.weights.items()
-        return self.network.with_weights({name: rounded(weight, kind(name)) for name, weight in weights})
+        return self.network.with_weights({name: rounded(w, kind(name)) for name, w in weights.items()})
 
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
@@ -215,7 +223,7 @@ class Trainer:
         trained = float(np.mean(state.losses)) if state.losses else math.nan
         state.losses.clear()
         evaluation = Evaluation(state.step, trained, *found)
-        if not state.history or evaluation.tokens_per_s > max(e.tokens_per_s for e in state.history):
+        if not state.history or evaluation.rank > max(e.rank for e in state.history):
             state.best_step = state.step
             self._best = self._copy()
         state.history.append(evaluation)

@@ -205,10 +205,10 @@ class ModelDrafter:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into one call
         with `num_lead` others."""
         context = self._contexts[sequence]
-        if self._begins_anew(context):
+        self._rewind(sequence, context)
+        if self._begins_anew(context):  # behind a failed call it may hold nothing
             self._give_up(sequence)
             context.start = len(context.final) - self._window
-        self._rewind(sequence, context)
         work = DraftWork()
         while context.start + context.agree < context.prompt_length - 1:
             before = context.agree

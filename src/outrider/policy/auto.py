@@ -21,6 +21,7 @@ from outrider.costs import CallCosts
 from outrider.policy.fixed import FixedPolicy
 from outrider.policy.knowledge import Batch, Knowledge
 from outrider.policy.learning import learn_costs, learn_text, plain_step_s
+from outrider.policy.prior import Prior
 from outrider.policy.sharing import share_out
 from outrider.policy.step import Step
 from outrider.policy.text import Text
@@ -37,8 +38,9 @@ class AutoPolicy:
     `costs` are those of the target's calls, `draft_costs` those of each draft model's by the drafter's
     name; both go on learning from every step, and so do the estimates of acceptance. `free` and
     `models` switch the drafters of that kind on and off; `draft_max` caps the drafted tokens of a step.
+    `prior`: what to expect of a draft model before any step (`policy.prior`).
 
-    Raises SettingError for a cap out of range.
+    Raises SettingError for a cap out of range, ValueError for a damaged prior.
     """
 
     def __init__(
@@ -49,10 +51,13 @@ class AutoPolicy:
         free: bool = True,
         models: bool = True,
         draft_max: int = LONGEST_DRAFT,
+        prior: Prior | None = None,
     ) -> None:
         if draft_max < 0:
             raise SettingError("draft max", f"{draft_max} is negative", "Give 0 (off) or more.")
         self.knowledge = Knowledge(costs or CallCosts(), draft_costs or {})
+        if prior is not None:
+            self.knowledge.recall(prior)
         self.free = free
         self.models = models
         self.draft_max = draft_max
@@ -92,20 +97,21 @@ class AutoPolicy:
             Step(self.knowledge, self._text(w.sequence), w, [d for d in free if w.admits(d)], longest)
             for w in wishes
         ]
-        if not models and not any(step.has_offers for step in steps):
+        awake = [step for step in steps if models and not step.rests()]
+        if not awake and not any(step.has_offers for step in steps):
             return [Draft() for _ in wishes], DraftWork()  # the common case of a fast model: no arithmetic
         texts = [self._text(wish.sequence) for wish in wishes]
         batch = Batch.of(texts, self.knowledge, others)
-        for step in steps:
+        for step in awake:
             self._choose(step, models, batch)
-            batch = replace(batch, others=batch.others + len(step.lead))
-        work = DraftWork()
-        for model in models:
-            if turn := [step for step in steps if step.model == model.name]:
-                offers, cost = model.propose([step.wish for step in turn], _Steering(turn))
-                work += cost
-                for step, offer in zip(turn, offers, strict=True):
-                    step.offer = offer
+            if step.lead:
+                batch = replace(batch, others=batch.others + len(step.lead))
+        if not any(step.has_offers or step.model for step in steps):
+            return [Draft() for _ in wishes], DraftWork()
+        for step in steps:
+            if step.model is None:
+                step.price(None, batch)
+        work = _ask(models, steps)
         batch = Batch.of(texts, self.knowledge, others)
         return self._finish(steps, batch), work
 
@@ -133,9 +139,11 @@ class AutoPolicy:
             exploring = not worth and self._may_explore(step, model.name)
             if (worth or exploring) and (best is None or step.gain_s > best[0]):
                 best = (step.gain_s, model.name, 0 if exploring else lead, exploring)
-        step.price(best[1] if best else None, batch)
-        if best is not None:
-            step.ask(*best[1:])
+        if best is None:
+            step.rest()
+            return
+        step.price(best[1], batch)
+        step.ask(*best[1:])
 
     def _is_known(self, model: str) -> bool:
         """Whether it is known what calls take: those of the target tell it themselves, from the first on."""
@@ -183,6 +191,18 @@ def _fixed(wish: Wish) -> FixedPolicy:
     """The policy of a request that asked for drafts of a fixed length."""
     length = wish.drafting.draft_max
     return FixedPolicy() if length is None else FixedPolicy(draft_max=length)
+
+
+def _ask(models: Sequence[Drafter], steps: Sequence[Step]) -> DraftWork:
+    """Put to each draft model the wishes that are for it."""
+    work = DraftWork()
+    for model in models:
+        if turn := [step for step in steps if step.model == model.name]:
+            offers, cost = model.propose([step.wish for step in turn], _Steering(turn))
+            work += cost
+            for step, offer in zip(turn, offers, strict=True):
+                step.offer = offer
+    return work
 
 
 class _Steering:

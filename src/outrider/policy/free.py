@@ -19,19 +19,27 @@ _LEAST_SURVIVAL = 0.02
 """Free tokens that stand more rarely are not looked for."""
 
 
-def look_up(knowledge: Knowledge, text: Text, free: Sequence[Drafter], wish: Wish, limit: int) -> Chain:
-    """What the free drafters together say follows the wish's prefix: the most promising offer, and what
-    another goes on with behind it. What a constraint forces stands in front of every offer and behind it."""
+def look_up(
+    knowledge: Knowledge,
+    text: Text,
+    free: Sequence[Drafter],
+    wish: Wish,
+    prefix: tuple[int, ...],
+    limit: int,
+) -> Chain:
+    """What the free drafters together say follows `prefix`: the most promising offer, and what another goes
+    on with behind it. What a constraint forces stands in front of every offer and behind it."""
     chain, left = Chain(), list(free)
-    wish = replace(wish, draw=None, believe=False, max_tokens=limit)
-    prefix = wish.prefix
+    wish = replace(wish, prefix=prefix, draw=None, believe=False, max_tokens=limit)
     _add_forced(chain, knowledge, text, wish)
     while left and len(chain) < limit:
         best, promise = None, 0.0
         for drafter in left:
             estimator = knowledge.estimator(drafter.name, constrained=text.is_constrained)
             collected = _Collected(estimator, text.state(drafter.name))
-            asked = replace(wish, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
+            asked = wish
+            if chain:
+                asked = replace(wish, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
             [draft], _ = drafter.propose([asked], collected)
             draft = permitted(asked, draft)
             chances = collected.chances[: len(draft)]

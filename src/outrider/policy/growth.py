@@ -95,6 +95,13 @@ class Prices:
         """The longest draft that there is a price for."""
         return len(self.calls_s) - 1
 
+    def up_to(self, longest: int) -> Prices:
+        """Those of drafts up to this length."""
+        if longest >= self.longest:
+            return self
+        calls_s = self.calls_s[: longest + 1]
+        return Prices(self.token_s, calls_s, self.step_s, self.first_s, self.bonus_s)
+
 
 class Growth:
     """The draft of one sequence while it grows: free tokens, those of a draft model, free ones again."""

@@ -73,8 +73,9 @@ class Knowledge:
         self.calibration: dict[str, Calibration] = {}
         self.outlook = Outlook()
         self.own_step_s = 0.0
-        """the engine's own time in a step, and for each drafted token"""
+        """the engine's own time in a step, for each drafted token, and beside each call of a draft model"""
         self.own_token_s = 0.0
+        self.own_call_s = 0.0
         self.probing = Probing()
         self.saved_steps = 0.0
         """plain steps that all texts together were ahead of plain decoding, within bounds"""
@@ -119,7 +120,7 @@ class Knowledge:
             return Prices(token_s, calls_s)
         draft = self.draft_cost(model)
         unread = draft.read_tokens(text.unread.get(model, 1))
-        draft_s = draft.calls_s(unread + lead, context=context, others=size - 1)
+        draft_s = draft.calls_s(unread + lead, context=context, others=size - 1) + self.own_call_s
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size
         step_s, next_s = float(draft_s[0]), float(draft_s[1])
@@ -130,7 +131,7 @@ class Knowledge:
         draft = self.draft_cost(model)
         calls_s = self.costs.calls_s(LONGEST_MODEL_DRAFT + 1, context=context)
         drafted = np.arange(1, LONGEST_MODEL_DRAFT + 1)
-        steps_s = calls_s[1:] + draft.call_s(1, context=context) * drafted
+        steps_s = calls_s[1:] + (draft.call_s(1, context=context) + self.own_call_s) * drafted
         return bool((steps_s < calls_s[0] * (1 + drafted)).any())
 
     def values(self, prices: Prices, longest: int) -> Values:
@@ -151,10 +152,16 @@ class Knowledge:
 
     def note_own(self, decoding: Sequence[StepRecord]) -> None:
         """What the engine itself took in a step of these sequences."""
-        first = decoding[0]
-        own_s = first.draft_s - first.work.model_s + first.other_s + sum(r.sampling_s for r in decoding)
+        first, work = decoding[0], decoding[0].work
+        own_s = first.draft_s - work.model_s + first.other_s
+        own_s += sum(record.sampling_s for record in decoding)
         drafted = sum(len(record.draft) for record in decoding)
-        self.own_step_s += _OWN_RATE * (own_s - self.own_token_s * drafted - self.own_step_s)
+        beyond_s = own_s - self.own_step_s
+        if work.calls:  # else what goes along with asking would seem to be part of every step
+            per_call_s = (beyond_s - self.own_token_s * drafted) / work.calls
+            self.own_call_s = max(self.own_call_s + _OWN_RATE * (per_call_s - self.own_call_s), 0.0)
+            return
+        self.own_step_s += _OWN_RATE * (beyond_s - self.own_token_s * drafted)
         if drafted:
             self.own_token_s += _OWN_RATE * ((own_s - self.own_step_s) / drafted - self.own_token_s)
         self.own_step_s, self.own_token_s = max(self.own_step_s, 0.0), max(self.own_token_s, 0.0)

@@ -149,27 +149,35 @@ def _interpolation(grid: Array, values: Array) -> tuple[npt.NDArray[np.intp], Ar
     return low, share
 
 
-_NEXT_PHASE, _NEXT_PHASE_SHARE = _interpolation(
-    PHASES, MEMORY * PHASES[:, None] + (1 - MEMORY) * CLASS_MEANS[None, :]
-)
-_NEXT_SURVIVAL, _NEXT_SURVIVAL_SHARE = _interpolation(
+def _moves(grid: Array, values: Array) -> Array:
+    """How linear interpolation on a grid weighs its points at each of some values, shape (*values, grid)."""
+    low, share = _interpolation(grid, values)
+    points: Array = np.eye(len(grid))
+    return points[low] * (1 - share)[..., None] + points[low + 1] * share[..., None]
+
+
+_PHASE_MOVES = _moves(PHASES, MEMORY * PHASES[:, None] + (1 - MEMORY) * CLASS_MEANS[None, :])
+"""from phase to phase by a token of each class, shape (phases, classes, phases)"""
+_SURVIVAL_MOVES = _moves(
     _LOG_GRID, np.maximum(_LOG_GRID[None, :] + np.log(CLASS_MEANS)[:, None], _LOG_GRID[0])
-)
-_CLASSES = np.arange(len(CLASS_MEANS))
+).reshape(-1, _GRID)
+"""from survival to survival, shape (classes * survivals, survivals)"""
+_TOKENS = CLASS_MEANS[:, None] * _SURVIVALS[None, :]
+"""expected tokens of one more of each class, shape (classes, survivals)"""
 
 
 def _solve(shares: Array, calls_s: Array, step_s: float, token_s: float, bonus_s: float) -> Array:
-    """Backward induction; shape (lengths, phases, survivals)."""
-    longest = len(calls_s) - 1
-    table = np.empty((longest, len(PHASES), _GRID))
-    tokens_s = token_s * CLASS_MEANS[:, None] * _SURVIVALS[None, :]
-    later_s = bonus_s * _SURVIVALS
-    value = np.broadcast_to(-calls_s[longest] - later_s, (len(PHASES), _GRID))
+    """Backward induction; shape (lengths, phases, survivals). Written as products of matrices: a small
+    model's step leaves little time for it."""
+    longest, (num_phases, num_classes) = len(calls_s) - 1, shares.shape
+    table = np.empty((longest, num_phases, _GRID))
+    moves = (shares[:, :, None] * _PHASE_MOVES).reshape(num_phases, -1)
+    earned_s = token_s * (shares @ _TOKENS) - step_s
+    stop_s = -calls_s[:, None] - bonus_s * _SURVIVALS
+    value = np.broadcast_to(stop_s[longest], (num_phases, _GRID))
     for length in range(longest - 1, -1, -1):
-        moved = value[:, _NEXT_SURVIVAL] * (1 - _NEXT_SURVIVAL_SHARE)
-        moved += value[:, _NEXT_SURVIVAL + 1] * _NEXT_SURVIVAL_SHARE  # (phases, classes, survivals)
-        after = moved[_NEXT_PHASE, _CLASSES] * (1 - _NEXT_PHASE_SHARE)[..., None]
-        after += moved[_NEXT_PHASE + 1, _CLASSES] * _NEXT_PHASE_SHARE[..., None]
-        table[length] = np.einsum("pc,pcs->ps", shares, after + tokens_s) - step_s
-        value = np.maximum(-calls_s[length] - later_s, table[length])
+        moved = (_SURVIVAL_MOVES @ value.T).reshape(num_classes, _GRID, num_phases)
+        table[length] = moves @ moved.transpose(0, 2, 1).reshape(-1, _GRID)
+        table[length] += earned_s
+        value = np.maximum(stop_s[length], table[length])
     return table

@@ -29,6 +29,10 @@ __all__ = ["Step"]
 
 _CATCH_UP_STEPS = 6
 """steps over which the cost of reading what a draft model has not seen is spread: they profit too"""
+_LOST = 0.75
+"""of the cost of a draft step"""
+_LONG_REST, _SHORT_REST = 6, 1
+"""steps for which draft models that are not worth it are not weighed"""
 _FIRST_TOKENS = 6
 _LINDY = 2
 """How much longer an answer is expected to go on: so many tokens at first, and more the longer it has
@@ -59,12 +63,13 @@ class Step:
         self._phase = text.phase
         self._prefix: tuple[int, ...] = ()
         self._steps_taken = 0
+        self._is_lost = False
         text.is_constrained = wish.constraint is not None
         self._tail = text.offered = self._look_up(())
 
     def _look_up(self, prefix: tuple[int, ...]) -> Chain:
-        wish = replace(self.wish, prefix=prefix)
-        return look_up(self._knowledge, self._text, self._free, wish, self._longest - len(prefix))
+        room = self._longest - len(prefix)
+        return look_up(self._knowledge, self._text, self._free, self.wish, prefix, room)
 
     @property
     def context(self) -> int:
@@ -86,10 +91,24 @@ class Step:
         self._at_stake_s = loss_at_once(self._knowledge, self._text) * plain_s
         affordable = np.flatnonzero(prices.calls_s - plain_s <= self._at_stake_s)
         longest = max(int(affordable[-1]), len(self._growth))
-        self._prices = replace(prices, calls_s=prices.calls_s[: longest + 1])
+        self._prices = prices.up_to(longest)
         self._unlimited = prices
 
     # Whether to ask a draft model
+
+    def rests(self) -> bool:
+        """Whether the draft models need not be weighed: they were not worth it a moment ago, and no free
+        offer speaks for them. Weighing takes a noticeable part of a small target's step."""
+        if self.has_offers or not self._text.rest_left:
+            return False
+        self._text.rest_left -= 1
+        return True
+
+    def rest(self) -> None:
+        """No draft model is worth asking: leave them alone for a while, a longer one where a step of theirs
+        would all but certainly be lost."""
+        if not self.has_offers:
+            self._text.rest_left = _LONG_REST if self._is_lost else _SHORT_REST
 
     def weigh(self) -> int:
         """Behind how many free tokens the draft model is best asked; `gain_s` then says what it gains."""
@@ -97,6 +116,7 @@ class Step:
         gains = self._gains_with_model()
         lead = int(np.argmax(gains))
         self.gain_s = float(gains[lead]) - without
+        self._is_lost = self.gain_s < -_LOST * self._prices.step_s
         return lead
 
     def _gains_with_model(self) -> Array:

@@ -53,6 +53,8 @@ class Text:
     asked: Asked | None = None
     """what a draft model was asked in the present step"""
     is_constrained: bool = False
+    rest_left: int = 0
+    """steps in which draft models need not be weighed"""
 
     @property
     def context(self) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from outrider.bench.predict import DRAFT, OwnTimes
+from outrider.bench.predict import DRAFT, OwnTimes, Prices
 from outrider.bench.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
 from outrider.check.acceptance import acceptance_of
 from outrider.check.answers import Answer
@@ -50,11 +49,11 @@ def own_times(subject: Subject, costs: CallCosts, answers: Sequence[Answer]) -> 
     return with_policy_times(answers, subject.prices(costs)).own
 
 
-def with_draft(
-    kind: Kind, file: Path, subject: Subject, costs: CallCosts, own: OwnTimes, answers: Sequence[Answer]
-) -> Contender:
-    """A draft model, whose offers the answers hold, beside lookup; `own` as `own_times` has it."""
-    found = expect(answers, replace(subject.prices(costs), own=own), _BESIDE)
+def with_draft(kind: Kind, file: Path, prices: Prices, answers: Sequence[Answer]) -> Contender:
+    """A draft model, whose offers the answers hold, beside lookup; `prices` with the time that `own_times`
+    found."""
+    assert prices.draft is not None
+    found = expect(answers, prices, _BESIDE)
     agreement = acceptance_of([answer.scored.recording for answer in answers], DRAFT)
     return Contender(
         kind=kind,
@@ -65,7 +64,7 @@ def with_draft(
         over_lookup=Figure.of(found.over(AUTO.name, AUTO_LOOKUP.name)),
         bound=Figure.of(found.over(BOUND, PLAIN.name)),
         of_bound=_of_bound(found, AUTO),
-        step_ratio=costs.call_s(1, context=0) / subject.costs.call_s(1, context=0),
+        step_ratio=prices.draft.call_s(1, context=0) / prices.target.call_s(1, context=0),
         agreement=Figure.of(agreement.rate),
         agreement_by_position=list(agreement.by_position),
         accepted_of_three=_accepted(found, _THREE),

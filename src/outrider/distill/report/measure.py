@@ -25,7 +25,9 @@ from outrider.distill.plan import DistillPlan
 from outrider.distill.report.figures import own_times, with_draft, without_draft
 from outrider.distill.report.schema import Contender, Kind, Measured
 from outrider.distill.run import Progress
+from outrider.learned import prior_in
 from outrider.models.hub import HubOptions
+from outrider.policy.prior import Prior
 from outrider.vocab import compare
 
 __all__ = ["measure"]
@@ -35,7 +37,7 @@ _AT_ONCE = 24
 _LEAST_LEFT = 0.1
 """of the time, for more questions to be begun"""
 
-_Scored = tuple[Kind, Path, CallCosts, list[Answer]]
+_Scored = tuple[Kind, Path, CallCosts, Prior | None, list[Answer]]
 
 
 def measure(
@@ -84,10 +86,11 @@ def measure(
 
 def _beside_lookup(subject: Subject, scored: Sequence[_Scored]) -> Iterator[Contender]:
     own = None
-    for kind, path, costs, offers in scored:
+    for kind, path, costs, prior, offers in scored:
         mine = _named(offers, subject.answers)
         own = own or own_times(subject, costs, mine)
-        yield with_draft(kind, path, subject, costs, own, mine)
+        prices = replace(subject.prices(costs, prior), own=own)
+        yield with_draft(kind, path, prices, mine)
 
 
 def _named(answers: Sequence[Answer], among: Sequence[Answer]) -> list[Answer]:
@@ -183,7 +186,7 @@ def _scored(
             return []
         model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
         costs = _known_costs(kind, earlier) or draft.costs("last", DEFAULT_SECONDS)
-        beside = LoadedDraft(file.name, model, alignment)
+        beside = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
         stage = f"{path.name} drafts along"
         answers, _ = offered(subject, beside, seconds=seconds, progress=lambda part: progress(stage, part))
         if not answers:
@@ -191,10 +194,10 @@ def _scored(
             return []
         if _known_costs(kind, earlier) is None:
             costs = probed(subject, beside, costs, answers)
-    return [(kind, path, costs, answers)]
+    return [(kind, path, costs, beside.prior, answers)]
 
 
 def _known_costs(kind: Kind, earlier: Sequence[_Scored]) -> CallCosts | None:
     """The draft before training is of the trained one's shape and types: measured once, the two differ in
     nothing but what they say."""
-    return next((costs for other, _, costs, _ in earlier if kind == "first" and other == "trained"), None)
+    return next((costs for other, _, costs, *_ in earlier if kind == "first" and other == "trained"), None)

@@ -50,7 +50,8 @@ def _file(name: str, size: tuple[int, int], alternative: str, paint: Callable[[A
 
 
 def _training(training: Training) -> str:
-    first, best = training.history[0], max(training.history, key=lambda found: found.tokens_per_s)
+    first = training.history[0]
+    best = max(training.history, key=lambda found: (found.tokens_per_s, found.agreement))
     alternative = (
         f"Over {training.steps} steps the likeliest token's agreement on held-out answers went from "
         f"{first.agreement:.0%} to {best.agreement:.0%} and the expected speed-up from {first.speedup:.2f}x "

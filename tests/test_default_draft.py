@@ -1,0 +1,85 @@
+"""The draft that ships with the embedded default: what it says of itself, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.certify.texts import compare_greedy
+from outrider.core.data import Request
+from outrider.core.params import SamplingParams
+from outrider.distill.provenance import read_provenance
+from outrider.distill.split import is_held_out
+from outrider.distill.written_prompts import written_prompts
+from outrider.learned import prior_in
+from outrider.models import cache_dir, embedded, embedded_draft
+from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact
+from outrider.policy import FixedPolicy
+from outrider.session import Pair
+from outrider.vocab import align
+
+TARGET = cache_dir() / "models" / EMBEDDED_NAME
+MOST_BYTES = 16_000_000
+PROMPTS = 6
+
+
+needs_target = pytest.mark.skipif(not TARGET.exists(), reason="`outrider run` fetches it; tests do not")
+
+
+@pytest.fixture(scope="module")
+def draft() -> Path:
+    path = embedded_draft()
+    assert path is not None, "the package has no draft for its default"
+    return path
+
+
+def test_it_is_small_and_says_how_it_was_made(draft: Path) -> None:
+    assert draft.stat().st_size <= MOST_BYTES
+    made = read_provenance(draft)
+    assert made is not None and made.licence == "apache-2.0"
+    assert made.teacher_sha256 == embedded._SHA256
+    assert made.steps > 500 and made.tokens > 1_000_000 and "prompts that come with Outrider" in made.data
+
+
+@pytest.mark.slow
+@needs_target
+def test_its_teacher_is_the_default_and_its_map_fits(draft: Path) -> None:
+    assert embedded_is_intact()
+    options = LoadOptions(threads=1, gpu_layers=0)
+    weights, target = Weights(draft, options), Weights(TARGET, options)
+    lined_up = align(target.vocabulary, weights.vocabulary)
+    assert lined_up.report.usable and lined_up.report.is_reduced and lined_up.window == 128
+    notices: list[str] = []
+    prior = prior_in(weights.open(64), notices)
+    assert prior is not None and notices == []
+    weights.close()
+    target.close()
+
+
+@pytest.fixture(scope="module")
+def pair(draft: Path) -> Iterator[Pair]:
+    pair = Pair.load(TARGET, draft, options=LoadOptions(threads=1))
+    yield pair
+    pair.close()
+
+
+@pytest.mark.slow
+@needs_target
+def test_it_is_right_more_often_than_not_and_changes_no_text(pair: Pair) -> None:
+    """On prompts that no training reads. Counts do not depend on the machine, but for near-ties."""
+    session = pair.open(1024, lookup=False, policy=FixedPolicy(2, 0, 0.5))
+    drafted = accepted = compared = 0
+    held_out = [written for written in written_prompts(400) if is_held_out(written.prompt)]
+    for written in held_out[:PROMPTS]:
+        tokens = pair.encode([dict(message) for message in written.prompt.messages])  # type: ignore[arg-type]
+        request = Request(tokens, SamplingParams(temperature=0), max_tokens=40)
+        found = compare_greedy(session.engine, request)
+        assert found.holds, found.differences
+        drafted += found.counts.drafted_tokens
+        accepted += found.counts.accepted_tokens
+        compared += found.tokens
+    assert compared > 20 * PROMPTS and drafted > compared / 4
+    assert accepted / drafted >= 0.55
