@@ -98,7 +98,8 @@ class AutoPolicy:
             for w in wishes
         ]
         awake = [step for step in steps if models and not step.rests()]
-        if not awake and not any(step.has_offers for step in steps):
+        alone = len(steps) == 1 and not others
+        if not awake and not any(step.offers_may_pay if alone else step.has_offers for step in steps):
             return [Draft() for _ in wishes], DraftWork()  # the common case of a fast model: no arithmetic
         texts = [self._text(wish.sequence) for wish in wishes]
         batch = Batch.of(texts, self.knowledge, others)
@@ -134,7 +135,7 @@ class AutoPolicy:
             if not step.wish.admits(model) or not self._is_known(model.name):
                 continue
             step.price(model.name, batch)
-            lead = step.weigh()
+            lead = step.weigh(model.name)
             worth = step.gain_s > 0 and step.repays_reading(model.name) and step.may_risk()
             exploring = not worth and self._may_explore(step, model.name)
             if (worth or exploring) and (best is None or step.gain_s > best[0]):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 from outrider.core.contracts import Drafter, Wish
 from outrider.core.data import Draft, Hint
 from outrider.policy.acceptance import Estimator, TextState
 from outrider.policy.forced import FORCED, forced, permitted
-from outrider.policy.growth import Chain, expected_tokens
+from outrider.policy.growth import Chain
 from outrider.policy.knowledge import Knowledge
 from outrider.policy.text import Text
 
 __all__ = ["look_up"]
-
-_LEAST_SURVIVAL = 0.02
-"""Free tokens that stand more rarely are not looked for."""
 
 
 def look_up(
@@ -32,18 +32,19 @@ def look_up(
     chain, left = Chain(), list(free)
     wish = replace(wish, prefix=prefix, draw=None, believe=False, max_tokens=limit)
     _add_forced(chain, knowledge, text, wish)
-    while left and len(chain) < limit:
+    least = knowledge.rises(text.context).worth_seeing
+    while left and len(chain) < limit and (survival := math.prod(chain.chances)) >= least:
         best, promise = None, 0.0
         for drafter in left:
             estimator = knowledge.estimator(drafter.name, constrained=text.is_constrained)
-            collected = _Collected(estimator, text.state(drafter.name))
+            collected = _Collected(estimator, text.state(drafter.name), survival / least)
             asked = wish
             if chain:
                 asked = replace(wish, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
             [draft], _ = drafter.propose([asked], collected)
             draft = permitted(asked, draft)
             chances = collected.chances[: len(draft)]
-            expected = float(expected_tokens(chances)[-1])
+            expected = sum(accumulate(chances, mul))
             if expected > promise:
                 best, promise = (drafter, draft, chances), expected
         if best is None:
@@ -64,21 +65,22 @@ def _add_forced(chain: Chain, knowledge: Knowledge, text: Text, wish: Wish) -> N
 class _Collected:
     """Takes every free token that is likely enough to be of use, and notes its chance."""
 
-    def __init__(self, estimator: Estimator, state: TextState) -> None:
+    def __init__(self, estimator: Estimator, state: TextState, reserve: float) -> None:
         self.chances: list[float] = []
         self._estimator = estimator
         self._state = state
-        self._survival = 1.0
+        self._reserve = reserve
+        """how much likelier than worth seeing it is that all tokens so far stand"""
 
     def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
         del wish, drafted
-        return self._survival >= _LEAST_SURVIVAL
+        return self._reserve >= 1.0
 
     def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
         del wish, drafted
         chance = self._estimator.probability(hint, self._state)
         self.chances.append(chance)
-        self._survival *= chance
+        self._reserve *= chance
         return True
 
     def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:

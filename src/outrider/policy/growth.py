@@ -10,13 +10,19 @@ import numpy.typing as npt
 
 from outrider.core.data import Distribution, Draft, Hint, point_masses
 
-__all__ = ["Chain", "Growth", "Prices", "expected_tokens"]
+__all__ = ["Chain", "Growth", "Prices", "Rises", "expected_tokens"]
 
 Array = npt.NDArray[np.float64]
 
 CAUTION = 0.05
 """What a longer call must bring in, for each second more, beyond its time. The best of many lengths is
 more often one whose estimate is too good than one whose estimate is too bad."""
+
+_WORTH_SEEING = 0.5
+_LEAST_SEEN = 0.02
+"""Free tokens that stand more rarely than these are not looked for: half of what a token costs, at least."""
+_ROUGHLY = 0.7
+"""Offers that bring less than this part of what they seem to cost are dropped without a closer look."""
 
 
 @dataclass(slots=True)
@@ -101,6 +107,33 @@ class Prices:
             return self
         calls_s = self.calls_s[: longest + 1]
         return Prices(self.token_s, calls_s, self.step_s, self.first_s, self.bonus_s)
+
+
+class Rises:
+    """By how much a call rises with drafted tokens, in plain calls: what can be told without arithmetic
+    on arrays, which takes a noticeable part of a small target's step.
+
+    `calls_s` is as in `Prices`.
+    """
+
+    def __init__(self, calls_s: Array) -> None:
+        self.calls_s = calls_s
+        rises = calls_s[1:] / calls_s[0] - 1.0
+        self.rises: list[float] = rises.tolist()
+        """of 1, 2, … drafted tokens, in plain calls"""
+        least = float((rises / np.arange(1, len(calls_s))).min())
+        self.worth_seeing = min(max(_WORTH_SEEING * least, _LEAST_SEEN), 1.0)
+        """the probability to stand below which a free token is not looked for"""
+
+    def may_pay(self, chances: Sequence[float]) -> bool:
+        """Whether drafting free tokens with these chances may be worth it in a call of their own."""
+        survival, expected = 1.0, 0.0
+        for chance, rise in zip(chances, self.rises, strict=False):
+            survival *= chance
+            expected += survival
+            if expected >= _ROUGHLY * rise:
+                return True
+        return False
 
 
 class Growth:

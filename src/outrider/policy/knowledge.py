@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from outrider.core.data import StepRecord
-from outrider.costs import CallCosts
+from outrider.costs import MOST_TOKENS, CallCosts
 from outrider.policy.acceptance import Calibration, Estimator
-from outrider.policy.growth import Array, Prices
+from outrider.policy.growth import Array, Prices, Rises
 from outrider.policy.outlook import Outlook, Values
 from outrider.policy.probing import Probing
 from outrider.policy.text import Text
@@ -38,7 +38,8 @@ _ROUGH_RATIO = 0.06
 _MOST_SAVED, _MOST_LOST = 80.0, 20.0
 """plain steps that count of what was saved or lost"""
 _MOST_VALUES = 64
-"""how many are kept; then all are worked out anew, from what was learned meanwhile"""
+_MOST_AGE = 16
+"""how many values are kept, and for how many tokens that are learned from; then all are worked out anew"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Knowledge:
         """plain steps that all texts together were ahead of plain decoding, within bounds"""
         self._estimators: dict[str, Estimator] = {}
         self._values: dict[tuple[int, ...], Values] = {}
+        self._values_at = 0
+        self._rises: Rises | None = None
 
     # Asking
 
@@ -110,6 +113,13 @@ class Knowledge:
         ) + self.own_token_s * np.arange(most + 1)
         return calls_s
 
+    def rises(self, context: int) -> Rises:
+        """By how much calls behind so many tokens rise with what is drafted."""
+        calls_s = self.costs.calls_s(MOST_TOKENS, context=context)
+        if self._rises is None or self._rises.calls_s.base is not calls_s.base:
+            self._rises = Rises(calls_s)
+        return self._rises
+
     def prices(
         self, text: Text, model: str | None, longest: int, batch: Batch, lead: int = LONGEST_LEAD
     ) -> Prices:
@@ -128,24 +138,25 @@ class Knowledge:
 
     def can_pay(self, model: str, context: int) -> bool:
         """Whether the draft model would be of use if it were always right."""
-        draft = self.draft_cost(model)
-        calls_s = self.costs.calls_s(LONGEST_MODEL_DRAFT + 1, context=context)
-        drafted = np.arange(1, LONGEST_MODEL_DRAFT + 1)
-        steps_s = calls_s[1:] + (draft.call_s(1, context=context) + self.own_call_s) * drafted
-        return bool((steps_s < calls_s[0] * (1 + drafted)).any())
+        step_s = self.draft_cost(model).call_s(1, context=context) + self.own_call_s
+        rises = self.rises(context)
+        step = step_s / float(rises.calls_s[0])
+        return any(rise + step * n < n for n, rise in enumerate(rises.rises[:LONGEST_MODEL_DRAFT], 1))
 
     def values(self, prices: Prices, longest: int) -> Values:
-        """What drafting on is worth, up to `longest` tokens, at these prices or at others within a few
-        per cent."""
-        calls_s = prices.calls_s[: longest + 1]
-        quarter, last = calls_s[len(calls_s) // 4], calls_s[-1]
-        marks = (calls_s[0], quarter, last, prices.step_s, prices.token_s, prices.bonus_s)
-        key = (len(calls_s), *(round(math.log(max(mark, 1e-9)) / _ROUGH_RATIO) for mark in marks))
+        """What drafting on is worth, up to `longest` tokens, in plain calls: at these prices, or at others
+        that are within a few per cent of them beside a plain call."""
+        calls = prices.calls_s[: longest + 1] / prices.calls_s[0]
+        step, token, bonus = (
+            seconds / float(prices.calls_s[0]) for seconds in (prices.step_s, prices.token_s, prices.bonus_s)
+        )
+        if len(self._values) >= _MOST_VALUES or self.outlook.num_learned >= self._values_at + _MOST_AGE:
+            self._values.clear()
+            self._values_at = self.outlook.num_learned
+        marks = (float(calls[len(calls) // 4]), float(calls[-1]), step, token, bonus)
+        key = (len(calls), *(round(math.log(max(mark, 1e-4)) / _ROUGH_RATIO) for mark in marks))
         if key not in self._values:
-            if len(self._values) >= _MOST_VALUES:
-                self._values.clear()
-            shares = self.outlook.shares
-            self._values[key] = Values(shares, calls_s, prices.step_s, prices.token_s, prices.bonus_s)
+            self._values[key] = Values(self.outlook.shares, calls, step, token, bonus)
         return self._values[key]
 
     # Learning
@@ -199,3 +210,4 @@ class Knowledge:
         self.saved_steps = 0.0
         self.note_saved(saved)
         self._values.clear()
+        self._values_at = 0

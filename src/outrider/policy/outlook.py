@@ -67,6 +67,8 @@ class Outlook:
         self._counts = _PRIOR / _PRIOR.sum(axis=1, keepdims=True) * _PRIOR_TOKENS
         self.usual = USUAL_PHASE
         """the phase to expect where nothing is known of the text"""
+        self.num_learned = 0
+        """tokens that it learned from"""
 
     @staticmethod
     def advance(phase: float, acceptance: float) -> float:
@@ -82,6 +84,7 @@ class Outlook:
         row = int(np.abs(PHASES - phase).argmin())
         self._counts[row, np.searchsorted(CLASS_EDGES, acceptance)] += 1
         self.usual += _USUAL_RATE * (acceptance - self.usual)
+        self.num_learned += 1
 
     def as_json(self) -> dict[str, Any]:
         """What was learned, as plain data."""
@@ -108,7 +111,7 @@ class Outlook:
 
 
 class Values:
-    """The expected gain of drafting on, in seconds.
+    """The expected gain of drafting on, in the unit of the prices: seconds, or plain calls.
 
     `calls_s[n]` is the target's call over a draft of n tokens, for n = 0 to the longest; `step_s` a
     draft step, and `bonus_s` what the next draft costs more behind a draft that stood as a whole (the

@@ -92,7 +92,8 @@ class Step:
         affordable = np.flatnonzero(prices.calls_s - plain_s <= self._at_stake_s)
         longest = max(int(affordable[-1]), len(self._growth))
         self._prices = prices.up_to(longest)
-        self._unlimited = prices
+        if model is not None:  # without the limit, which moves with every step: they serve for the next
+            self._values = self._knowledge.values(prices, self._longest_with_model)
 
     # Whether to ask a draft model
 
@@ -110,17 +111,20 @@ class Step:
         if not self.has_offers:
             self._text.rest_left = _LONG_REST if self._is_lost else _SHORT_REST
 
-    def weigh(self) -> int:
-        """Behind how many free tokens the draft model is best asked; `gain_s` then says what it gains."""
+    def weigh(self, model: str) -> int:
+        """Behind how many free tokens the draft model is best asked, at the prices that were settled for it;
+        `gain_s` then says what it gains."""
         _, without = self._growth.best(self._prices, self._tail)
         gains = self._gains_with_model()
         lead = int(np.argmax(gains))
         self.gain_s = float(gains[lead]) - without
         self._is_lost = self.gain_s < -_LOST * self._prices.step_s
+        if not self.has_offers:
+            self._text.usual_gain_s[model] = max(self.gain_s, 0.0)
         return lead
 
     def _gains_with_model(self) -> Array:
-        prices, values = self._prices, self._values()
+        prices = self._prices
         least = self._num_forced
         most = min(len(self._tail), least + LONGEST_LEAD, prices.longest - 1)
         if most < least:
@@ -131,7 +135,7 @@ class Step:
         gains = np.full(most + 1, -math.inf)
         for lead in range(least, most + 1):
             phase = self._phase if lead == 0 else usual
-            gains[lead] = expected[lead] * prices.token_s + values.draft_on(lead, phase, survivals[lead])
+            gains[lead] = expected[lead] * prices.token_s + self._draft_on(lead, phase, survivals[lead])
         if least == 0:
             gains[0] = max(gains[0], self._gain_of_probing())
         caught_up: Array = gains - (prices.first_s[: most + 1] - prices.step_s) / _CATCH_UP_STEPS
@@ -153,20 +157,22 @@ class Step:
         gain = agreement * agreed + (1 - agreement) * max(other, -prices.calls_s[length])
         return float(gain) + growth.expected * prices.token_s - prices.step_s
 
-    def _values(self) -> Values:
-        # Without the limit, which moves with every step: the values of one step serve for the next.
-        return self._knowledge.values(self._unlimited, self._longest_with_model)
+    def _draft_on(self, length: int, phase: float, survival: float) -> float:
+        """What drafting on by at least one step of the model gains, in seconds (`Values.draft_on`)."""
+        return self._values.draft_on(length, phase, survival) * float(self._prices.calls_s[0])
 
     def repays_reading(self, model: str) -> bool:
-        """Whether the gain outweighs that the draft model has yet to read the prompt. Not every step will
-        gain as much: half is counted on."""
+        """Whether the gain, of this step and of the usual ones to come, outweighs that the draft model has
+        yet to read the prompt. A free offer that the model could confirm is not usual; and not every step
+        will gain as much: half is counted on."""
         text = self._text
         if model in text.readers:
             return True
         remaining = _FIRST_TOKENS + _LINDY * text.generated
         if text.max_tokens is not None:
             remaining = min(remaining, text.max_tokens - text.generated)
-        return self.gain_s * remaining / 2 > self.reading_s(model)
+        usual_s = text.usual_gain_s.get(model, self.gain_s) if self.has_offers else self.gain_s
+        return self.gain_s + usual_s * remaining / 2 > self.reading_s(model)
 
     def reading_s(self, model: str) -> float:
         """What the draft model has to spend before its first token, beyond a step."""
@@ -208,7 +214,7 @@ class Step:
         self._look_behind(drafted)
         _, stop = self._growth.best(prices, self._tail, length if self.wish.draw is not None else 0)
         on = self._growth.expected * prices.token_s
-        on += self._values().draft_on(length, self._phase, self._growth.survival)
+        on += self._draft_on(length, self._phase, self._growth.survival)
         return max(on, self._gain_of_probing()) > stop
 
     def _look_behind(self, drafted: Sequence[int]) -> None:
@@ -243,7 +249,7 @@ class Step:
         """Whether a token that cannot be taken back pays, alone or with those that may follow."""
         growth, prices = self._growth, self._prices
         length, survival = len(growth), growth.survival * chance
-        on = self._values().draft_on(length + 1, phase, survival)
+        on = self._draft_on(length + 1, phase, survival)
         gain_s = survival * prices.token_s + max(-float(prices.calls_s[length + 1]), on)
         return gain_s >= -float(prices.calls_s[length])
 
@@ -257,6 +263,11 @@ class Step:
     def has_offers(self) -> bool:
         """Whether a free drafter offered anything."""
         return bool(self._tail)
+
+    @property
+    def offers_may_pay(self) -> bool:
+        """Whether what free drafters offer may be worth a call's rise, if nobody shares the call."""
+        return self._knowledge.rises(self.context).may_pay(self._tail.chances)
 
     def settle(self) -> Offered:
         """All that was found, no longer than what the step may put at stake."""

@@ -55,6 +55,8 @@ class Text:
     is_constrained: bool = False
     rest_left: int = 0
     """steps in which draft models need not be weighed"""
+    usual_gain_s: dict[str, float] = field(default_factory=dict)
+    """what asking a draft model was last expected to gain where free drafters offered nothing"""
 
     @property
     def context(self) -> int:
