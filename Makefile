@@ -31,9 +31,10 @@ rebuild:
 	@$(PYTHON) scripts/setup.py --rebuild
 
 demo: setup
-	@$(BIN)/outrider run --compare --show-source -n 96 --temp 0 "Proofread: The river is wide and the water is cold. \
-	The boat crosses the river in the mornning. The fishermen throw their nets and the nets sink into the cold \
-	water. In the evenning the boat crosses the river again and the fishermen sell their fish at the market."
+	@$(BIN)/outrider run --compare --show-source -n 96 --temp 0 "Repeat this text, and correct the spelling: \
+	The river is wide and the water is cold. The boat crosses the river in the mornning. The fishermen throw their \
+	nets and the nets sink into the cold water. In the evenning the boat crosses the river again and the fishermen \
+	sell their fish at the market. Nobody speeks on the way home, for the day was long and the wind was strong."
 
 test: setup $(TORCH) $(JS)
 	@$(BIN)/python -m pytest -q -m "not slow"

@@ -34,12 +34,17 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def said(self) -> str:
+        """Standard error as one line: where it is folded depends on the figures in it."""
+        return " ".join(self.err.split())
+
 
 def environment(**changes: str) -> dict[str, str]:
-    """A plain environment: no colours asked for, wide lines, this checkout's sources."""
+    """A plain environment: no colours asked for, 80 columns, this checkout's sources."""
     names = ("FORCE_COLOR", "NO_COLOR", "GITHUB_ACTIONS", "HF_TOKEN", "PYTHONIOENCODING", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    return kept | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "400", "TERM": "xterm"} | changes
+    return kept | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80", "TERM": "xterm"} | changes
 
 
 def call(
@@ -52,8 +57,7 @@ def call(
     monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
     data = stdin.encode() if isinstance(stdin, str) else stdin
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
-    # Wide, so that no line is folded in a place that depends on the figures in it.
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "80")
     capfdbinary.readouterr()
     with pytest.raises(SystemExit) as exit_:
         main()

@@ -61,7 +61,7 @@ def terminal(models: Path) -> Iterator[Open]:
 
 def kept(outcome: Outcome) -> list[tuple[int, int]]:
     """For each answer, the prompt tokens that were kept and how many there were."""
-    found = re.findall(r"(\d+) of (\d+) prompt\s+tokens kept", outcome.err)
+    found = re.findall(r"(\d+) of (\d+) prompt tokens kept", outcome.said)
     return [(int(kept), int(total)) for kept, total in found]
 
 

@@ -68,6 +68,12 @@ class Explanation:
     estimate: Estimate | None
     advice: tuple[str, ...]
 
+    @property
+    def draft_must_be_right(self) -> float | None:
+        """How often a draft model's tokens must be right to pay at the best length; None where there is no
+        such model, or it cannot pay."""
+        return min(filter(None, (self.break_even_draft or {}).values()), default=None)
+
     def as_json(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
@@ -81,11 +87,8 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> Estim
     spent_s = sum(r.total_s for r in decode)
     if not decode or not costs.is_known or spent_s <= 0:
         return None
-    own_s = (
-        median(_own_s(record) for record in decode if len(record.draft) == 0)
-        if any(len(record.draft) == 0 for record in decode)
-        else policy.knowledge.own_step_s
-    )
+    # What a step takes beside calls and drafting, which plain decoding would take as well.
+    own_s = median(record.sampling_s + record.other_s for record in decode)
     expected_s = sum(
         _plain_call_s(record, i, costs) + own_s for record in decode for i in range(len(record.tokens))
     )
@@ -98,10 +101,6 @@ def _plain_call_s(record: StepRecord, i: int, costs: CallCosts) -> float:
     """The call that plain decoding would have made for token i of a step."""
     num_tokens = record.batch_tokens - record.batch_drafted
     return costs.call_s(num_tokens, context=record.position + i, num_sequences=record.num_sequences)
-
-
-def _own_s(record: StepRecord) -> float:
-    return record.total_s - record.verify_s - record.work.model_s - record.work.prefill_s
 
 
 def _plain_ratio(decode: Sequence[StepRecord], costs: CallCosts) -> tuple[float, float]:
@@ -128,7 +127,8 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     decode = [record for record in records if record.kind == "decode"]
     context = decode[-1].position if decode else 0
     calls_s = knowledge.costs.calls_s(max(SIZES), context=context)
-    draft_s = next((c.call_s(1, context=context) for c in knowledge.draft_costs.values() if c.is_known), None)
+    known = [costs for costs in knowledge.draft_costs.values() if costs.is_known and policy.models]
+    draft_s = known[0].call_s(1, context=context) if known else None
     accepted = {
         name: sum(known.accepted) / sum(known.counts) for name, known in knowledge.calibration.items()
     }

@@ -74,8 +74,11 @@ def print_readout(
     draft: str | None,
     explanation: Explanation | None = None,
     grammar: Grammar | None = None,
+    *,
+    estimate: bool = True,
 ) -> None:
-    """Counts and times, one subject a line; `grammar` is what the output was limited to."""
+    """Counts and times, one subject a line; `grammar` is what the output was limited to. `estimate`: show
+    what the explanation takes the speed-up for."""
     rows = {
         "models": f"target {target}, " + (f"draft {draft}" if draft else "no draft model"),
         "prompt": _prompt_line(readout),
@@ -86,7 +89,7 @@ def print_readout(
         rows["structure"] = structure_line(grammar)
         rows["calls saved"] = _saved_line(readout)
     if draft:
-        rows["draft calls"] = str(readout.draft_calls)
+        rows["draft calls"] = _draft_calls_line(readout, explanation)
     if readout.drafted_tokens:
         rows["drafted"] = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
         for name, counts in readout.drafters.items():
@@ -98,13 +101,21 @@ def print_readout(
     rows["rule"] = readout.rule + drawn
     if readout.generated_tokens:
         rows["time"] = _time_line(readout) + (_constraint_part(readout) if grammar else "")
-    if explanation and explanation.estimate:
+    if estimate and explanation and explanation.estimate:
         rows["speed-up"] = estimate_line(explanation.estimate)
     if readout.burst_latency_s:
         rows["between bursts"] = _latency_line(readout.burst_latency_s)
     if readout.character_gap_s and readout.paced_character_gap_s:
         rows["character gaps"] = _gaps_line(readout)
     print_rows(console, rows)
+
+
+def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
+    """Where the automatic choice asked no draft model, what it would take for one to pay."""
+    needed = explanation.draft_must_be_right if explanation else None
+    if readout.draft_calls or needed is None:
+        return str(readout.draft_calls)
+    return f"0: to pay at what calls take here, {needed:.0%} of its tokens would have to be right (--explain)"
 
 
 def estimate_line(estimate: Estimate) -> str:

@@ -232,9 +232,10 @@ def _report(
         write(json.dumps(result) + "\n")
     elif not settings.quiet:
         errors.print()
+        target, draft = pair.target.name, pair.draft.name if pair.draft else None
         # An estimate has nothing to add to a measurement.
-        draft, estimated = pair.draft.name if pair.draft else None, None if comparison else explanation
-        print_readout(errors, readout, pair.target.name, draft, estimated, request.grammar)
+        estimate = comparison is None
+        print_readout(errors, readout, target, draft, explanation, request.grammar, estimate=estimate)
         if comparison:
             print_comparison(errors, comparison, deterministic=is_deterministic(request))
     if settings.explain and explanation and not settings.json:

@@ -20,7 +20,6 @@ from outrider.policy.knowledge import (
     Batch,
     Knowledge,
 )
-from outrider.policy.outlook import Values
 from outrider.policy.risk import EXPLORATION, affordable_loss, loss_at_once
 from outrider.policy.sharing import Offered
 from outrider.policy.text import Asked, Text
