@@ -503,7 +503,7 @@ def bench(plan: Plan, *, with_draft: bool = True) -> Bench:
 @pytest.mark.parametrize("with_draft", [True, False])
 def test_a_prompt_is_answered_in_every_way_and_replayed(with_draft: bool) -> None:
     plan = Plan(num_tokens=24, repetitions=2, fixed=[fixed(4, 0.0)])
-    found, recording = bench(plan, with_draft=with_draft).measure(Prompt(5, "qa", "abcd abcd a"))
+    found, recording = bench(plan, with_draft=with_draft).measure(Prompt(5, "qa", "abcd"))
     assert json.loads(json.dumps(found)) == found
     assert {mode: len(runs) for mode, runs in found["runs"].items()} == {
         "plain": 2,

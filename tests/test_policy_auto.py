@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import AutoPolicy
 from outrider.policy.acceptance import Estimator, TextState
-from outrider.policy.growth import Chain, Growth, Prices, Rises
+from outrider.policy.growth import CAUTION, Chain, Growth, Prices, Rises, best_length, expected_tokens
 from outrider.policy.knowledge import Batch, Knowledge
 from outrider.policy.prior import prior_of, read_prior
 from outrider.policy.step import Step
@@ -71,6 +72,52 @@ def test_what_pays_is_never_dropped_at_first_sight(
     chain = Chain([1] * size, ["lookup"] * size, [Hint(0.5)] * size, chances)
     length, _ = Growth().best(Prices(token * float(calls_s[0]), calls_s), chain)
     assert length == 0 or Rises(calls_s).may_pay(chances)
+
+
+def gain_of(plan: Sequence[int], chances: Sequence[float], costs: Sequence[float], token_s: float) -> float:
+    """The expected gain up to where a chain breaks off or ends, if with k tokens known to stand the next
+    step drafts `plan[k]`: over all places where it may break off."""
+    total, size = 0.0, len(chances)
+    for right in range(size + 1):  # so many tokens of the chain are what comes
+        ends = 1.0 if right == size else 1.0 - chances[right]
+        probability, gain, k = ends * math.prod(chances[:right]), 0.0, 0
+        while k <= right:
+            stand = min(plan[k], right - k)
+            gain += token_s * (stand + 1) - costs[plan[k]]
+            k = k + stand + 1 if stand == plan[k] else right + 1
+            if k > size:
+                break
+        total += probability * gain
+    return total
+
+
+@given(
+    chances=st.lists(st.floats(0.05, 1), min_size=1, max_size=4),
+    rises=st.lists(st.floats(0, 2), min_size=4, max_size=4),
+    token_s=st.floats(0.1, 1.5),
+)
+def test_the_best_length_is_the_first_of_the_best_plan(
+    chances: list[float], rises: list[float], token_s: float
+) -> None:
+    """Exactly: of every plan for every state of a chain, none gains more."""
+    calls_s = np.cumsum([1.0, *rises])
+    costs = [float(cost + CAUTION * (cost - calls_s[0])) for cost in calls_s]
+    size = len(chances)
+    plans = list(product(*(range(size - k + 1) for k in range(size + 1))))
+    gains = [gain_of(plan, chances, costs, token_s) for plan in plans]
+    length, gain = best_length(chances, calls_s, token_s)
+    assert gain == pytest.approx(max(gains))
+    assert max(g for plan, g in zip(plans, gains, strict=True) if plan[0] == length) == pytest.approx(gain)
+
+
+def test_a_long_offer_is_taken_in_parts_where_tokens_are_dear() -> None:
+    """One draft of 40 tokens would gain more than one of 8, but less than what may follow a shorter one."""
+    dear = curve({1: 1.0, 2: 2.0, 3: 2.4, 4: 2.7, 8: 4.3, 16: 7.8, 64: 30.0}).calls_s(64, context=0)
+    at_once = 1.0 + expected_tokens([0.97] * 40)
+    assert (0.085 * at_once - dear[:41]).argmax() > 15
+    assert 4 <= best_length([0.97] * 40, dear, 0.085)[0] <= 12
+    flat = curve({1: 1.0, 64: 1.2}).calls_s(64, context=0)
+    assert best_length([0.97] * 40, flat, 0.085)[0] == 40
 
 
 def test_offers_that_cannot_pay_are_dropped_at_first_sight() -> None:
@@ -232,7 +279,7 @@ def test_a_prompt_is_not_read_for_one_good_chance(step_s: float, is_read: bool) 
     policy = AutoPolicy(curve(dear), {"draft": curve(SMALL, step_s)})
     policy.begin(0, 200, None)
     policy._texts[0].generated = 40
-    offering = Offering(12, (8.0, 3.0, 3.0, 9.0))
+    offering = Offering(12, (8.0, 3.0, 4.0, 9.0))
     works = [
         policy.propose([*free, drafter], [Wish(0, 30, sampler())])[1] for free in ([], [offering], [offering])
     ]
@@ -507,7 +554,7 @@ def test_a_text_leaves_nothing_of_its_own_to_the_next() -> None:
     policy = trained()
     fresh = deepcopy(policy)
     fresh._texts.clear()  # as if the last text had been another sequence's
-    made = recording("mixed", "calibrated", seed=11)
+    made = recording("mixed", "calibrated", seed=11, prompt_tokens=30, length=400)
     one, other = (replay(made, p, curve(FLAT), {"draft": curve(SMALL, 0.01)}) for p in (policy, fresh))
     assert one.records == other.records
     assert any(record.work.calls for record in one.records)

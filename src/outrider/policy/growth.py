@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.core.data import Distribution, Draft, Hint, point_masses
 
-__all__ = ["Chain", "Growth", "Prices", "Rises", "expected_tokens"]
+__all__ = ["Chain", "Growth", "Prices", "Rises", "best_length", "expected_tokens"]
 
 Array = npt.NDArray[np.float64]
 
@@ -161,11 +163,32 @@ class Growth:
     def best(self, prices: Prices, tail: Chain, least: int = 0) -> tuple[int, float]:
         """The best length, of `least` or more, if no model is asked any more, the free `tail` included;
         and what the step then gains in seconds."""
-        room = prices.longest - len(self)
-        behind = self.expected + expected_tokens(tail.chances[: max(room, 0)], self.survival)[1:]
-        expected = np.concatenate((self._expected, behind))[: prices.longest + 1]
-        gains = expected * prices.token_s - prices.calls_s[: len(expected)]
-        gains -= CAUTION * (prices.calls_s[: len(expected)] - prices.calls_s[0])
-        gains[:least] = -np.inf
-        length = int(gains.argmax())
-        return length, float(gains[length])
+        room = max(prices.longest - len(self), 0)
+        return best_length([*self.chances, *tail.chances[:room]], prices.calls_s, prices.token_s, least)
+
+
+def best_length(
+    chances: Sequence[float], calls_s: Array, token_s: float, least: int = 0
+) -> tuple[int, float]:
+    """How many tokens of a chain to draft now, `least` or more, and what is gained from here to where the
+    chain breaks off, in seconds.
+
+    What is not drafted now can be drafted by the next step, if all before it turns out to stand: a long draft
+    must be worth more than two short ones. So the chain is solved from its end (Bellman's principle): with
+    k of its tokens known to stand, a step that drafts n more and, by the target's own token, reaches place
+    k + n + 1 gains what it emits and what is gained from there. Where the chain breaks off or ends nothing is
+    known of what comes, which is then worth `token_s` a token.
+    """
+    size = min(len(chances), len(calls_s) - 1)
+    costs: list[float] = calls_s[: size + 1].tolist()
+    costs = [cost + CAUTION * (cost - costs[0]) for cost in costs]
+    survivals = list(accumulate(chances[:size], mul, initial=1.0))
+    earned = list(accumulate(survivals[1:], initial=0.0))
+    # Everything is weighed by the probability that its place is reached.
+    worth, gains, onward = [token_s * tokens for tokens in earned], [0.0], 0.0
+    for k in range(size, -1, -1):
+        worth[k] += onward
+        gains = [reached - survivals[k] * cost for reached, cost in zip(worth[k:], costs, strict=False)]
+        onward = token_s * (survivals[k] - earned[k]) + max(gains)
+    length = max(range(least, size + 1), key=gains.__getitem__)
+    return length, token_s + gains[length]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.policy.growth import CAUTION, Array
+from outrider.policy.growth import CAUTION, Array, best_length
 
 __all__ = ["Offered", "share_out"]
 
@@ -26,8 +26,12 @@ def share_out(chains: Sequence[Offered], calls_s: Array, token_s: float) -> list
 
     `calls_s[n]` is the call with n drafted tokens in all, `token_s` what an emitted token is worth. What
     a token brings is the probability that it is reached and stands, which along a chain only falls: the
-    best call over n tokens takes the n likeliest of all chains, and the best n is tried out.
+    best call over n tokens takes the n likeliest of all chains, and the best n is tried out. A chain that has
+    the call to itself is cut where that is best for the steps to come as well.
     """
+    if len(chains) == 1:
+        [chain] = chains
+        return [best_length(chain.chances, calls_s, token_s, chain.fixed)[0]]
     lengths = [chain.fixed for chain in chains]
     survivals = [np.cumprod(np.asarray(chain.chances, dtype=np.float64)) for chain in chains]
     open_ = [(-s, i) for i, chain in enumerate(chains) for s in survivals[i][chain.fixed :]]
