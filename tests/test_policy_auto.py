@@ -29,6 +29,7 @@ from outrider.policy.acceptance import Estimator, TextState
 from outrider.policy.growth import CAUTION, Chain, Growth, Prices, Rises, best_length, expected_tokens
 from outrider.policy.knowledge import Batch, Knowledge
 from outrider.policy.prior import prior_of, read_prior
+from outrider.policy.risk import exploration_s
 from outrider.policy.step import Step
 from outrider.replay import replay
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
@@ -372,6 +373,30 @@ def test_a_model_that_does_not_pay_is_not_weighed_at_every_step(monkeypatch: pyt
         free=[],
     )
     assert len(played.records) == 42 and 5 <= len(weighed) <= 7
+
+
+def test_offers_do_not_wake_a_model_for_ever_that_is_weighed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed, weigh = [], Step.weigh
+
+    def counted(step: Step, model: str) -> int:
+        weighed.append(len(step.wish.prefix))
+        return weigh(step, model)
+
+    monkeypatch.setattr(Step, "weigh", counted)
+    target, models = costs(LINEAR, 0.09)
+    made = recording("random", "target", length=200)
+    replay(
+        made, AutoPolicy(*costs(LINEAR, 0.09)), target, models, free=[Offering(evidence=(2.0, 1.0, 9.0, 5.0))]
+    )
+    assert 32 + 168 // 8 <= len(weighed) <= 32 + 168 // 6
+
+
+def test_a_model_of_which_much_is_known_is_explored_less() -> None:
+    text = Knowledge(*costs(FLAT, 0.01)).new_text(10, None)
+    text.decoded_s, text.explored_s = 100.0, 0.25
+    known = {"weights": [0.45, 1.1], "precision": [400.0, 400.0]}
+    shares = [exploration_s(text, e) for e in (Estimator("draft"), Estimator.from_json("draft", known))]
+    assert shares == pytest.approx([1.75, 0.25])
 
 
 # What is learned

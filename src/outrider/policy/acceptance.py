@@ -101,6 +101,11 @@ class Estimator:
             precision[i] += information * value * value
             weights[i] += error * value / precision[i]
 
+    @property
+    def is_well_known(self) -> bool:
+        """Whether as much was learned of this drafter as a session may take over from earlier ones."""
+        return bool(self._precision) and self._precision[0] >= _MOST_PRECISION
+
     def as_json(self) -> dict[str, Any]:
         """What was learned, as plain data."""
         return {"weights": self.weights, "precision": self._precision}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from outrider.policy.acceptance import Estimator
 from outrider.policy.knowledge import Knowledge
 from outrider.policy.text import Text
 
-__all__ = ["EXPLORATION", "affordable_loss", "loss_at_once"]
+__all__ = ["affordable_loss", "exploration_s", "loss_at_once"]
 
-EXPLORATION = 0.02
+_EXPLORATION, _EXPLORATION_OF_KNOWN = 0.02, 0.005
 """share of a text's time that may go to asking a draft model that is not expected to pay"""
 _LOSS = 0.3
 _LOSS_GROWTH = 0.005
@@ -23,6 +24,12 @@ def affordable_loss(knowledge: Knowledge, text: Text) -> float:
     """How much farther the text may fall behind plain decoding, in plain steps; below 0 it has fallen too far
     behind to ask a draft model that is merely expected to pay."""
     return _LOSS + _LOSS_GROWTH * text.generated + _RESERVE * knowledge.saved_steps - text.behind
+
+
+def exploration_s(text: Text, estimator: Estimator) -> float:
+    """How much longer the text may ask a draft model that is not expected to pay, in seconds."""
+    share = _EXPLORATION_OF_KNOWN if estimator.is_well_known else _EXPLORATION
+    return share * text.decoded_s - text.explored_s
 
 
 def loss_at_once(knowledge: Knowledge, text: Text) -> float:

@@ -20,7 +20,7 @@ from outrider.policy.knowledge import (
     Batch,
     Knowledge,
 )
-from outrider.policy.risk import EXPLORATION, affordable_loss, loss_at_once
+from outrider.policy.risk import affordable_loss, exploration_s, loss_at_once
 from outrider.policy.sharing import Offered
 from outrider.policy.text import Asked, Text
 
@@ -32,6 +32,8 @@ _LOST = 0.75
 """of the cost of a draft step"""
 _LONG_REST, _SHORT_REST = 6, 1
 """steps for which draft models that are not worth it are not weighed"""
+_MOST_IN_VAIN = 32
+"""times in a row that they are weighed in vain before free offers do not wake them any more"""
 _FIRST_TOKENS = 6
 _LINDY = 2
 """How much longer an answer is expected to go on: so many tokens at first, and more the longer it has
@@ -98,8 +100,9 @@ class Step:
 
     def rests(self) -> bool:
         """Whether the draft models need not be weighed: they were not worth it a moment ago, and no free
-        offer speaks for them. Weighing takes a noticeable part of a small target's step."""
-        if self.has_offers or not self._text.rest_left:
+        offer speaks for them, or they were not worth it for so long that it takes more. Weighing takes a
+        noticeable part of a small target's step."""
+        if not self._text.rest_left or (self.has_offers and not self._in_vain):
             return False
         self._text.rest_left -= 1
         return True
@@ -107,8 +110,13 @@ class Step:
     def rest(self) -> None:
         """No draft model is worth asking: leave them alone for a while, a longer one where a step of theirs
         would all but certainly be lost."""
-        if not self.has_offers:
-            self._text.rest_left = _LONG_REST if self._is_lost else _SHORT_REST
+        self._knowledge.num_in_vain += 1
+        if self._in_vain or not self.has_offers:
+            self._text.rest_left = _LONG_REST if self._in_vain or self._is_lost else _SHORT_REST
+
+    @property
+    def _in_vain(self) -> bool:
+        return self._knowledge.num_in_vain >= _MOST_IN_VAIN
 
     def weigh(self, model: str) -> int:
         """Behind how many free tokens the draft model is best asked, at the prices that were settled for it;
@@ -187,13 +195,15 @@ class Step:
     def may_explore(self, model: str) -> bool:
         """Whether finding out how sure the draft model is here is within the bounds."""
         cost_s = self.reading_s(model) + max(-self.gain_s, self._prices.step_s)
-        return self._text.explored_s + cost_s <= EXPLORATION * self._text.decoded_s
+        estimator = self._knowledge.estimator(model, constrained=self._text.is_constrained)
+        return cost_s <= exploration_s(self._text, estimator)
 
     # The draft model's turn
 
     def ask(self, model: str, lead: int, exploring: bool) -> None:
         """Settle on asking the draft model behind `lead` free tokens: `wish` is then to be put to it."""
         self.model = model
+        self._knowledge.num_in_vain = 0
         self.lead = self._tail.first(lead)
         self._text.asked = Asked(model, tuple(self.lead.tokens), exploring)
         for chance in self.lead.chances:
