@@ -203,7 +203,7 @@ class Step:
     def ask(self, model: str, lead: int, exploring: bool) -> None:
         """Settle on asking the draft model behind `lead` free tokens: `wish` is then to be put to it."""
         self.model = model
-        self._knowledge.num_in_vain = 0
+        self._knowledge.num_in_vain //= 2
         self.lead = self._tail.first(lead)
         self._text.asked = Asked(model, tuple(self.lead.tokens), exploring)
         for chance in self.lead.chances:
