@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, call, spawn
+from engines import PROMPT, VOCABULARY, language_model, model_drafter
+from outrider.backends.fake import random_logits
+from outrider.cli.report import print_readout
+from outrider.core.data import Request
+from outrider.core.params import SamplingParams
+from outrider.engine import Engine
+from outrider.explain import explain
+from outrider.readout import read_out
+from recordings import FLAT
+from simulated import Simulated
 from tiny_gguf import write_tiny
 
 PLAIN = ("-t", "1", "--temp", "0", "-n", "8")
@@ -418,3 +431,19 @@ def test_version(outrider: Call) -> None:
     outcome = outrider("--version")
     assert outcome.status == 0
     assert outcome.out.startswith("outrider 0.") and "llama-cpp-python" in outcome.out
+
+
+@pytest.mark.parametrize(("step_s", "row"), [(0.02, r"0: .* [0-9]+% of its tokens"), (0.3, r"0\s*$")])
+def test_why_a_draft_model_was_not_asked_is_said(step_s: float, row: str) -> None:
+    """Reading the prompt takes it too long here; the dearer one could not pay if it were always right."""
+    policy = Simulated(FLAT, step_s, prefill_s=100.0)
+    engine = Engine(language_model(), [model_drafter(random_logits(VOCABULARY.size, seed=1))], policy)
+    request = Request(PROMPT, SamplingParams(temperature=0), max_tokens=12, ignore_end=True)
+    completion = engine.generate(request)
+    shown = io.StringIO()
+    console = Console(file=shown, width=200)
+    print_readout(
+        console, read_out(completion), "target", "draft", explain(completion.records, policy), estimate=False
+    )
+    assert re.search(rf"^draft calls +{row}", shown.getvalue(), re.MULTILINE)
+    assert "estimated" not in shown.getvalue()
