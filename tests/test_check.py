@@ -90,9 +90,9 @@ def test_a_draft_as_slow_as_the_target_does_not_pay_however_right_it_is() -> Non
 
 def test_a_draft_that_adds_nothing_to_lookup_does_not_pay() -> None:
     # Of a few answers it cannot be told: the first ones are spent on finding out.
-    known, answers = subject("copying", "wrong", count=16)
+    known, answers = subject("copying", "wrong", count=12)
     assert judge_lookup_alone(known).verdict.outcome == "pays"
-    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.03), answers)
+    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.05), answers)
     assert report.verdict.outcome == "does not pay" and "lookup alone gives" in report.verdict.sentence
     assert any(advice.startswith("lookup alone") for advice in report.verdict.advice)
 
@@ -419,3 +419,9 @@ def test_plain_data_has_no_infinity() -> None:
     data = report.as_json()
     assert data["schema"] == "outrider.check/1" and data["lookup"]["speedups"]["auto"]["high"] is None
     assert data["calls"]["ratios"]["4"] > 1
+
+
+def test_answers_that_hold_nothing_have_no_share_of_their_own() -> None:
+    """Drawn anew, some samples consist of them alone."""
+    found = share_of([0, 0, 1], [0, 0, 4])
+    assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25)

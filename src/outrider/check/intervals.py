@@ -35,6 +35,8 @@ def share_of(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
     if count < 2:
         return Interval(value, 0.0, 1.0, count)
     drawn = np.random.default_rng(0).integers(0, count, (DRAWS, count))
-    ratios = some[drawn].sum(axis=1) / all_[drawn].sum(axis=1)
+    wholes_drawn = all_[drawn].sum(axis=1)
+    counted = wholes_drawn > 0  # a draw of answers that hold nothing has no share
+    ratios = some[drawn].sum(axis=1)[counted] / wholes_drawn[counted]
     low, high = np.quantile(ratios, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return Interval(value, float(low), float(high), count)
