@@ -81,7 +81,7 @@ class Knowledge:
         self.saved_steps = 0.0
         """plain steps that all texts together were ahead of plain decoding, within bounds"""
         self.num_in_vain = 0
-        """how often draft models were weighed since one was asked, and half of what it was before"""
+        """how often draft models were weighed and not asked; each time that one is asked halves it"""
         self._estimators: dict[str, Estimator] = {}
         self._values: dict[tuple[int, ...], Values] = {}
         self._values_at = 0

@@ -33,7 +33,7 @@ _LOST = 0.75
 _LONG_REST, _SHORT_REST = 6, 1
 """steps for which draft models that are not worth it are not weighed"""
 _MOST_IN_VAIN = 32
-"""times in a row that they are weighed in vain before free offers do not wake them any more"""
+"""`Knowledge.num_in_vain` from which on free offers do not wake them"""
 _FIRST_TOKENS = 6
 _LINDY = 2
 """How much longer an answer is expected to go on: so many tokens at first, and more the longer it has
