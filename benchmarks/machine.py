@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider import __version__
-from outrider.backends.llama_cpp import build_id
-from outrider.backends.llama_cpp.options import physical_cores
+from outrider.backends.gguf import build_id
+from outrider.backends.gguf.options import physical_cores
 from outrider.certify import machine, model_files
 
 

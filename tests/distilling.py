@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llama_cpp_models import SMALL
-from outrider.backends.llama_cpp import Weights
+from outrider.backends.gguf import Weights
 from outrider.core.data import Logits, Span
 from outrider.distill.checkpoint import Checkpoint
 from outrider.distill.provenance import Provenance

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.data import Logits, Span
 from tiny_gguf import write_tiny
 
@@ -55,14 +55,14 @@ def one_by_one(weights: Weights, tokens: Sequence[int]) -> Logits:
     return np.array(rows)
 
 
-def store(model: LlamaCppModel, tokens: Sequence[int], sequence: int = 0) -> None:
+def store(model: GgufModel, tokens: Sequence[int], sequence: int = 0) -> None:
     """Append tokens, at most 32 in a call: the window of a sliding cache moves on with each."""
     for i in range(0, len(tokens), 32):
         part = tuple(tokens[i : i + 32])
         model.decode([Span(sequence, part, model.length(sequence), 0)])
 
 
-def next_rows(model: LlamaCppModel, tokens: Sequence[int], sequence: int = 0) -> Logits:
+def next_rows(model: GgufModel, tokens: Sequence[int], sequence: int = 0) -> Logits:
     """The logits behind each of these next tokens."""
     span = Span(sequence, tuple(tokens), model.length(sequence), len(tokens))
     return model.decode([span])[0].copy()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from engines import PROMPT, VOCABULARY
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
-from outrider.backends.llama_cpp import LoadOptions, Weights
-from outrider.backends.llama_cpp.quantizer import quantize
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.quantizer import quantize
 from outrider.bench.quality import compare, families, quality_of, save_reference
 from outrider.bench.rows import AnswerRow
 from outrider.bench.teacher import Teacher, log_softmax, score

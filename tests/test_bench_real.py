@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import COMMAND, TEMPLATE
-from outrider.backends.llama_cpp.quantizer import quantize
+from outrider.backends.gguf.quantizer import quantize
 from outrider.bench.plan import Plan
 from outrider.bench.results import Results
 from outrider.bench.rows import PairRow, QualityRow, SkippedRow

@@ -14,7 +14,7 @@ import pytest
 from bench_models import SPOKEN, VOCABULARY, FakeLoader, plan
 from bench_models import row as model_row
 from outrider.backends.fake import FakeModel
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.bench import loaded
 from outrider.bench.contestants import Answer, ContestantError, RefusedError
 from outrider.bench.loaded import LoadedDraft, LoadedTarget

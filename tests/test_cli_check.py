@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.models import embedded_default
 from outrider.vocab import tokenizer_id
 from tiny_gguf import MERGES, Reduced, write_tiny

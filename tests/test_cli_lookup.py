@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
 from outrider.session import Session

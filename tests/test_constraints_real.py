@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from grammars import walk, written
-from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.constraints import Compiler, GrammarConstraint
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar

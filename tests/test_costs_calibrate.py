@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts, calibrate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.certify.texts import compare_greedy
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams

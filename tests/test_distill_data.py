@@ -17,7 +17,7 @@ from engines import END, VOCABULARY, greedy_continuation
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.backends.llama_cpp import LlamaCppModel, Weights
+from outrider.backends.gguf import GgufModel, Weights
 from outrider.bench.loaded import LoadedTarget
 from outrider.bench.plan import WorkloadSpec
 from outrider.bench.prompts import Prompt
@@ -262,13 +262,13 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppModel]:
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GgufModel]:
     weights = Weights(write_tiny(tmp_path_factory.mktemp("data") / "tiny.gguf"), SMALL)
     yield weights.open(96, max_sequences=3)
     weights.close()
 
 
-def test_a_schema_holds_in_recorded_answers(native: LlamaCppModel, tmp_path: Path) -> None:
+def test_a_schema_holds_in_recorded_answers(native: GgufModel, tmp_path: Path) -> None:
     grammar = Grammar("json_schema", json.dumps(SCHEMA))
     questions = [question(text, t, grammar=grammar) for text in ("the", "in ", "on") for t in (0.0, 1.0)]
     generate(LoadedTarget("tiny", native), [*questions, question("for")], tmp_path, max_tokens=60)

@@ -16,7 +16,7 @@ from cli_helpers import ROOT
 from distilling import PROVENANCE, random_model, spoken
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
-from outrider.backends.llama_cpp import Weights
+from outrider.backends.gguf import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
 from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
 from outrider.distill.export import Written, read_subset, write_gguf

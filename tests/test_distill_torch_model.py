@@ -14,7 +14,7 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from engines import asked
 from llama_cpp_models import SMALL, TEXT
-from outrider.backends.llama_cpp import LlamaCppModel, Weights
+from outrider.backends.gguf import GgufModel, Weights
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
@@ -38,24 +38,24 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def native(path: Path) -> Iterator[LlamaCppModel]:
+def native(path: Path) -> Iterator[GgufModel]:
     weights = Weights(path, SMALL)
     yield weights.open(256, max_sequences=2)
     weights.close()
 
 
-def opened(path: Path, native: LlamaCppModel, sequences: int = 6, context: int = CONTEXT) -> TorchModel:
+def opened(path: Path, native: GgufModel, sequences: int = 6, context: int = CONTEXT) -> TorchModel:
     network = Network.of(read_gguf(path), 1, dtype=torch.float32, device=torch.device("cpu"))
     return TorchModel("torch", network, native.vocabulary, sequences, context)
 
 
 @pytest.fixture
-def model(path: Path, native: LlamaCppModel) -> TorchModel:
+def model(path: Path, native: GgufModel) -> TorchModel:
     return opened(path, native)
 
 
 @pytest.fixture
-def alone(path: Path, native: LlamaCppModel) -> TorchModel:
+def alone(path: Path, native: GgufModel) -> TorchModel:
     """One that is given a token at a time."""
     return opened(path, native, sequences=1)
 
@@ -72,7 +72,7 @@ def same(found: Row, expected: Row) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_it_says_what_llama_cpp_says(native: LlamaCppModel, alone: TorchModel) -> None:
+def test_it_says_what_llama_cpp_says(native: GgufModel, alone: TorchModel) -> None:
     expected = np.array(native.decode([Span(0, TEXT[:30], 0, 30)])[0])
     native.truncate(0, 0)
     np.testing.assert_allclose(rows_of(alone, TEXT[:30]), expected, rtol=0, atol=2e-3 * expected.std())
@@ -155,7 +155,7 @@ def test_a_copy_goes_on_by_itself(model: TorchModel, alone: TorchModel) -> None:
     same(rows[1], rows_of(alone, texts[5])[20:])
 
 
-def test_many_sequences_are_attended_to_in_stretches(path: Path, native: LlamaCppModel) -> None:
+def test_many_sequences_are_attended_to_in_stretches(path: Path, native: GgufModel) -> None:
     """More lines than are computed at once, of very different lengths."""
     model, alone = opened(path, native, sequences=70, context=32), opened(path, native, sequences=1)
     texts = {s: TEXT[s : s + 1 + (s * 7) % 30] for s in range(70)}
@@ -198,7 +198,7 @@ def texts_of(engine: Engine) -> list[tuple[int, ...]]:
     return [engine.generate(request).tokens for request in requests]
 
 
-def test_the_engine_says_the_same_on_it_as_on_llama_cpp(native: LlamaCppModel, path: Path) -> None:
+def test_the_engine_says_the_same_on_it_as_on_llama_cpp(native: GgufModel, path: Path) -> None:
     expected = texts_of(Engine(native))
     assert len({token for text in expected for token in text}) > 10, "too dull a text to tell anything"
     assert texts_of(Engine(opened(path, native, context=64))) == expected
@@ -206,7 +206,7 @@ def test_the_engine_says_the_same_on_it_as_on_llama_cpp(native: LlamaCppModel, p
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_speculation_with_a_draft_on_it_equals_plain_decoding(
-    native: LlamaCppModel, path: Path, tmp_path: Path, noise: float
+    native: GgufModel, path: Path, tmp_path: Path, noise: float
 ) -> None:
     expected = texts_of(Engine(opened(path, native, context=64)))
     drafting = opened(write_tiny(tmp_path / "draft.gguf", noise=noise, confidence=2.0), native, context=64)

@@ -18,7 +18,7 @@ from engines import END, VOCABULARY, asked
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.backends.llama_cpp import LlamaCppModel, Weights
+from outrider.backends.gguf import GgufModel, Weights
 from outrider.bench.loaded import LoadedTarget
 from outrider.bench.prompts import Prompt
 from outrider.core.data import Span
@@ -55,7 +55,7 @@ class Teacher:
     """A tiny target and its answers, of which every eighth is held out."""
 
     checkpoint: Checkpoint
-    native: LlamaCppModel
+    native: GgufModel
     model: TorchModel
     training: list[Example]
     held_out: list[Example]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from formats_samples import TOOLS
-from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.chat import ChatTemplate
 from outrider.constraints import Compiler
 from outrider.core.contracts import Vocabulary

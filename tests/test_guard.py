@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outrider.backends.llama_cpp import LoadOptions, build_id, check_build, guard
+from outrider.backends.gguf import LoadOptions, build_id, check_build, guard
 from outrider.core.errors import BackendCrash, OutOfMemory
 from tiny_gguf import write_tiny
 
@@ -198,7 +198,7 @@ def test_the_first_calls_are_really_made_in_a_child(
 def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"no model")
-    command = [sys.executable, "-m", "outrider.backends.llama_cpp.first_call", str(bad), "{}"]
+    command = [sys.executable, "-m", "outrider.backends.gguf.first_call", str(bad), "{}"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
     memory = tmp_path / "builds.json"
     assert check_build(bad, OPTIONS, build="b", model_kind="k", memory=memory) == (OPTIONS, None)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_cpp_models import SMALL, TEXT, Load, assert_near, next_rows, one_by_one, store, tiny
-from outrider.backends.llama_cpp import Weights
-from outrider.backends.llama_cpp.library import lib
+from outrider.backends.gguf import Weights
+from outrider.backends.gguf.library import lib
 from outrider.core.data import Span
 from outrider.core.errors import (
     BackendError,

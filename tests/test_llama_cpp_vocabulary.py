@@ -85,7 +85,7 @@ def test_long_pieces_and_long_metadata_are_read_whole(tmp_path: Path) -> None:
 LOADS_AND_FAILS = """
     import sys
     from pathlib import Path
-    from outrider.backends.llama_cpp import Weights, show_log
+    from outrider.backends.gguf import Weights, show_log
     from outrider.core.data import Span
     if sys.argv[2] == "shown":
         show_log(True)

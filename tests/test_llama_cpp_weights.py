@@ -12,8 +12,8 @@ from gguf import GGUFWriter
 
 import tiny_gguf
 from llama_cpp_models import SMALL, TEXT, Load, fresh, next_rows, one_by_one, resident_bytes, store, tiny
-from outrider.backends.llama_cpp import LoadOptions, Weights, memory
-from outrider.backends.llama_cpp.library import lib
+from outrider.backends.gguf import LoadOptions, Weights, memory
+from outrider.backends.gguf.library import lib
 from outrider.core.data import Span
 from outrider.core.errors import (
     BackendError,

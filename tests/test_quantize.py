@@ -18,9 +18,9 @@ from gguf import LlamaFileType
 
 from cli_helpers import COMMAND, ROOT, call, environment
 from llama_cpp_models import SMALL, TEXT
-from outrider.backends.llama_cpp import Weights
-from outrider.backends.llama_cpp.file_types import TYPES, read_type
-from outrider.backends.llama_cpp.quantizer import Launch, Quantized, quantize
+from outrider.backends.gguf import Weights
+from outrider.backends.gguf.file_types import TYPES, read_type
+from outrider.backends.gguf.quantizer import Launch, Quantized, quantize
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, BackendError, ModelFileError, OutOfMemory, SettingError
 from outrider.models import read_card

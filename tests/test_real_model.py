@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.llama_cpp import LoadOptions
-from outrider.backends.llama_cpp.library import lib
+from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.library import lib
 from outrider.compare import find_divergence
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request

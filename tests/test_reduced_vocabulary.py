@@ -16,7 +16,7 @@ from engines import GREEDY, VOCABULARY, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
 from outrider import loading as loading_module
 from outrider.backends.fake import FakeModel, FakeVocabulary, ReducedVocabulary, random_logits
-from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.bench.score import pair_row
 from outrider.check.facts import tokenizers_of
 from outrider.core.contracts import Constraint, Extend, PartOf, Wish

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llama_cpp_models import Load, tiny
-from outrider.backends.llama_cpp.library import lib
+from outrider.backends.gguf.library import lib
 from outrider.core.data import Distribution, Row
 from outrider.core.params import SamplingParams
 from outrider.sampling import RequestSampler

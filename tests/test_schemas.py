@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from pydantic import BaseModel, Field
 
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import SamplingParams

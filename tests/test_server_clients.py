@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Completion
 from outrider.policy import FixedPolicy
 from outrider.session import Session

@@ -13,7 +13,7 @@ from gguf import GGUFWriter
 
 from llama_cpp_models import TEXT, resident_bytes
 from outrider import loading as loading_module
-from outrider.backends.llama_cpp import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.data import Request
 from outrider.core.errors import (
     BackendError,

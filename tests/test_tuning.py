@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts, CallPoint
 from outrider.tuning import (
@@ -43,7 +43,7 @@ def script(monkeypatch: pytest.MonkeyPatch, speed: Speed) -> list[list[LoadOptio
     measured: list[list[LoadOptions]] = []
 
     def measure(models: Sequence[Model], **_settings: Any) -> list[CallCosts]:
-        sets = [model.options for model in models if isinstance(model, LlamaCppModel)]
+        sets = [model.options for model in models if isinstance(model, GgufModel)]
         measured.append(sets)
         return [
             CallCosts(

@@ -17,7 +17,7 @@ from time import perf_counter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from machine import describe
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.data import Span
 from rows import Row, append, resume
 
@@ -60,7 +60,7 @@ def measure(path: Path, contexts: list[int], arguments: argparse.Namespace) -> N
     weights.close()
 
 
-def row_of(models: dict[str, LlamaCppModel], context: int, rounds: int) -> Row:
+def row_of(models: dict[str, GgufModel], context: int, rounds: int) -> Row:
     read, times = {}, {way: {size: list[float]() for size in SIZES} for way in models}
     for way, model in models.items():
         model.truncate(0, 0)
@@ -74,7 +74,7 @@ def row_of(models: dict[str, LlamaCppModel], context: int, rounds: int) -> Row:
     return {"context": context, "rounds": rounds, "read_ms": read, "call_ms": calls}
 
 
-def decode(model: LlamaCppModel, num_tokens: int, rows: int) -> float:
+def decode(model: GgufModel, num_tokens: int, rows: int) -> float:
     """Milliseconds of a call behind what the model holds."""
     start = model.length(0)
     tokens = tuple(1000 + (7 * (start + i)) % 3000 for i in range(num_tokens))

@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from machine import describe
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Completion
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter

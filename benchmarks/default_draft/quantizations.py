@@ -22,8 +22,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from machine import describe
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
-from outrider.backends.llama_cpp.quantizer import quantize
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf.quantizer import quantize
 from outrider.core.data import Span
 from outrider.core.params import SamplingParams
 from outrider.models import embedded_default
@@ -85,7 +85,7 @@ def answers(source: Path, arguments: argparse.Namespace) -> list[tuple[tuple[int
     return found
 
 
-def calls(models: dict[str, LlamaCppModel], rounds: int) -> dict[tuple[str, int], list[float]]:
+def calls(models: dict[str, GgufModel], rounds: int) -> dict[tuple[str, int], list[float]]:
     text = tuple(range(100, 100 + CONTEXT + max(SIZES)))
     times: dict[tuple[str, int], list[float]] = {(to, n): [] for to in models for n in SIZES}
     for model in models.values():
@@ -100,7 +100,7 @@ def calls(models: dict[str, LlamaCppModel], rounds: int) -> dict[tuple[str, int]
     return times
 
 
-def distributions(model: LlamaCppModel, texts: list[tuple[tuple[int, ...], int]]) -> np.ndarray:
+def distributions(model: GgufModel, texts: list[tuple[tuple[int, ...], int]]) -> np.ndarray:
     """Logarithms of the probabilities along the answers, shape (positions, vocabulary)."""
     rows = []
     for tokens, begin in texts:

@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models import DEFAULT_DRAFT, embedded_default

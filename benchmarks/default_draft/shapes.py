@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from machine import describe
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.data import Span
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.export import write_gguf
@@ -88,7 +88,7 @@ def write_draft(
 def row_of(
     shape: tuple[int, int, int, str, str],
     file: Path,
-    target: LlamaCppModel,
+    target: GgufModel,
     options: LoadOptions,
     rounds: int,
 ) -> Row:
@@ -120,12 +120,12 @@ def row_of(
     }  # fmt: skip
 
 
-def step(model: LlamaCppModel) -> float:
+def step(model: GgufModel) -> float:
     """Milliseconds of a call over one token."""
     return decode(model, 1, 1)
 
 
-def decode(model: LlamaCppModel, num_tokens: int, rows: int) -> float:
+def decode(model: GgufModel, num_tokens: int, rows: int) -> float:
     """Milliseconds of a call behind what the model holds."""
     start = model.length(0)
     tokens = tuple(1000 + (start + i) % 3000 for i in range(num_tokens))

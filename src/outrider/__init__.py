@@ -5,7 +5,7 @@ with Session.load("target.gguf", draft="draft.gguf") as session:
     print(completion.text, read_out(completion).tokens_per_target_call)
 """
 
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.compare import Comparison, compare
 from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
 from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update

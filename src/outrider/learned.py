@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from outrider.backends.llama_cpp import LlamaCppModel
+from outrider.backends.gguf import GgufModel
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
 from outrider.costs.store import read_entry, write_entry
@@ -50,7 +50,7 @@ class AutoSettings:
             raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
 
 
-def prior_in(draft: LlamaCppModel, notices: list[str]) -> Prior | None:
+def prior_in(draft: GgufModel, notices: list[str]) -> Prior | None:
     """What a draft's file says of its own acceptance; None where it says nothing, or nothing that can be
     used, which `notices` then tells."""
     if not (text := draft.weights.metadata(PRIOR)):
@@ -68,8 +68,8 @@ class Learned:
     def __init__(
         self,
         settings: AutoSettings,
-        target: LlamaCppModel,
-        draft: LlamaCppModel | None,
+        target: GgufModel,
+        draft: GgufModel | None,
         measuring: Measuring | None = None,
     ) -> None:
         """Look the costs up, or measure them: a few seconds (`measuring` is told).
@@ -77,7 +77,7 @@ class Learned:
         Raises SettingError for a costs file that cannot be read or written, BackendError when a call fails.
         """
         self.notices: list[str] = []
-        self._models: dict[str, tuple[LlamaCppModel, Rows]] = {"target": (target, "all")}
+        self._models: dict[str, tuple[GgufModel, Rows]] = {"target": (target, "all")}
         if draft is not None and settings.models:
             self._models["draft"] = (draft, "last")
         self._exported = settings.costs_file is not None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from outrider.backends.llama_cpp import LoadOptions, Weights, build_id, check_build
+from outrider.backends.gguf import Library, LoadOptions, Weights, candidates, check_build, refusals
 from outrider.chat import ChatTemplate
+from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.cache import cache_dir
 from outrider.models.gguf import ModelCard
-from outrider.tuning import describe_tuned, tuned_options
+from outrider.tuning import choose_options
+from outrider.tuning.options import Progress
 
-__all__ = ["load_weights", "template_of", "why_no_draft"]
+__all__ = ["in_same_library", "load_weights", "template_of", "why_no_draft"]
 
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
@@ -26,22 +29,56 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
 
 
 def load_weights(
-    path: Path, card: ModelCard, options: LoadOptions, notices: list[str], *, draft: bool = False
+    path: Path,
+    card: ModelCard,
+    options: LoadOptions,
+    notices: list[str],
+    *,
+    draft: bool = False,
+    measuring: Progress | None = None,
 ) -> Weights:
-    """Load weights with options that this build of llama.cpp survives, tuned ones where there are."""
-    if tuned := tuned_options(path, options, draft=draft):
-        notices.append(f"{path.stem} {describe_tuned(options, tuned)}")
-        options = tuned
-    options, notice = check_build(
+    """Load weights with the library and the options that suit this machine: those that were found before, or
+    that a short trial finds now (`measuring` is called with what is tried and the part that is done).
+
+    A library that dies at its first call, or cannot run the file, is passed over. Raises ModelFileError,
+    OutOfMemory, BackendCrash or BackendError where none is left, SettingError for one that cannot be used.
+    """
+    chosen = choose_options(path, options, draft=draft, progress=measuring)
+    failure: OutriderError | None = None
+    for library in candidates(chosen.options):
+        try:
+            weights = _load(path, card, chosen.options, library, notices)
+        except (BackendCrash, ModelFileError) as error:
+            failure = error
+            continue
+        weights.compared = chosen.compared
+        notices += [line for line in refusals() if line not in notices]
+        return weights
+    assert failure is not None, "candidates raises where there is none"
+    raise failure
+
+
+def _load(path: Path, card: ModelCard, options: LoadOptions, library: Library, notices: list[str]) -> Weights:
+    named = replace(options, backend=library.backend, library=str(library.file.path))
+    survived, notice = check_build(
         path,
-        options,
-        build=build_id(),
+        named,
+        build=library.build_id,
         model_kind=f"{card.architecture} {card.quantization}",
         memory=cache_dir() / "builds.json",
     )
     if notice and notice not in notices:
         notices.append(notice)
-    return Weights(path, options)
+    return Weights(path, survived)
+
+
+def in_same_library(target: Weights, options: LoadOptions) -> LoadOptions:
+    """A draft's options, in its target's library unless another was asked for: two libraries have a thread
+    pool each, and the pool that waits takes cores from the one that works."""
+    if options.backend != "auto" or options.library:
+        return options
+    library = target.library
+    return replace(options, backend=library.backend, library=str(library.file.path))
 
 
 def template_of(weights: Weights, card: ModelCard) -> ChatTemplate | None:

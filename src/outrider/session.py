@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Constraint, Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request
@@ -27,7 +27,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import MAX_PAUSE_S, Engine
 from outrider.generation import Generation
 from outrider.learned import AutoSettings, Learned, Measuring
-from outrider.loading import load_weights, template_of, why_no_draft
+from outrider.loading import in_same_library, load_weights, template_of, why_no_draft
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.pair import resolve_pair
@@ -217,7 +217,7 @@ def _text(reference: str | Path | None) -> str | None:
 
 def _close(model: Model) -> None:
     model.close()
-    if isinstance(model, LlamaCppModel):
+    if isinstance(model, GgufModel):
         model.weights.close()
 
 
@@ -273,8 +273,10 @@ class Pair:
         options: LoadOptions | None = None,
         draft_options: LoadOptions | None = None,
         hub: HubOptions | None = None,
+        measuring: Measuring | None = None,
     ) -> Pair:
-        """Resolve the references, load the files, and line up the tokenizers.
+        """Resolve the references, load the files, and line up the tokenizers. Which native library is the
+        faster one for a file is measured once, in a few seconds (`measuring` is called meanwhile).
 
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
@@ -282,13 +284,17 @@ class Pair:
         target_path, draft_path = resolve_pair(_text(model), _text(draft), hub or HubOptions())
         target_card = read_card(target_path)
         draft_card = None if draft_path is None else read_card(draft_path)
-        target = load_weights(target_path, target_card, options or LoadOptions(), notices)
+        target = load_weights(
+            target_path, target_card, options or LoadOptions(), notices, measuring=measuring
+        )
         weights, alignment = None, None
         try:
             template = template_of(target, target_card)
             if draft_path is not None and draft_card is not None:
-                chosen = draft_options or options or LoadOptions()
-                weights = load_weights(draft_path, draft_card, chosen, notices, draft=True)
+                chosen = in_same_library(target, draft_options or options or LoadOptions())
+                weights = load_weights(
+                    draft_path, draft_card, chosen, notices, draft=True, measuring=measuring
+                )
                 alignment = align(target.vocabulary, weights.vocabulary)
                 if useless := why_no_draft(target, weights):
                     notices.append(useless)
@@ -426,7 +432,7 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
     }
     drafts = [drafter.model for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
     for role, model in (("target", target), *(("draft", draft) for draft in drafts)):
-        if isinstance(model, LlamaCppModel):
+        if isinstance(model, GgufModel):
             settings[role] = asdict(model.options) | {
                 "name": model.name,
                 "path": str(model.weights.path),

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions
+from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.bench.models import ModelFile
 from outrider.bench.prompts import Prompt
 from outrider.bench.rows import ModelRow, Role
@@ -100,13 +100,13 @@ class LoadedDraft:
     def close(self) -> None:
         """Free the model and its weights."""
         self.model.close()
-        if isinstance(self.model, LlamaCppModel):
+        if isinstance(self.model, GgufModel):
             self.model.weights.close()
 
 
 def load_model(
     file: ModelFile, options: LoadOptions, context: int, notices: list[str], *, draft: bool = False
-) -> tuple[LlamaCppModel, int | None]:
+) -> tuple[GgufModel, int | None]:
     """The model of a file with a context of so many tokens (0: what it was trained with), and the bytes by
     which the process grew; None where that is not known.
 
@@ -124,13 +124,13 @@ def load_model(
     return model, max(after - before, 0) or None if before is not None and after is not None else None
 
 
-def template_for(model: LlamaCppModel, file: ModelFile) -> ChatTemplate | None:
+def template_for(model: GgufModel, file: ModelFile) -> ChatTemplate | None:
     """The chat template of a loaded model."""
     return template_of(model.weights, file.card)
 
 
 def model_row(
-    file: ModelFile, role: Role, model: LlamaCppModel, memory_bytes: int | None, notices: Sequence[str]
+    file: ModelFile, role: Role, model: GgufModel, memory_bytes: int | None, notices: Sequence[str]
 ) -> ModelRow:
     """What is written down about a loaded model; `notices` are lines about how it was loaded."""
     effective = asdict(replace(model.options)) | {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.backends.llama_cpp import LlamaCppModel
+from outrider.backends.gguf import GgufModel
 from outrider.bench.loaded import LoadedDraft, LoadedTarget, load_model, model_row, template_for
 from outrider.bench.models import ModelFile, find_models
 from outrider.bench.plan import Plan
@@ -51,7 +51,7 @@ class LlamaCppLoader:
         try:
             alignment = compare(target.model.vocabulary, model.vocabulary)
             useless = None
-            if isinstance(target.model, LlamaCppModel):
+            if isinstance(target.model, GgufModel):
                 useless = why_no_draft(target.model.weights, model.weights)
             row = pair_row(target.name, file.name, alignment.report, why_not=useless)
             if not row.usable:
@@ -75,7 +75,7 @@ class LlamaCppLoader:
                 why = "it has no costs of a draft model"
                 raise SettingError(str(self._plan.costs), why, "Write one with -md.")
             return curve
-        if not isinstance(model.model, LlamaCppModel):
+        if not isinstance(model.model, GgufModel):
             raise BackendError(model.name, "only models of llama.cpp can be measured here")
         rows: Rows = "all" if role == "target" else "last"
         return costs_of(model.model, rows=rows, fresh=True)[0]

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.llama_cpp import device_names, physical_cores
+from outrider.backends.gguf import device_names, physical_cores
 from outrider.bench.plan import Plan
 from outrider.bench.prompts import Workload
 from outrider.bench.rows import HeadRow

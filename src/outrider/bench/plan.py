@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.bench.settings import PLAIN, Setting
 from outrider.bench.workloads.names import BUILT_IN
 from outrider.core.errors import SettingError
@@ -196,6 +196,8 @@ class Plan(_Part):
     mlock: bool = False
     full_window: bool = True
     extra_buffer_types: bool = True
+    backend: str = "auto"
+    library: str = ""
 
     @field_validator("gpu_layers", mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outrider.backends.llama_cpp import physical_cores
+from outrider.backends.gguf import physical_cores
 from outrider.bench.contestants import Answer, Contestant, ContestantError
 from outrider.bench.ledger import LEAST_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader

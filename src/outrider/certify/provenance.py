@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.llama_cpp import build_id
+from outrider.backends.gguf import build_id
 from outrider.models.hashing import file_sha256
 from outrider.models.shards import local_shards
 

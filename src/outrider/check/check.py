@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from outrider.backends.llama_cpp import LoadOptions, device_names, physical_cores
+from outrider.backends.gguf import LoadOptions, device_names, physical_cores
 from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.models import ModelFile
 from outrider.bench.prompts import Workload

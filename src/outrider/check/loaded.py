@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions
+from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.bench.loaded import resident_bytes
 from outrider.bench.models import ModelFile
 from outrider.check.facts import model_facts
@@ -48,9 +48,9 @@ class Loaded:
         except BaseException:
             self.weights.close()
             raise
-        self._model: LlamaCppModel | None = None
+        self._model: GgufModel | None = None
 
-    def open(self, context_length: int) -> LlamaCppModel:
+    def open(self, context_length: int) -> GgufModel:
         """A context of so many tokens for one sequence (0: as trained). Raises OutOfMemory."""
         self._model = self.weights.open(context_length)
         return self._model

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.llama_cpp import show_log
+from outrider.backends.gguf import show_log
 from outrider.bench.contestants import headers_of
 from outrider.bench.plan import ContestantSpec, Plan, workload_values
 from outrider.bench.plan_file import make_plan, plan_values

@@ -83,9 +83,11 @@ def command(cls: type[TyperCommand], as_run: Callable[[dict[str, Any]], RunSetti
         mlock: options.Mlock = False,
         swa_full: options.FullWindow = True,
         repack: options.Repack = True,
+        backend: options.Backend = "auto",
+        llama_library: options.LlamaLibrary = None,
     ) -> None:
         given = dict(locals())
-        from outrider.backends.llama_cpp import show_log
+        from outrider.backends.gguf import show_log
         from outrider.cli.check import CheckSettings, check
 
         show_log(verbose)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.cli.costs_report import costs_json, print_costs, print_trials
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
@@ -26,7 +26,7 @@ from outrider.files import check_writable
 from outrider.models.hub import HubOptions
 from outrider.models.pair import resolve_pair
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
-from outrider.tuning import Tuning, costs_of, describe_tuned, subject_of, tune, tuned_options
+from outrider.tuning import Tuning, costs_of, subject_of, tune
 
 _SECONDS = 20.0
 _TUNE_SECONDS = 60.0
@@ -80,10 +80,6 @@ def costs(settings: CostsSettings) -> int:
         options = {role: settings.run.load_options(draft=role == "draft") for role in paths}
         tunings = _tune(settings, paths, options, report) if settings.tune else {}
         notices = [note for tuning in tunings.values() if (note := tuning.notice)]
-        for role, path in paths.items():
-            if tuned := tuned_options(path, options[role], draft=role == "draft"):
-                notices.append(f"{role} {describe_tuned(options[role], tuned)}")
-                options[role] = tuned
         pair = _measure(settings, paths, options, report, notices)
     if settings.costs is not None:
         export_costs(settings.costs, pair)
@@ -128,6 +124,7 @@ def _measure(
         options=options["target"],
         draft_options=options.get("draft"),
         hub=HubOptions(offline=True),
+        measuring=report,
     )
     try:
         notices += pair.notices
@@ -136,6 +133,7 @@ def _measure(
         for role, weights in (("target", pair.target), ("draft", pair.draft)):
             if weights is not None:
                 model = _open(settings, weights)
+                notices += [weights.compared] if weights.compared else []
                 rows: Rows = "all" if role == "target" else "last"
                 about[role] = subject_of(model, rows).as_json()
                 found[role], lines = costs_of(
@@ -152,7 +150,7 @@ def _measure(
     return PairCosts(found["target"], found.get("draft"), about)
 
 
-def _open(settings: CostsSettings, weights: Weights) -> LlamaCppModel:
+def _open(settings: CostsSettings, weights: Weights) -> GgufModel:
     usual = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), weights.trained_context)
     return weights.open(settings.run.ctx_size or usual, max_sequences=settings.sequences)
 

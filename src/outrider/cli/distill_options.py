@@ -236,7 +236,7 @@ def _distill(
     threads: options.Threads = -1,
 ) -> None:
     given = dict(locals())
-    from outrider.backends.llama_cpp import show_log
+    from outrider.backends.gguf import show_log
     from outrider.cli.distill import distill
     from outrider.cli.distill_plan import DistillSettings
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
-from outrider.backends.llama_cpp.file_types import read_type
+from outrider.backends.gguf.file_types import read_type
 from outrider.bench.models import DEFAULT, ModelFile, find_models
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan

@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-LOG_MODULE = "outrider.backends.llama_cpp.library"
+LOG_MODULE = "outrider.backends.gguf.library"
 """Where llama.cpp's log calls back into Python."""
 
 

@@ -218,11 +218,13 @@ def _run(
     mlock: options.Mlock = False,
     swa_full: options.FullWindow = True,
     repack: options.Repack = True,
+    backend: options.Backend = "auto",
+    llama_library: options.LlamaLibrary = None,
 ) -> None:
     arguments = dict(locals())
     del arguments["ctx"]
     settings = RunSettings(**arguments)
-    from outrider.backends.llama_cpp import show_log
+    from outrider.backends.gguf import show_log
     from outrider.cli.chat import chat
     from outrider.cli.run import run
 
@@ -286,9 +288,11 @@ def _verify(
     mlock: options.Mlock = False,
     swa_full: options.FullWindow = True,
     repack: options.Repack = True,
+    backend: options.Backend = "auto",
+    llama_library: options.LlamaLibrary = None,
 ) -> None:
     given = dict(locals())
-    from outrider.backends.llama_cpp import show_log
+    from outrider.backends.gguf import show_log
     from outrider.cli.verify import VerifySettings, verify
 
     show_log(verbose)
@@ -334,9 +338,11 @@ def _costs(
     mlock: options.Mlock = False,
     swa_full: options.FullWindow = True,
     repack: options.Repack = True,
+    backend: options.Backend = "auto",
+    llama_library: options.LlamaLibrary = None,
 ) -> None:
     given = dict(locals())
-    from outrider.backends.llama_cpp import show_log
+    from outrider.backends.gguf import show_log
     from outrider.cli.costs import CostsSettings
     from outrider.cli.costs import costs as show_costs
 

@@ -304,3 +304,16 @@ Repack = Annotated[
         MACHINE, "--repack/--no-repack", help="Repacked weights: often faster, sometimes not. On by default."
     ),
 ]
+Backend = Annotated[
+    str,
+    option(
+        MACHINE,
+        "--backend",
+        metavar="NAME",
+        help="Native library: llama.cpp, ik (ik_llama.cpp), or auto: the faster one here for this model.",
+    ),
+]
+LlamaLibrary = Annotated[
+    Path | None,
+    option(MACHINE, "--llama-library", metavar="FILE", help="A build of your own: libllama of either."),
+]

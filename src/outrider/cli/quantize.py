@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from outrider.backends.llama_cpp.file_types import read_type
-from outrider.backends.llama_cpp.quantizer import Quantized, check_output, quantize, requantizing
+from outrider.backends.gguf.file_types import read_type
+from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, requantizing
 from outrider.cli.output import readable, write
 from outrider.core.errors import SettingError
 from outrider.models import HubOptions, embedded_default, resolve

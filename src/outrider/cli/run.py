@@ -98,13 +98,14 @@ def check_settings(settings: RunSettings) -> None:
 
 def load_pair(settings: RunSettings, errors: Console) -> Pair:
     """Load the models that were asked for, or the embedded default."""
-    with LoadInterrupt(), errors.status("loading"):
+    with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
             settings.target_reference(),
             settings.draft_reference(),
             options=settings.load_options(),
             draft_options=settings.load_options(draft=True),
             hub=HubOptions(token=settings.hf_token, offline=settings.offline),
+            measuring=lambda what, part: status.update(f"choosing the library, once ({what}): {part:.0%}"),
         )
 
 

@@ -78,6 +78,8 @@ _SHARED: dict[str, Any] = {
     "mlock": options.Mlock,
     "swa_full": options.FullWindow,
     "repack": options.Repack,
+    "backend": options.Backend,
+    "llama_library": options.LlamaLibrary,
     "verbose": options.Verbose,
 }
 

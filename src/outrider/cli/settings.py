@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.cli.grammar import GrammarOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar, Request
@@ -114,6 +114,8 @@ class RunSettings:
     mlock: bool
     swa_full: bool
     repack: bool
+    backend: str
+    llama_library: Path | None
 
     def sampling(self, vocabulary: Vocabulary | None = None) -> SamplingParams:
         """The sampling settings; tokens that --ban gives as text need the vocabulary.
@@ -270,6 +272,8 @@ class RunSettings:
             full_window=self.swa_full,
             max_rows=max(128, (self.draft_max or 0) + 1),
             extra_buffer_types=self.repack,
+            backend=self.backend,
+            library=str(self.llama_library or ""),
         )
 
 

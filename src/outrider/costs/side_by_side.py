@@ -10,10 +10,12 @@ from outrider.core.contracts import Model
 from outrider.costs.curve import CallCosts
 from outrider.costs.timing import CallTimer, Clock, Rows, Samples
 
-__all__ = ["measure_side_by_side"]
+__all__ = ["FEW_SIZES", "SIZES", "measure_side_by_side"]
 
-_SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 """Single tokens three times as often: a difference of 2 % must show."""
+FEW_SIZES = (1, 1, 2, 4, 8, 16)
+"""For a choice between libraries, whose calls differ by more."""
 _FILL_SHARE = 0.3
 _MOST_ROUNDS = 30
 """of which each has three single tokens: enough for any difference that matters"""
@@ -25,12 +27,14 @@ def measure_side_by_side(
     seconds: float,
     rows: Rows = "all",
     context: int = 0,
+    sizes: Sequence[int] = SIZES,
     clock: Clock = perf_counter,
     progress: Callable[[float], None] | None = None,
     seed: int = 0,
 ) -> list[CallCosts]:
     """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
 
+    `sizes` are the tokens of each call of a round; one that comes twice is measured twice as often.
     It takes about `seconds` in all, at least a round and at most as many as are of use. The calls are made
     at a context of `context` tokens, or what three tenths of the time can fill. The models' sequences
     are empty before and after.
@@ -39,7 +43,7 @@ def measure_side_by_side(
     """
     rng, report = random.Random(seed), progress or (lambda _part: None)
     timers = [CallTimer(model, rows, clock, random.Random(seed)) for model in models]
-    sizes = [size for size in _SIZES if all(size <= timer.largest for timer in timers)]
+    sizes = [size for size in sizes if all(size <= timer.largest for timer in timers)]
     room = min(model.context_length for model in models) - max(sizes)
     taken = [{size: Samples(size) for size in sizes} for _ in models]
     started = clock()

@@ -14,9 +14,9 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.constants import Keys
 from gguf.quants import quantize as encoded
 
-from outrider.backends.llama_cpp import LoadOptions, Weights
-from outrider.backends.llama_cpp.file_types import read_type
-from outrider.backends.llama_cpp.quantizer import quantize
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.file_types import read_type
+from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError, VocabularyMismatch
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, interleaved

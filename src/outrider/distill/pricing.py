@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from outrider.backends.llama_cpp import LoadOptions
+from outrider.backends.gguf import LoadOptions
 from outrider.bench.models import ModelFile
 from outrider.core.errors import InputError
 from outrider.costs import CallCosts

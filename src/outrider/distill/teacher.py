@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.backends.llama_cpp import LlamaCppModel, LoadOptions
+from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.bench.loaded import LoadedTarget
 from outrider.bench.models import ModelFile
 from outrider.core.contracts import Model
@@ -75,7 +75,7 @@ def _choose(file: ModelFile, plan: DistillPlan) -> tuple[bool, str]:
     return False, "llama.cpp answers: this machine has no fast 16-bit products for PyTorch"
 
 
-def _in_torch(file: ModelFile, native: LlamaCppModel, at_once: int, length: int) -> TorchModel:
+def _in_torch(file: ModelFile, native: GgufModel, at_once: int, length: int) -> TorchModel:
     device = device_of()
     dtype = torch.bfloat16 if has_fast_half(device) else torch.float32
     network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)

@@ -8,7 +8,7 @@ from typing import Self
 
 from starlette.types import ASGIApp
 
-from outrider.backends.llama_cpp import build_id
+from outrider.backends.gguf import build_id
 from outrider.core.params import Verification
 from outrider.server.app import create_app
 from outrider.server.guard import protect

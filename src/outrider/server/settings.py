@@ -85,6 +85,8 @@ class Machine(_Table):
     mlock: bool = False
     swa_full: bool = True
     repack: bool = True
+    backend: str = "auto"
+    llama_library: Path | None = None
 
 
 class Server(_Table):

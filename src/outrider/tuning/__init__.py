@@ -2,13 +2,13 @@
 
 from outrider.tuning.curves import costs_of, keep_costs, subject_of
 from outrider.tuning.judging import Trial
-from outrider.tuning.options import Tuning, describe_tuned, tune, tuned_options
+from outrider.tuning.options import Tuning, choose_options, tune, tuned_options
 
 __all__ = [
     "Trial",
     "Tuning",
+    "choose_options",
     "costs_of",
-    "describe_tuned",
     "keep_costs",
     "subject_of",
     "tune",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from outrider.backends.llama_cpp import LlamaCppModel, build_id, cpu_id, device_names, physical_cores
+from outrider.backends.gguf import GgufModel, cpu_id, physical_cores, processor_name
 from outrider.costs import CallCosts, Subject, calibrate, fingerprint, load_costs, store_costs, store_refined
 from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
 from outrider.costs.timing import Rows
@@ -15,7 +16,7 @@ _TOO_BUSY = "the machine was too busy to measure what calls cost: next time it i
 
 
 def costs_of(
-    model: LlamaCppModel,
+    model: GgufModel,
     *,
     rows: Rows = "all",
     seconds: float = DEFAULT_SECONDS,
@@ -38,12 +39,12 @@ def costs_of(
     return costs, notices
 
 
-def keep_costs(model: LlamaCppModel, costs: CallCosts, *, rows: Rows = "all") -> str | None:
+def keep_costs(model: GgufModel, costs: CallCosts, *, rows: Rows = "all") -> str | None:
     """At the end of a session: let the stored curve learn from its calls. A line where that fails."""
     return store_refined(subject_of(model, rows), costs)
 
 
-def subject_of(model: LlamaCppModel, rows: Rows) -> Subject:
+def subject_of(model: GgufModel, rows: Rows) -> Subject:
     """What the model's curve depends on."""
     weights, options = model.weights.options, model.options
     settings: dict[str, str | int | bool] = {
@@ -64,16 +65,16 @@ def subject_of(model: LlamaCppModel, rows: Rows) -> Subject:
     return Subject(
         model=model.name,
         file=file_id(model.weights.path),
-        build=build_id(),
-        machine=machine_id(),
+        build=model.weights.library.build_id,
+        machine=machine_id(model.weights.library.device_names),
         settings=tuple(settings.items()),
     )
 
 
-@cache
-def machine_id() -> str:
-    """Names processor, GPUs and cores; two machines of one kind are one."""
-    return f"{', '.join(device_names())}; {physical_cores()} cores; instruction set {cpu_id()}"
+def machine_id(devices: Sequence[str] = ()) -> str:
+    """Names processor, cores, and GPUs (the `devices` of a library); two machines of one kind are one."""
+    names = dict.fromkeys([processor_name(), *devices])
+    return f"{', '.join(names)}; {physical_cores()} cores; instruction set {cpu_id()}"
 
 
 def file_id(path: Path) -> str:

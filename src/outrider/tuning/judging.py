@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from outrider.backends.llama_cpp import LoadOptions, physical_cores
+from outrider.backends.gguf import LoadOptions, physical_cores
 from outrider.costs import CallCosts, token_s
 from outrider.costs.points import Curve
 
-__all__ = ["COMPARED_TOKENS", "Trial", "describe_changes", "judge", "score"]
+__all__ = ["COMPARED_TOKENS", "Trial", "compare_libraries", "describe_changes", "judge", "score"]
 
 COMPARED_TOKENS = 32
 """The largest call that is compared."""
@@ -22,6 +22,11 @@ _LEAST_GAIN = 0.02
 """A set must be this much better to be preferred over the options as they are, and beyond the noise."""
 _MOST_PLAIN_LOSS = 0.02
 """A set whose calls over a single token are slower by more than this is never chosen."""
+
+_TITLES = {"ik": "ik_llama.cpp"}
+_CHECKED_TOKENS = 4
+"""of the call over a draft that two libraries are compared by, in words"""
+_ABOUT_EQUAL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ def score(calls_s: Curve, base_s: Curve, *, draft: bool) -> float:
 def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
     """What differs, in words."""
     words = []
+    if (changed.backend, changed.library) != (options.backend, options.library):
+        words.append(_TITLES.get(changed.backend, changed.backend))
     if changed.extra_buffer_types != options.extra_buffer_types:
         words.append(f"repacked kernels {'on' if changed.extra_buffer_types else 'off'}")
     if changed.flash_attention != options.flash_attention:
@@ -95,3 +102,33 @@ def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
         single, batch = (n or physical_cores() for n in (threads[0], threads[1] or threads[0]))
         words.append(f"{single} threads" if single == batch else f"{single} threads, {batch} for batches")
     return ", ".join(words) or "as it is"
+
+
+def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
+    """The chosen library against the best of the others: a plain step, and a call over four tokens.
+    Empty where all trials are of one library."""
+    chosen = min((t for t in trials if t.options.library == best.library), key=_score, default=None)
+    others = [trial for trial in trials if trial.options.library != best.library]
+    if chosen is None or not others:
+        return ""
+    other = min(others, key=_score)
+    plain, check = (
+        other.costs.call_s(tokens, context=0) / chosen.costs.call_s(tokens, context=0)
+        for tokens in (1, _CHECKED_TOKENS)
+    )
+    title = _TITLES.get(best.backend, best.backend)
+    against = _TITLES.get(other.options.backend, other.options.backend)
+    return (
+        f"{title}: a plain step {_faster(plain)}, a check of {_CHECKED_TOKENS} tokens {_faster(check)}, "
+        f"against {against}"
+    )
+
+
+def _score(trial: Trial) -> float:
+    return trial.score
+
+
+def _faster(ratio: float) -> str:
+    if abs(ratio - 1) <= _ABOUT_EQUAL:
+        return "as fast"
+    return f"{ratio:.1f}x faster" if ratio > 1 else f"{1 / ratio:.1f}x slower"

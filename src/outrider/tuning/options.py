@@ -10,29 +10,34 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from outrider.backends.llama_cpp import (
+from outrider.backends.gguf import (
     LoadOptions,
     Weights,
     available_bytes,
-    build_id,
+    candidates,
     check_build,
+    installed,
     physical_cores,
 )
 from outrider.core.contracts import Model
-from outrider.core.errors import SettingError
+from outrider.core.errors import BackendCrash, ModelFileError, SettingError
 from outrider.costs.curve import CallCosts
-from outrider.costs.side_by_side import measure_side_by_side
+from outrider.costs.side_by_side import FEW_SIZES, SIZES, measure_side_by_side
 from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.cache import cache_dir
 from outrider.models.gguf import read_card
 from outrider.tuning.curves import file_id, machine_id
-from outrider.tuning.judging import COMPARED_TOKENS, Trial, describe_changes, judge
+from outrider.tuning.judging import COMPARED_TOKENS, Trial, compare_libraries, judge
 
-__all__ = ["Tuning", "describe_tuned", "tune", "tuned_options"]
+__all__ = ["Tuning", "choose_options", "tune", "tuned_options"]
 
 DEFAULT_SECONDS = 60.0
+_QUICK_SECONDS = 8.0
+"""of measuring for the choice that is made by itself; loading comes on top"""
+_WORTH_BYTES = 4 << 20
+"""A smaller file is called in no time by any library."""
 
-_TUNED = ("extra_buffer_types", "flash_attention", "threads", "threads_batch")
+_TUNED = ("backend", "library", "extra_buffer_types", "flash_attention", "threads", "threads_batch")
 """Options that are tried out. One that is not at its default was the user's choice, and stays."""
 _WITHOUT_EFFECT = ("mmap", "mlock", "max_rows", "batch_tokens")
 """Options that the choice does not depend on."""
@@ -43,36 +48,49 @@ _WEIGHTS_ROOM = 1.3
 """Free memory, in sizes of the file, that a copy of the weights is taken to need."""
 
 Progress = Callable[[str, float], None]
-"""Told what is being tried, and what part of the time is spent."""
+"""Called with what is being tried, and the part of the time that is spent."""
+
+Stage = Callable[[LoadOptions], list[LoadOptions]]
+"""The sets to try beside the best one so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The options to use, and every set that was tried, in order. `notice` says where the choice could
-    not be kept."""
+    """The options to use, and every set that was tried, in order. `compared` is the chosen library against
+    the other in a line, where there were two. `notice` says where the choice could not be kept."""
 
     options: LoadOptions
     trials: tuple[Trial, ...]
+    compared: str = ""
     notice: str | None = None
 
 
-def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> LoadOptions | None:
-    """The set that `tune` found for this model under these options; None where there is none, or where
-    it is the set as it is. What the user has set away from its default is kept."""
+def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> Tuning | None:
+    """What `tune` found for this model under these options; None where there is nothing, or nothing that can
+    be used. What the user has set away from its default is kept."""
     data, _ = read_entry(_place(path, options, draft), "")
     tuned = None if data is None else data.get("tuned")
-    if not isinstance(tuned, dict) or not set(tuned) <= set(_TUNED):
+    if data is None or not isinstance(tuned, dict) or not set(tuned) <= set(_TUNED):
         return None
     try:
-        found = replace(options, **tuned)
+        return Tuning(replace(options, **tuned), (), str(data.get("compared", "")))
     except (SettingError, TypeError):
         return None
-    return found if found != options else None
 
 
-def describe_tuned(options: LoadOptions, tuned: LoadOptions) -> str:
-    """One line: what the tuned set changes."""
-    return f"tuned for this machine: {describe_changes(options, tuned)} (outrider costs --tune measured it)"
+def choose_options(
+    path: Path, options: LoadOptions, *, draft: bool = False, progress: Progress | None = None
+) -> Tuning:
+    """The library and the load options for a model: what was found before, or what a short trial finds now.
+
+    Nothing is tried where there is no choice, or where the file is too small for it to matter.
+    Raises what `tune` raises.
+    """
+    if found := tuned_options(path, options, draft=draft):
+        return found
+    if read_card(path).file_bytes < _WORTH_BYTES or len(_kernels(path, options)) < 2:
+        return Tuning(options, ())
+    return tune(path, options, draft=draft, seconds=_QUICK_SECONDS, progress=progress, quick=True)
 
 
 def tune(
@@ -82,33 +100,39 @@ def tune(
     draft: bool = False,
     seconds: float = DEFAULT_SECONDS,
     progress: Progress | None = None,
+    quick: bool = False,
 ) -> Tuning:
     """Try the options that change what calls cost, one after another, and remember the best set.
 
-    Each is measured against the best so far, call by call in turn: repacked kernels, flash attention,
-    then thread counts. `draft` weighs the calls of a draft model instead: mostly single tokens.
+    Each is measured against the best so far, call by call in turn: native libraries and their repacked
+    kernels, flash attention, then thread counts. `draft` weighs the calls of a draft model instead: mostly
+    single tokens. `quick` looks at fewer sizes of calls, and leaves the thread counts out.
 
     Raises ModelFileError, OutOfMemory or BackendError.
     """
     report = progress or (lambda _what, _part: None)
-    survived = best = _surviving(path, options)
-    stages = [stage for stage in (_kernels, _attention, _threads) if stage(survived)]
+    kernels = _kernels(path, options)
+    survived = best = kernels[0]
+    stages: list[tuple[str, Stage]] = [("kernels", lambda _best: kernels), ("attention", _attention)]
+    stages += [] if quick else [("threads", _threads)]
+    stages = [(what, stage) for what, stage in stages if [*stage(best), best] != [best, best]]
     trials, gained = list[Trial](), 1.0
-    for i, stage in enumerate(stages):
+    for i, (what, stage) in enumerate(stages):
         sets = [best, *(changed for changed in stage(best) if changed != best)]
-        what = stage.__name__.strip("_")
         context = _CONTEXT_TOKENS if stage is _attention else 0
 
         def tell(part: float, done: int = i, what: str = what) -> None:
             report(what, (done + part) / len(stages))
 
-        costs = _measure(path, sets, seconds / len(stages), draft, context, tell)
-        best, reached, tried = judge(survived, sets, costs, draft)
+        costs = _measure(path, sets, _Measuring(seconds / len(stages), draft, context, quick, tell))
+        survived = survived if survived in costs else next(iter(costs))
+        best, reached, tried = judge(survived, list(costs), list(costs.values()), draft)
         trials += [replace(trial, score=trial.score * gained) for trial in tried[1 if trials else 0 :]]
         gained *= reached
     tuned = {name: value for name, value in asdict(best).items() if name in _TUNED}
-    notice = write_entry(_place(path, options, draft), {"model": path.name, "tuned": tuned})
-    return Tuning(best, tuple(trials), notice)
+    compared = compare_libraries(best, trials)
+    record = {"model": path.name, "tuned": tuned, "compared": compared}
+    return Tuning(best, tuple(trials), compared, write_entry(_place(path, options, draft), record))
 
 
 # What is tried
@@ -118,22 +142,33 @@ def _is_free(options: LoadOptions, name: str) -> bool:
     return bool(getattr(options, name) == getattr(LoadOptions(), name))
 
 
-def _surviving(path: Path, options: LoadOptions) -> LoadOptions:
-    """The options without what this build of the library crashes at."""
+def _kernels(path: Path, options: LoadOptions) -> list[LoadOptions]:
+    """Every library that runs this file here, with repacked kernels and without; the preferred one first.
+
+    Raises BackendError, or BackendCrash, where there is none.
+    """
+    found, failure = list[LoadOptions](), None
+    for library in candidates(options):
+        named = replace(options, backend=library.backend, library=str(library.file.path))
+        try:
+            survived = _surviving(path, named, library.build_id)
+        except BackendCrash as error:
+            failure = error
+            continue
+        found.append(survived)
+        if _is_free(survived, "extra_buffer_types"):
+            found.append(replace(survived, extra_buffer_types=False))
+    if failure is not None and not found:
+        raise failure
+    return found
+
+
+def _surviving(path: Path, options: LoadOptions, build: str) -> LoadOptions:
+    """The options without what this build of the library crashes at. Raises BackendCrash."""
     card = read_card(path)
-    survived, _ = check_build(
-        path,
-        options,
-        build=build_id(),
-        model_kind=f"{card.architecture} {card.quantization}",
-        memory=cache_dir() / "builds.json",
-    )
+    kind = f"{card.architecture} {card.quantization}"
+    survived, _ = check_build(path, options, build=build, model_kind=kind, memory=cache_dir() / "builds.json")
     return survived
-
-
-def _kernels(options: LoadOptions) -> list[LoadOptions]:
-    """Without the repacked kernels."""
-    return [replace(options, extra_buffer_types=False)] if _is_free(options, "extra_buffer_types") else []
 
 
 def _attention(options: LoadOptions) -> list[LoadOptions]:
@@ -160,57 +195,84 @@ def _logical_cores() -> int:
 # Measuring
 
 
-def _measure(
-    path: Path,
-    sets: Sequence[LoadOptions],
-    seconds: float,
-    draft: bool,
-    context: int,
-    report: Callable[[float], None],
-) -> list[CallCosts]:
-    """The curve of each set, call by call in turn; one kind of weights after the other where memory does
-    not hold both."""
-    kinds = sorted({options.extra_buffer_types for options in sets}, reverse=True)
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """How sets are measured: for so many seconds in all, as a draft model's calls or a target's, at a context
+    of so many tokens, with few sizes of calls or all; `report` is called with the part that is done."""
+
+    seconds: float
+    draft: bool
+    context: int
+    quick: bool
+    report: Callable[[float], None]
+
+
+def _measure(path: Path, sets: Sequence[LoadOptions], how: _Measuring) -> dict[LoadOptions, CallCosts]:
+    """The curve of each set that the file can be loaded with, call by call in turn; one kind of weights after
+    the other where memory does not hold all. Raises ModelFileError where there is none."""
+    kinds = list(dict.fromkeys(map(_kind, sets)))
     if available_bytes() > _WEIGHTS_ROOM * len(kinds) * read_card(path).file_bytes:
         groups = [list(sets)]
     else:
-        groups = [[options for options in sets if options.extra_buffer_types == kind] for kind in kinds]
+        groups = [[options for options in sets if _kind(options) == kind] for kind in kinds]
     found: dict[LoadOptions, CallCosts] = {}
     for i, group in enumerate(groups):
 
         def tell(part: float, done: int = i) -> None:
-            report((done + part) / len(groups))
+            how.report((done + part) / len(groups))
 
-        with _opened(path, group, context + 2 * COMPARED_TOKENS) as models:
+        with _opened(path, group, how.context + 2 * COMPARED_TOKENS) as models:
+            if not models:
+                continue
             costs = measure_side_by_side(
-                models,
-                seconds=seconds / len(groups),
-                rows="last" if draft else "all",
-                context=context,
+                list(models.values()),
+                seconds=how.seconds / len(groups),
+                rows="last" if how.draft else "all",
+                context=how.context,
                 progress=tell,
+                sizes=FEW_SIZES if how.quick else SIZES,
             )
-        found |= dict(zip(group, costs, strict=True))
-    return [found[options] for options in sets]
+            found |= dict(zip(models, costs, strict=True))
+    if not found:
+        Weights(path, sets[0]).close()  # says why
+    return {options: found[options] for options in sets if options in found}
+
+
+def _kind(options: LoadOptions) -> tuple[str, str, bool]:
+    """Sets of one kind share their weights."""
+    return options.backend, options.library, options.extra_buffer_types
 
 
 @contextmanager
-def _opened(path: Path, sets: Sequence[LoadOptions], context_length: int) -> Iterator[list[Model]]:
-    weights: dict[bool, Weights] = {}
+def _opened(
+    path: Path, sets: Sequence[LoadOptions], context_length: int
+) -> Iterator[dict[LoadOptions, Model]]:
+    """A model for each set whose library can load the file."""
+    weights: dict[tuple[str, str, bool], Weights | None] = {}
     try:
-        models: list[Model] = []
+        models: dict[LoadOptions, Model] = {}
         for options in sets:
-            kind = options.extra_buffer_types
+            kind = _kind(options)
             if kind not in weights:
-                weights[kind] = Weights(path, options)
-            models.append(weights[kind].open(context_length, options=options))
+                weights[kind] = _weights(path, options)
+            if loaded := weights[kind]:
+                models[options] = loaded.open(context_length, options=options)
         yield models
     finally:
-        for loaded in weights.values():
+        for loaded in filter(None, weights.values()):
             loaded.close()
+
+
+def _weights(path: Path, options: LoadOptions) -> Weights | None:
+    try:
+        return Weights(path, options)
+    except ModelFileError:
+        return None
 
 
 def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
     """Where the choice for this model under these options is kept."""
     kept = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
-    facts = json.dumps([file_id(path), build_id(), machine_id(), kept, draft])
+    builds = [file.build_id for file in installed()]
+    facts = json.dumps([file_id(path), builds, machine_id(), kept, draft])
     return costs_dir() / f"tuned-{blake2b(facts.encode(), digest_size=12).hexdigest()}.json"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from outrider.backends.llama_cpp import LoadOptions, device_names, physical_cores
+from outrider.backends.gguf import LoadOptions, device_names, physical_cores
 from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.models import ModelFile, find_models
 from outrider.bench.prompts import Prompt, Workload

@@ -1,4 +1,4 @@
-"""A model call's spans, checked and laid out as llama.cpp reads them.
+"""A model call's spans, checked and laid out as the library reads them.
 
 llama.cpp ends the process, or forgets what other sequences stored, where a call breaks its rules.
 So every rule is checked here first.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.llama_cpp.library import lib
+from outrider.backends.gguf.library import Library
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, OutOfMemory
 
@@ -31,7 +31,7 @@ class Limits:
 class Batch:
     """The arrays of a llama_batch, allocated once and refilled for every call."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, library: Library, limits: Limits) -> None:
         size = limits.batch_tokens
         self._limits = limits
         self._token = np.zeros(size, dtype=np.int32)
@@ -41,10 +41,9 @@ class Batch:
         self._num_sequences = np.ones(size, dtype=np.int32)
         # One sequence per token: each entry points at its own element of `_sequence`.
         self._sequences = self._sequence.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
-        self._native = lib.llama_batch(
+        self._native = library.Batch(
             n_tokens=0,
             token=_pointer(self._token, ctypes.c_int32),
-            embd=None,
             pos=_pointer(self._position, ctypes.c_int32),
             n_seq_id=_pointer(self._num_sequences, ctypes.c_int32),
             seq_id=_pointer(self._sequences, ctypes.POINTER(ctypes.c_int32)),

@@ -7,15 +7,13 @@ has, a context that is far too large would not fail but get this process, or ano
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from outrider.backends.llama_cpp.library import lib
-from outrider.backends.llama_cpp.options import UNQUANTIZED, LoadOptions
+from outrider.backends.gguf.library import Library
+from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 from outrider.core.errors import OutOfMemory, SettingError
 
-__all__ = ["Metadata", "available_bytes", "check_cache_types", "check_room", "head_widths"]
+__all__ = ["available_bytes", "check_cache_types", "check_room", "head_widths"]
 
 _CELL_BYTES = 48
 """What the library keeps on the host for every cell besides K and V: position and sequences."""
@@ -29,17 +27,14 @@ _MAX_CELLS = 2**31 - 1
 _BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q5_1": 5, "q5_0": 5}
 """Bits per value, rounded down; 4 for the others."""
 
-Metadata = Callable[[str], str]
-"""A value of the model's metadata by its key; empty when it is absent."""
-
 _WAY_OUT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
 
 
 def check_room(
     name: str,
-    model: Any,
+    library: Library,
+    model: int,
     options: LoadOptions,
-    metadata: Metadata,
     *,
     context_length: int,
     max_sequences: int,
@@ -55,17 +50,17 @@ def check_room(
     cells = capacity_tokens
     if cells > _MAX_CELLS:
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", _WAY_OUT)
-    needed, available = cells * _bytes_per_token(model, options, metadata), available_bytes()
+    needed, available = cells * _bytes_per_token(library, model, options), available_bytes()
     if needed > available:
         reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
         raise OutOfMemory(what, reason, _WAY_OUT)
 
 
-def check_cache_types(model: Any, options: LoadOptions, metadata: Metadata) -> None:
+def check_cache_types(library: Library, model: int, options: LoadOptions) -> None:
     """Raise SettingError for a quantized cache whose blocks do not fit the model's heads: the
     library checks that only under flash attention, and ends the process otherwise."""
     types = (options.cache_type_k, options.cache_type_v)
-    for name, cache_type, width in zip("kv", types, head_widths(model, metadata), strict=True):
+    for name, cache_type, width in zip("kv", types, head_widths(library, model), strict=True):
         if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
             raise SettingError(
                 f"cache type {name}",
@@ -74,37 +69,38 @@ def check_cache_types(model: Any, options: LoadOptions, metadata: Metadata) -> N
             )
 
 
-def _bytes_per_token(model: Any, options: LoadOptions, metadata: Metadata) -> int:
+def _bytes_per_token(library: Library, model: int, options: LoadOptions) -> int:
     """The least that a token takes on the host. K and V are left out where some layers keep none,
     or only a window of them, or where they may lie on another device."""
-    if lib.llama_model_is_recurrent(model):
+    native = library.functions
+    if native.llama_model_is_recurrent(model):
         return 0
-    partial = lib.llama_model_is_hybrid(model) or (
-        lib.llama_model_n_swa(model) > 0 and not options.full_window
+    partial = native.llama_model_is_hybrid(model) or (
+        library.window_tokens(model) > 0 and not options.full_window
     )
-    if partial or (options.gpu_layers != 0 and lib.llama_supports_gpu_offload()):
+    if partial or (options.gpu_layers != 0 and native.llama_supports_gpu_offload()):
         return _CELL_BYTES
-    values = lib.llama_model_n_layer(model) * _values_per_layer(model, metadata)
+    values = library.num_layers(model) * _values_per_layer(library, model)
     bits = _BITS.get(options.cache_type_k, 4) + _BITS.get(options.cache_type_v, 4)
     return int(_CELL_BYTES + values * bits // 8)
 
 
-def _values_per_layer(model: Any, metadata: Metadata) -> int:
+def _values_per_layer(library: Library, model: int) -> int:
     """Values in the K of one layer (and of its V); 0 where the layers differ or compress them."""
-    prefix = f"{metadata('general.architecture')}.attention"
+    prefix = f"{library.metadata(model, 'general.architecture')}.attention"
     unlike = ("kv_lora_rank", "shared_kv_layers")
     # A list, one entry for each layer, is no metadata that the library shows.
-    uniform = metadata(f"{prefix}.head_count_kv").isdigit()
-    if not uniform or any(metadata(f"{prefix}.{key}") for key in unlike):
+    uniform = library.metadata(model, f"{prefix}.head_count_kv").isdigit()
+    if not uniform or any(library.metadata(model, f"{prefix}.{key}") for key in unlike):
         return 0
-    return int(lib.llama_model_n_head_kv(model) * min(head_widths(model, metadata)))
+    return int(library.num_kv_heads(model) * min(head_widths(library, model)))
 
 
-def head_widths(model: Any, metadata: Metadata) -> tuple[int, int]:
+def head_widths(library: Library, model: int) -> tuple[int, int]:
     """Values of one attention head in K and in V."""
-    usual = lib.llama_model_n_embd(model) // max(lib.llama_model_n_head(model), 1)
-    arch = metadata("general.architecture")
-    key, value = (metadata(f"{arch}.attention.{name}_length") for name in ("key", "value"))
+    usual = library.functions.llama_model_n_embd(model) // max(library.num_heads(model), 1)
+    arch = library.metadata(model, "general.architecture")
+    key, value = (library.metadata(model, f"{arch}.attention.{name}_length") for name in ("key", "value"))
     return int(key) if key.isdigit() else usual, int(value) if value.isdigit() else usual
 
 

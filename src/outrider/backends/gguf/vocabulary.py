@@ -5,21 +5,26 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from outrider.backends.llama_cpp.handle import Handle
-from outrider.backends.llama_cpp.library import lib
+from outrider.backends.gguf.handle import Handle
+from outrider.backends.gguf.library import Library
 from outrider.core.contracts import PartOf
 from outrider.core.errors import PromptError, SettingError
 
 _FAMILIES = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
 _PIECE_BYTES = 64
+_CONTROL = 1 << 3 | 1 << 1
+"""the attributes "control" and "unused" of a token"""
 
 
-class LlamaCppVocabulary:
+class GgufVocabulary:
     """Tokens of a loaded model. Raises BackendError once the model was closed, SettingError for a
     token id that it does not have: llama.cpp would end the process."""
 
-    def __init__(self, model: Handle, pre_tokenizer: str, part_of: PartOf | None = None) -> None:
-        self._model = model
+    def __init__(
+        self, library: Library, model: Handle, pre_tokenizer: str, part_of: PartOf | None = None
+    ) -> None:
+        self._library, self._model = library, model
+        lib = library.functions
         self._pointer = vocab = lib.llama_model_get_vocab(model.pointer)
         self.size: int = lib.llama_vocab_n_tokens(vocab)
         family = _FAMILIES.get(lib.llama_vocab_type(vocab), "unknown")
@@ -29,7 +34,6 @@ class LlamaCppVocabulary:
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(vocab)
         self.part_of = part_of
         self._pieces: dict[int, bytes] = {}
-        self._control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNUSED
 
     @property
     def _vocab(self) -> Any:
@@ -49,7 +53,8 @@ class LlamaCppVocabulary:
         size = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * size)()
-            count = lib.llama_tokenize(self._vocab, data, len(data), buffer, size, add_special, parse_special)
+            special = (add_special, parse_special)
+            count = self._library.tokenize(self._vocab, data, len(data), buffer, size, *special)
             if count >= 0:
                 return buffer[:count]
             size = -count
@@ -65,19 +70,21 @@ class LlamaCppVocabulary:
         size = _PIECE_BYTES
         while True:
             buffer = ctypes.create_string_buffer(size)
-            count = lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            count = self._library.token_to_piece(self._vocab, token, buffer, size, 0, False)
             if count >= 0:
                 return ctypes.string_at(buffer, count)
             size = -count
 
     def spelling(self, token: int) -> bytes:
-        return lib.llama_vocab_get_text(self._vocab, self._checked(token)) or b""
+        text: bytes | None = self._library.functions.llama_vocab_get_text(self._vocab, self._checked(token))
+        return text or b""
 
     def is_control(self, token: int) -> bool:
-        return bool(lib.llama_vocab_get_attr(self._vocab, self._checked(token)) & self._control)
+        model = self._model.pointer
+        return bool(self._library.token_attributes(model, self._vocab, self._checked(token)) & _CONTROL)
 
     def ends_generation(self, token: int) -> bool:
-        return bool(lib.llama_vocab_is_eog(self._vocab, self._checked(token)))
+        return bool(self._library.functions.llama_vocab_is_eog(self._vocab, self._checked(token)))
 
 
 def _token(token: int) -> int | None:

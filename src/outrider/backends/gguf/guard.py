@@ -1,4 +1,4 @@
-"""Survive a build of llama.cpp that dies at its first call.
+"""Survive a native library that dies at its first call.
 
 Some compilers miscompile the AMX kernels (GCC 12 among them): the first call then ends the whole
 process with a segmentation fault. Other builds use instructions that this CPU lacks. So the first
@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, get_args
 
-from outrider.backends.llama_cpp.options import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendCrash, OutOfMemory
 
 _Outcome = Literal["works", "works without extra buffer types"]
@@ -56,19 +56,19 @@ def check_build(
     outcomes = _read(memory)
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
-        outcome = _try_out(path, options, run or _run_child)
+        outcome = _try_out(path, options, build, run or _run_child)
         if outcome is not None:
             _write(memory, outcomes | {key: outcome})
     if outcome != "works without extra buffer types":
         return options, None
     notice = (
-        f"this build of llama.cpp crashes in its repacked kernels with {model_kind}: using its plain ones, "
-        f'which can be slower. To fix it, rebuild llama-cpp-python with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
+        f"{build.rpartition(' ')[0]} crashes in its repacked kernels with {model_kind}: its plain ones are "
+        f'used, which can be slower. To fix it, build it anew with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
     )
     return replace(options, extra_buffer_types=False), notice
 
 
-def _try_out(path: Path, options: LoadOptions, run: RunChild) -> _Outcome | None:
+def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Outcome | None:
     """What becomes of a child's first calls; None when it could not even load the model, which
     the real load will explain better."""
     status = _first_calls(path, options, run)
@@ -80,9 +80,9 @@ def _try_out(path: Path, options: LoadOptions, run: RunChild) -> _Outcome | None
         return "works without extra buffer types"
     raise BackendCrash(
         str(path),
-        f"llama.cpp dies at its first call ({_signal_name(-status)}), with its repacked kernels and without",
-        "Build llama-cpp-python anew on this machine: "
-        "pip install --no-binary llama-cpp-python --force-reinstall llama-cpp-python.",
+        f"{build.rpartition(' ')[0]} dies at its first call ({_signal_name(-status)}), with its repacked "
+        "kernels and without",
+        "Choose another library (--backend, --llama-library), or build this one anew on this machine.",
     )
 
 
@@ -99,7 +99,7 @@ def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
 
 
 def _command(path: Path, options: LoadOptions) -> list[str]:
-    module = "outrider.backends.llama_cpp.first_call"
+    module = "outrider.backends.gguf.first_call"
     # -P: whatever lies in the working folder is not part of the program.
     return [sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from outrider.backends.llama_cpp.library import lib
-from outrider.backends.llama_cpp.memory import Metadata, head_widths
-from outrider.backends.llama_cpp.options import UNQUANTIZED, LoadOptions
+from outrider.backends.gguf.library import Library
+from outrider.backends.gguf.memory import head_widths
+from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 
 __all__ = ["choose_attention"]
 
@@ -18,13 +16,13 @@ _MOST_BYTES = 256 * 2**20
 """of the scores that are held at once without it"""
 
 
-def choose_attention(model: Any, options: LoadOptions, metadata: Metadata, capacity_tokens: int) -> str:
+def choose_attention(library: Library, model: int, options: LoadOptions, capacity_tokens: int) -> str:
     """What `options.flash_attention` comes to: "auto" is "off" on the processor alone for models with narrow
     heads, as long as the scores of a call over all of the context take little memory."""
     is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
-    on_processor = options.gpu_layers == 0 or not lib.llama_supports_gpu_offload()
-    if not (is_open and on_processor) or max(head_widths(model, metadata)) > _NARROW_HEAD:
+    on_processor = options.gpu_layers == 0 or not library.functions.llama_supports_gpu_offload()
+    if not (is_open and on_processor) or max(head_widths(library, model)) > _NARROW_HEAD:
         return options.flash_attention
     rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
-    scores_bytes = 4 * rows * capacity_tokens * lib.llama_model_n_head(model)
+    scores_bytes = 4 * rows * capacity_tokens * library.num_heads(model)
     return "off" if scores_bytes <= _MOST_BYTES else options.flash_attention

@@ -1,6 +1,6 @@
-"""A program that lets llama.cpp quantize one file: what `quantizer` runs in a child process.
+"""A program that lets a native library quantize one file: what `quantizer` runs in a child process.
 
-    python -m outrider.backends.llama_cpp.quantize_call '{"source": "a.gguf", "output": "b.gguf", …}'
+    python -m outrider.backends.gguf.quantize_call '{"source": "a.gguf", "output": "b.gguf", …}'
 
 It writes JSON objects to standard output, one a line: {"bytes": size of the weights to be written}, then
 {"part": share that is done} and, where it fails, {"error": reason}. Exit status 0 when all is well, 1 when
@@ -20,28 +20,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from outrider.backends.llama_cpp.library import lib
+from outrider.backends.gguf.log import LOG_CALLBACK
+from outrider.backends.gguf.quantize_params import find_quantizer
+from outrider.core.errors import OutriderError
 
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
-_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
+_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) Mi?B")
 _FUNCTION = re.compile(r"^\w+: (?:failed to quantize: )?")
 _ERROR_LEVEL = 4
-
-_DEFAULTS = {
-    "nthread": 0,
-    "ftype": lib.LLAMA_FTYPE_MOSTLY_Q8_0,
-    "output_tensor_type": lib.GGML_TYPE_COUNT,
-    "token_embedding_type": lib.GGML_TYPE_COUNT,
-    "allow_requantize": False,
-    "quantize_output_tensor": True,
-    "only_copy": False,
-    "pure": False,
-    "keep_split": False,
-    "dry_run": False,
-    "max_buf_size": 8 * 2**30,
-}
-"""What the library sets by itself. Were its structure laid out in another way than the bindings say, these
-would not stand where they are looked for."""
 
 
 def main(request: str) -> int:
@@ -49,19 +35,23 @@ def main(request: str) -> int:
     asked = json.loads(request)
     report = _reporter()
     Thread(target=_end_with_parent, args=(Path(asked["output"]),), daemon=True).start()
-    params = lib.llama_model_quantize_default_params()
-    if _is_foreign(params):
-        report({"error": "its parameters are laid out in another way than llama-cpp-python says"})
+    try:
+        quantizer = find_quantizer()
+    except OutriderError as error:
+        report({"error": str(error)})
         return 1
-    log = _Log(report)
+    log, params = _Log(report), quantizer.params
+    quantizer.library.functions.llama_log_set(log.callback, None)
     params.ftype, params.nthread = asked["ftype"], asked["threads"]
     params.pure, params.quantize_output_tensor = asked["pure"], not asked["keep_output"]
-    params.output_tensor_type = params.token_embedding_type = asked["ends_type"]
+    ends_type = asked["ends_type"]
+    params.output_tensor_type = params.token_embedding_type = (
+        quantizer.no_type if ends_type is None else ends_type
+    )
     params.allow_requantize = True
     for dry_run in (True, False):
         params.dry_run = log.dry_run = dry_run
-        names = (os.fsencode(asked["source"]), os.fsencode(asked["output"]))
-        if lib.llama_model_quantize(*names, ctypes.byref(params)) != 0:
+        if not quantizer.run(os.fsencode(asked["source"]), os.fsencode(asked["output"])):
             report({"error": log.error})
             return 1
     return 0
@@ -87,13 +77,6 @@ def _end_with_parent(output: Path) -> None:
     os._exit(1)
 
 
-def _is_foreign(params: Any) -> bool:
-    pointers = ("imatrix", "kv_overrides", "tt_overrides", "prune_layers")
-    return any(getattr(params, name) != value for name, value in _DEFAULTS.items()) or any(
-        getattr(params, name) for name in pointers
-    )
-
-
 class _Log:
     """Reads the library's log, the only way in which it tells how far it is and why it fails."""
 
@@ -101,9 +84,7 @@ class _Log:
         self.dry_run = True
         self.error = "it does not say why"
         self._report = report
-        # The library keeps the pointer.
-        self._callback = lib.llama_log_callback(self._on_line)
-        lib.llama_log_set(self._callback, ctypes.c_void_p(0))
+        self.callback = LOG_CALLBACK(self._on_line)
 
     def _on_line(self, level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
         line = text.decode("utf-8", errors="replace").strip()

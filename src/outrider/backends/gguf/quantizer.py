@@ -1,4 +1,4 @@
-"""llama.cpp's own quantizer, in a child process: a file it cannot take becomes an error, not a crash."""
+"""The library's own quantizer, in a child process: a file it cannot take becomes an error, not a crash."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from outrider.backends.llama_cpp.file_types import UNQUANTIZED, block_size, file_type, read_type, tensor_type
-from outrider.backends.llama_cpp.library import lib
-from outrider.backends.llama_cpp.options import physical_cores
+from outrider.backends.gguf.file_types import UNQUANTIZED, block_size, file_type, read_type, tensor_type
+from outrider.backends.gguf.options import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
 from outrider.files import check_writable
 from outrider.models.gguf import ModelCard, read_card
@@ -126,7 +125,7 @@ def quantize(
         "threads": threads or physical_cores(),
         "pure": pure,
         "keep_output": keep_output,
-        "ends_type": tensor_type(_fitting(card.path, ends)) if ends else lib.GGML_TYPE_COUNT,
+        "ends_type": tensor_type(_fitting(card.path, ends)) if ends else None,
     }
     begun = time.perf_counter()
     try:
@@ -145,7 +144,7 @@ def _run(
     card: ModelCard, request: str, partial: Path, progress: Callable[[float], None], launch: Launch
 ) -> None:
     # -P: whatever lies in the working folder is not part of the program.
-    command = [sys.executable, "-P", "-m", "outrider.backends.llama_cpp.quantize_call", request]
+    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantize_call", request]
     reason = ""
     with tempfile.TemporaryFile() as errors, launch(command, errors) as child:
         try:

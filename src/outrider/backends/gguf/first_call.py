@@ -1,6 +1,6 @@
 """A program that loads a model, makes its first calls and ends: what `guard` runs in a child.
 
-    python -m outrider.backends.llama_cpp.first_call MODEL.gguf '{"gpu_layers": -1}'
+    python -m outrider.backends.gguf.first_call MODEL.gguf '{"gpu_layers": -1}'
 
 Exit status 0 when all is well, 1 when the model cannot be loaded; a broken build kills it.
 """
@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from outrider.backends.llama_cpp.model import Weights
-from outrider.backends.llama_cpp.options import LoadOptions
+from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.weights import Weights
 from outrider.core.data import Span
 from outrider.core.errors import OutriderError
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from outrider.core.errors import SettingError
 
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+BACKENDS = ("auto", "llama.cpp", "ik")
+"""The libraries that run GGUF models; "auto" is the one that is measured faster for the file."""
+SPLIT_MODES = ("none", "layer", "row")
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CONTEXT_TYPES = {
     "f32": 0,
@@ -39,6 +42,7 @@ class LoadOptions:
     machine's physical cores. `gpu_layers` -1 offloads all layers where there is a GPU.
     `extra_buffer_types` are the repacked weight layouts (and AMX): faster, but see `guard`.
     `max_rows` caps the logits rows of one call; the library reserves memory for them.
+    `backend` is one of BACKENDS, `library` the file of a native library to use ("": an installed one).
     `full_window` keeps the whole KV of sliding-window layers, so that tokens can be forgotten.
 
     Raises SettingError for a value out of range.
@@ -59,8 +63,11 @@ class LoadOptions:
     full_window: bool = True
     max_rows: int = 128
     extra_buffer_types: bool = True
+    backend: str = "auto"
+    library: str = ""
 
     def __post_init__(self) -> None:
+        _choice("backend", self.backend, BACKENDS)
         _choice("split mode", self.split_mode, SPLIT_MODES)
         _choice("flash attention", self.flash_attention, FLASH_ATTENTION)
         _choice("cache type k", self.cache_type_k, CONTEXT_TYPES)
@@ -80,7 +87,7 @@ class LoadOptions:
         _in_range("max rows", self.max_rows, 1, _MAX_TOKENS)
 
 
-def _choice(name: str, value: str, choices: dict[str, int]) -> None:
+def _choice(name: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise SettingError(name, f"{value!r} is not known", f"Choose one of {', '.join(choices)}.")
 

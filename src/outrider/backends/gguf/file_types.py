@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from outrider.backends.llama_cpp.library import lib
 from outrider.core.errors import SettingError
 
 __all__ = ["TYPES", "UNQUANTIZED", "block_size", "file_type", "read_type", "tensor_type"]
 
-TYPES = (
-    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
-    *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS"),
-    *("Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K"),
-)
-"""What can be made, the most precise first within each line."""
+_NUMBERS = {
+    "F32": (0, 0),
+    "F16": (1, 1),
+    "BF16": (32, 30),
+    "Q8_0": (7, 8),
+    "Q6_K": (18, 14),
+    "Q5_K_M": (17, 13),
+    "Q5_K_S": (16, 13),
+    "Q5_1": (9, 7),
+    "Q5_0": (8, 6),
+    "Q4_K_M": (15, 12),
+    "Q4_K_S": (14, 12),
+    "Q4_1": (3, 3),
+    "Q4_0": (2, 2),
+    "IQ4_NL": (25, 20),
+    "IQ4_XS": (30, 23),
+    "Q3_K_L": (13, 11),
+    "Q3_K_M": (12, 11),
+    "Q3_K_S": (11, 11),
+    "IQ3_M": (27, 21),
+    "IQ3_S": (26, 21),
+    "Q2_K": (10, 10),
+}
+"""llama_ftype of a file and ggml_type of its usual matrix: the same in llama.cpp and ik_llama.cpp."""
+
+TYPES = tuple(_NUMBERS)
+"""What can be made, the most precise first within each group."""
 
 UNQUANTIZED = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
 """Types of tensors that lost nothing to quantization."""
@@ -36,15 +56,12 @@ def read_type(name: str) -> str:
 
 def file_type(name: str) -> int:
     """The library's number for a type of `TYPES`."""
-    number: int = getattr(lib, f"LLAMA_FTYPE_{'ALL' if name == 'F32' else 'MOSTLY'}_{name}")
-    return number
+    return _NUMBERS[name][0]
 
 
 def tensor_type(name: str) -> int:
     """The library's number for one matrix of such a type; of a mixture, for its most usual one."""
-    usual = name.rpartition("_")[0] if "_K_" in name else name.replace("IQ3_M", "IQ3_S")
-    number: int = getattr(lib, f"GGML_TYPE_{usual}")
-    return number
+    return _NUMBERS[name][1]
 
 
 def block_size(name: str) -> int:

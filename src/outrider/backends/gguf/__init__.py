@@ -1,0 +1,41 @@
+"""GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
+
+from outrider.backends.gguf.guard import check_build, cpu_id
+from outrider.backends.gguf.libraries import candidates, installed, refusals
+from outrider.backends.gguf.library import Library, LibraryFile
+from outrider.backends.gguf.log import show_log
+from outrider.backends.gguf.machine import build_id, device_names, processor_name
+from outrider.backends.gguf.memory import available_bytes
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.options import (
+    BACKENDS,
+    CONTEXT_TYPES,
+    FLASH_ATTENTION,
+    SPLIT_MODES,
+    LoadOptions,
+    physical_cores,
+)
+from outrider.backends.gguf.weights import Weights
+
+__all__ = [
+    "BACKENDS",
+    "CONTEXT_TYPES",
+    "FLASH_ATTENTION",
+    "SPLIT_MODES",
+    "GgufModel",
+    "Library",
+    "LibraryFile",
+    "LoadOptions",
+    "Weights",
+    "available_bytes",
+    "build_id",
+    "candidates",
+    "check_build",
+    "cpu_id",
+    "device_names",
+    "installed",
+    "physical_cores",
+    "processor_name",
+    "refusals",
+    "show_log",
+]

@@ -1,0 +1,159 @@
+"""Which native libraries are here, and the one that a model is loaded with.
+
+A library is opened once for each process. What cannot be used is passed over, with a line that says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+from outrider.backends.gguf.ik import Ik
+from outrider.backends.gguf.library import Library, LibraryFile, LibraryRefused
+from outrider.backends.gguf.mainline import Mainline
+from outrider.backends.gguf.options import LoadOptions
+from outrider.core.errors import BackendError, SettingError
+
+__all__ = ["INSTALL", "candidates", "installed", "open_library", "opened", "refusals"]
+
+_DIALECTS: dict[str, type[Library]] = {"llama_kv_cache_seq_rm": Ik, "llama_memory_seq_rm": Mainline}
+"""By a function that only this dialect has."""
+
+_PACKAGES = {
+    "ik": (("ik-llama-cpp-python-cuda", "ik_llama_cpp"), ("ik-llama-cpp-python", "ik_llama_cpp")),
+    "llama.cpp": (("llama-cpp-python", "llama_cpp"), ("xllamacpp", "xllamacpp")),
+}
+"""Distribution and module of each package that brings a library, the preferred one first."""
+
+INSTALL = "Install one: pip install xllamacpp ik-llama-cpp-python."
+_GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
+_NAMES = {"darwin": "libllama.dylib", "win32": "llama.dll"}
+_refused: dict[Path, str] = {}
+
+
+def refusals() -> list[str]:
+    """Lines for the user: libraries that were found and cannot be used."""
+    return [f"{path} is not used: {why}" for path, why in _refused.items()]
+
+
+@cache
+def installed() -> tuple[LibraryFile, ...]:
+    """The libraries of installed packages, the preferred one first."""
+    found: list[LibraryFile] = []
+    for packages in _PACKAGES.values():
+        files = [file for distribution, module in packages if (file := _file_of(distribution, module))]
+        found += [file for file in files if file.path not in {known.path for known in found}]
+    return tuple(found)
+
+
+def _file_of(distribution: str, module: str) -> LibraryFile | None:
+    """The library in a package, found without importing it: that would load it, and more."""
+    try:
+        spec, version = util.find_spec(module), metadata.version(distribution)
+    except (ImportError, ValueError):
+        return None
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    name = _NAMES.get(sys.platform, "libllama.so")
+    for folder in folders:
+        for path in (folder / "lib" / name, *sorted(folder.glob(f"{module}*.so"))):
+            if path.is_file():
+                return LibraryFile(path, distribution, version)
+    return None
+
+
+def opened() -> list[Library]:
+    """The libraries that this process has opened."""
+    return list(_opened.values())
+
+
+_opened: dict[Path, Library] = {}
+
+
+def open_library(file: LibraryFile) -> Library:
+    """The library of a file, opened once. Raises LibraryRefused."""
+    path = file.path.resolve()
+    if path in _refused:
+        raise LibraryRefused(_refused[path])
+    if path not in _opened:
+        try:
+            _opened[path] = _open(file)
+        except LibraryRefused as refusal:
+            _refused[path] = str(refusal)
+            raise
+    return _opened[path]
+
+
+def _open(file: LibraryFile) -> Library:
+    try:
+        functions = ctypes.CDLL(str(file.path))
+    except OSError as error:
+        raise LibraryRefused(f"it cannot be loaded ({error})") from None
+    for name, dialect in _DIALECTS.items():
+        if hasattr(functions, name):
+            return dialect(file, functions)
+    raise LibraryRefused("it is no library of llama.cpp, or of a version before 2025")
+
+
+def candidates(options: LoadOptions) -> Iterator[Library]:
+    """The libraries that can do what the options ask for, the preferred one first.
+
+    Raises SettingError for a library that is named and cannot be used, BackendError where there is none.
+    """
+    if options.library:
+        yield _named(options)
+        return
+    found = False
+    for file in _in_order(options):
+        try:
+            library = open_library(file)
+        except LibraryRefused:
+            continue
+        if options.backend in ("auto", library.backend) and _suits(library, options):
+            found = True
+            yield library
+    if not found:
+        raise _none(options)
+
+
+def _named(options: LoadOptions) -> Library:
+    what = f"llama library {options.library}"
+    path = Path(options.library).expanduser()
+    way_out = "Name a libllama of llama.cpp or ik_llama.cpp, or leave --llama-library out."
+    if not path.is_file():
+        raise SettingError(what, "there is no such file", way_out)
+    known = next((file for file in installed() if file.path.resolve() == path.resolve()), None)
+    try:
+        library = open_library(known or LibraryFile(path.resolve(), path.name))
+    except LibraryRefused as refusal:
+        raise SettingError(what, str(refusal), way_out) from None
+    if options.backend not in ("auto", library.backend):
+        raise SettingError(what, f"it is {library.title}, and the backend asked for is {options.backend}")
+    return library
+
+
+def _in_order(options: LoadOptions) -> list[LibraryFile]:
+    """ik_llama.cpp's kernels first on a processor, a library with GPU code first where there is one."""
+    if options.gpu_layers == 0:
+        return list(installed())
+    return sorted(installed(), key=lambda file: not _has_gpu_code(file))
+
+
+def _has_gpu_code(file: LibraryFile) -> bool:
+    parts = [path.name for path in file.path.parent.glob("*ggml-*")]
+    return any(gpu in name for name in [*parts, file.source] for gpu in _GPU_PARTS)
+
+
+def _suits(library: Library, options: LoadOptions) -> bool:
+    return library.keeps_windows or options.full_window
+
+
+def _none(options: LoadOptions) -> BackendError:
+    if options.backend == "auto" and not installed():
+        return BackendError("native library", "no package that brings one is installed", INSTALL)
+    what = "native library" if options.backend == "auto" else f"backend {options.backend}"
+    why = "; ".join(refusals()) or "no installed library does what is asked for"
+    return BackendError(what, why, f"Choose another (--backend), or name a file (--llama-library). {INSTALL}")

@@ -1,0 +1,236 @@
+"""A context of a native library behind the Model contract."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.backends.gguf.attention import choose_attention
+from outrider.backends.gguf.batch import Batch, Limits
+from outrider.backends.gguf.handle import Handle
+from outrider.backends.gguf.library import ContextSettings
+from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
+from outrider.backends.gguf.memory import check_cache_types, check_room
+from outrider.backends.gguf.options import LoadOptions, physical_cores
+from outrider.core.contracts import RewindKind
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError, OutOfMemory, RewindUnsupported, SettingError
+
+if TYPE_CHECKING:
+    from outrider.backends.gguf.weights import Weights
+
+_NO_KV_SLOT = 1
+_MAX_SEQUENCES = 256
+"""Mainline's own limit (LLAMA_MAX_SEQ)."""
+
+
+class GgufModel:
+    """A context on some weights: KV state for `max_sequences` sequences of up to `context_length` tokens,
+    and of `capacity_tokens` together (0: as many as each of them may have).
+
+    Raises OutOfMemory when the KV cache does not fit.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        context_length: int,
+        max_sequences: int,
+        options: LoadOptions | None = None,
+        capacity_tokens: int = 0,
+    ) -> None:
+        self.weights = weights
+        self.options = options or weights.options
+        self.name = weights.name
+        self.vocabulary = weights.vocabulary
+        self.rewind: RewindKind = weights.rewind
+        self.max_sequences = max_sequences
+        capacity = capacity_tokens or context_length * max_sequences
+        self._library = weights.library
+        attention = choose_attention(self._library, weights.handle, self.options, capacity)
+        self.flash_attention = attention
+        """whether it is in use: "on", "off", or "auto" where that was left to the library"""
+        chosen = replace(self.options, flash_attention=attention)
+        context = _open_context(weights, chosen, context_length, max_sequences, capacity)
+        native = self._library.functions
+        self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
+        # Libraries round contexts up; the length that was asked for is the one that holds.
+        self.capacity_tokens: int = min(capacity, native.llama_n_ctx(context))
+        self.context_length: int = min(context_length, self.capacity_tokens)
+        self.max_rows = self.options.max_rows
+        self.max_batch_tokens: int = native.llama_n_batch(context)
+        self.micro_batch_tokens: int = native.llama_n_ubatch(context)
+        self.threads: int = native.llama_n_threads(context)
+        self.threads_batch: int = native.llama_n_threads_batch(context)
+        self._lengths = [0] * max_sequences
+        self._batch = Batch(
+            self._library,
+            Limits(self.options.max_rows, self.max_batch_tokens, self.context_length, self.vocabulary.size),
+        )
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        context = self._native.pointer
+        batch = self._batch.fill(spans, self._lengths)
+        clear_log()
+        try:
+            status = self._library.functions.llama_decode(context, batch)
+            if status == _NO_KV_SLOT and self._make_room(context, spans):
+                status = self._library.functions.llama_decode(context, batch)
+            if status != 0:
+                raise self._failure(status, batch.n_tokens)
+            for span in spans:
+                self._lengths[span.sequence] = span.start + len(span.tokens)
+        except BaseException:  # Ctrl-C included: it is raised when the native call returns
+            self._undo(spans)
+            raise
+        return self._rows(context, spans)
+
+    def _rows(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
+        """Views of the library's own buffer, which holds the wanted rows in batch order."""
+        num_rows = sum(span.rows for span in spans)
+        size = self.vocabulary.size
+        if num_rows:
+            address = self._library.functions.llama_get_logits(context)
+            if not address:
+                raise BackendError(self.name, "the library gave no logits", "Choose a text-generation model.")
+            values = (ctypes.c_float * (num_rows * size)).from_address(address)
+            buffer = np.ctypeslib.as_array(values).reshape(num_rows, size)
+        else:
+            self._library.functions.llama_synchronize(context)
+            buffer = np.empty((0, size), dtype=np.float32)
+        rows, start = [], 0
+        for span in spans:
+            rows.append(buffer[start : start + span.rows])
+            start += span.rows
+        return rows
+
+    def _make_room(self, context: int, spans: Sequence[Span]) -> bool:
+        """Whether a call that found no room is worth another try, after what it stored was taken back."""
+        self._undo(spans)
+        kept = all(self._lengths[span.sequence] == span.start for span in spans)
+        return kept and self._library.make_room(context)
+
+    def _undo(self, spans: Sequence[Span]) -> None:
+        """A failed call may have stored some of its micro-batches. Where they cannot be taken back,
+        or have pushed out what the sequence still needs, the sequence starts anew."""
+        for span in spans:
+            self._lengths[span.sequence] = span.start
+            removed = self._forget(span.sequence, span.start)
+            if not removed or not self._holds_window(span.sequence, span.start):
+                self._forget(span.sequence, -1)
+                self._lengths[span.sequence] = 0
+
+    def _forget(self, sequence: int, start: int) -> bool:
+        return self._library.forget(self._native.pointer, sequence, start)
+
+    def _failure(self, status: int, num_tokens: int) -> BackendError:
+        if status == _NO_KV_SLOT:
+            return OutOfMemory(
+                self.name,
+                f"the KV cache has no room for {num_tokens} more tokens",
+                "Give a larger context (-c).",
+            )
+        return BackendError(self.name, last_error(f"{self._library.title} failed with status {status}"))
+
+    def length(self, sequence: int) -> int:
+        self._check_sequence(sequence)
+        return self._lengths[sequence]
+
+    def truncate(self, sequence: int, length: int) -> None:
+        _ = self._native.pointer  # refuses when it was closed
+        stored = self.length(sequence)
+        if not 0 <= length <= stored:
+            raise BackendError("truncate", f"{stored} tokens are stored, so {length} cannot be kept")
+        if length == stored:
+            return
+        if length > 0:
+            self._check_rewind(sequence, length)
+        if not self._forget(sequence, length):
+            raise RewindUnsupported(
+                self.name, f"{self._library.title} refuses to forget back to {length} tokens"
+            )
+        self._lengths[sequence] = length
+
+    def _check_sequence(self, sequence: int) -> None:
+        # A negative number means all sequences to the libraries.
+        if not 0 <= sequence < self.max_sequences:
+            raise BackendError("sequence", f"there is none numbered {sequence}")
+
+    def _check_rewind(self, sequence: int, length: int) -> None:
+        """llama.cpp reports success for sliding windows even where needed cells are gone."""
+        if self.rewind == "none":
+            raise RewindUnsupported(self.name, "a recurrent state cannot forget single tokens")
+        if not self._holds_window(sequence, length):
+            raise RewindUnsupported(
+                self.name,
+                f"its sliding window no longer holds what {length} tokens need",
+                "Use --swa-full.",
+            )
+
+    def _holds_window(self, sequence: int, length: int) -> bool:
+        """Whether all that a token at position `length` looks back at is stored. The library keeps
+        what it stores of a sequence free of gaps, so the oldest position tells."""
+        if self.rewind != "window" or length == 0:
+            return True
+        oldest = self._library.oldest_position(self._native.pointer, sequence)
+        return 0 <= oldest <= max(0, length - self.weights.window_tokens + 1)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        context = self._native.pointer  # refuses when it was closed
+        if not 0 < length <= self.length(source):
+            raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
+        if self.length(sequence):
+            raise BackendError("copy", f"sequence {sequence} is not empty")
+        if self.rewind != "free":
+            raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
+        # One cache for all sequences: the cells are shared, nothing is moved.
+        self._library.copy(context, source, sequence, length)
+        self._lengths[sequence] = length
+
+    def close(self) -> None:
+        self._native.close()
+
+
+def _open_context(
+    weights: Weights, options: LoadOptions, context_length: int, max_sequences: int, capacity_tokens: int
+) -> Any:
+    if context_length < 2:
+        raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
+    if not 1 <= max_sequences <= _MAX_SEQUENCES:
+        why = f"{max_sequences} cannot be served at once"
+        raise SettingError("sequences", why, f"Give 1 to {_MAX_SEQUENCES}.")
+    library = weights.library
+    check_cache_types(library, weights.handle, options)
+    check_room(
+        weights.name,
+        library,
+        weights.handle,
+        options,
+        context_length=context_length,
+        max_sequences=max_sequences,
+        capacity_tokens=capacity_tokens,
+    )
+    threads = options.threads or physical_cores()
+    settings = ContextSettings(
+        options,
+        options.flash_attention,
+        capacity_tokens,
+        max_sequences,
+        threads,
+        options.threads_batch or threads,
+    )
+    clear_log()
+    if context := library.open_context(weights.handle, settings):
+        return context
+    what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
+    if reason and not speaks_of_memory(reason):
+        raise BackendError(what, reason, "Choose other settings for the context.")
+    raise OutOfMemory(
+        what,
+        reason or f"{library.title} could not create it",
+        "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv).",
+    )
