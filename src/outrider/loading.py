@@ -13,7 +13,7 @@ from outrider.models.gguf import ModelCard
 from outrider.tuning import choose_options
 from outrider.tuning.options import Progress
 
-__all__ = ["in_same_library", "load_weights", "template_of", "why_no_draft"]
+__all__ = ["load_draft", "load_weights", "template_of", "why_no_draft"]
 
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
@@ -72,13 +72,28 @@ def _load(path: Path, card: ModelCard, options: LoadOptions, library: Library, n
     return Weights(path, survived)
 
 
-def in_same_library(target: Weights, options: LoadOptions) -> LoadOptions:
-    """A draft's options, in its target's library unless another was asked for: two libraries have a thread
-    pool each, and the pool that waits takes cores from the one that works."""
-    if options.backend != "auto" or options.library:
-        return options
-    library = target.library
-    return replace(options, backend=library.backend, library=str(library.file.path))
+def load_draft(
+    target: Weights,
+    path: Path,
+    card: ModelCard,
+    options: LoadOptions,
+    notices: list[str],
+    *,
+    measuring: Progress | None = None,
+) -> Weights:
+    """A draft's weights, in its target's library where that can run them and no other was asked for: two
+    libraries have a pool of threads each, and the pool that waits takes cores from the one that works.
+
+    Raises what `load_weights` raises.
+    """
+    if options.backend == "auto" and not options.library:
+        library = target.library
+        same = replace(options, backend=library.backend, library=str(library.file.path))
+        try:
+            return load_weights(path, card, same, notices, draft=True, measuring=measuring)
+        except (BackendCrash, ModelFileError):
+            pass
+    return load_weights(path, card, options, notices, draft=True, measuring=measuring)
 
 
 def template_of(weights: Weights, card: ModelCard) -> ChatTemplate | None:

@@ -27,7 +27,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import MAX_PAUSE_S, Engine
 from outrider.generation import Generation
 from outrider.learned import AutoSettings, Learned, Measuring
-from outrider.loading import in_same_library, load_weights, template_of, why_no_draft
+from outrider.loading import load_draft, load_weights, template_of, why_no_draft
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.pair import resolve_pair
@@ -291,10 +291,8 @@ class Pair:
         try:
             template = template_of(target, target_card)
             if draft_path is not None and draft_card is not None:
-                chosen = in_same_library(target, draft_options or options or LoadOptions())
-                weights = load_weights(
-                    draft_path, draft_card, chosen, notices, draft=True, measuring=measuring
-                )
+                chosen = draft_options or options or LoadOptions()
+                weights = load_draft(target, draft_path, draft_card, chosen, notices, measuring=measuring)
                 alignment = align(target.vocabulary, weights.vocabulary)
                 if useless := why_no_draft(target, weights):
                     notices.append(useless)

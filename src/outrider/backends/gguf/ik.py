@@ -139,8 +139,10 @@ class Ik(Library):
     """ik_llama.cpp: other kernels for the same files, on processors above all."""
 
     backend, title = "ik", "ik_llama.cpp"
-    ModelParams, ContextParams, Batch = _ModelParams, _ContextParams, _Batch
+    ModelParams, ContextParams, Batch = _ModelParams, (_ContextParams,), _Batch
     keeps_windows = False
+    # iqk_fa_templates.h leaves out the blocks of cells, from the end, whose first cell is masked.
+    flash_mixes_sequences = True
     split_modes = ("none", "layer")
     model_defaults = {  # noqa: RUF012
         "split_mode": 1,
@@ -195,6 +197,12 @@ class Ik(Library):
         "llama_token_to_piece_vocab": (INT, POINTER, INT, TEXT, INT, INT, BOOL),
         "llama_vocab_tokenize": (INT, POINTER, TEXT, INT, POINTER, INT, BOOL, BOOL),
     }
+
+    def suits(self, options: LoadOptions) -> bool:
+        # Any other type of V needs flash attention, which several sequences cannot have.
+        return (
+            options.full_window and options.cache_type_v == "f16" and options.split_mode in self.split_modes
+        )
 
     def _set_model_params(self, params: Any, options: LoadOptions) -> None:
         if options.gpu_layers < 0:  # "all" is a number here

@@ -112,7 +112,7 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
             library = open_library(file)
         except LibraryRefused:
             continue
-        if options.backend in ("auto", library.backend) and _suits(library, options):
+        if options.backend == library.backend or (options.backend == "auto" and library.suits(options)):
             found = True
             yield library
     if not found:
@@ -145,10 +145,6 @@ def _in_order(options: LoadOptions) -> list[LibraryFile]:
 def _has_gpu_code(file: LibraryFile) -> bool:
     parts = [path.name for path in file.path.parent.glob("*ggml-*")]
     return any(gpu in name for name in [*parts, file.source] for gpu in _GPU_PARTS)
-
-
-def _suits(library: Library, options: LoadOptions) -> bool:
-    return library.keeps_windows or options.full_window
 
 
 def _none(options: LoadOptions) -> BackendError:

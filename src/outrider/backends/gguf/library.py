@@ -12,12 +12,13 @@ import os
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from outrider.backends.gguf.log import LOG_CALLBACK, log_callback
+from outrider.backends.gguf.log import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendError
 
@@ -147,32 +148,42 @@ class Library(ABC):
     signatures: ClassVar[Signatures]
     """the functions of this dialect alone"""
     ModelParams: ClassVar[type[ctypes.Structure]]
-    ContextParams: ClassVar[type[ctypes.Structure]]
+    ContextParams: ClassVar[tuple[type[ctypes.Structure], ...]]
+    """llama_context_params in each of the versions that are known"""
     Batch: ClassVar[type[ctypes.Structure]]
     model_defaults: ClassVar[Mapping[str, Any]]
     """what the library sets by itself; fields that are not named here are 0"""
     context_defaults: ClassVar[Mapping[str, Any]]
     keeps_windows: ClassVar[bool]
     """whether sliding-window layers can keep the KV of their window alone"""
+    flash_mixes_sequences: ClassVar[bool]
+    """whether its flash attention is right only for one sequence, whose cells lie in order"""
     split_modes: ClassVar[tuple[str, ...]]
     """how a model can be split over several GPUs"""
 
     def __init__(self, file: LibraryFile, functions: ctypes.CDLL) -> None:
         self.file = file
         self.functions: Any = functions
-        self._declare({**SHARED, **self.signatures, **self._of_structures()})
+        self._declare({**SHARED, **self.signatures})
         # Before anything is asked of it, so that not one line of its log is written.
         functions.llama_log_set(log_callback, None)
         self._new_model_params = self._checked("model", self.ModelParams, self.model_defaults)
-        self._new_context_params = self._checked("context", self.ContextParams, self.context_defaults)
+        self._new_context_params, context_params = self._known_context()
+        self._declare(
+            {
+                "llama_decode": (INT, POINTER, self.Batch),
+                "llama_init_from_model": (POINTER, POINTER, context_params),
+                "llama_model_load_from_file": (POINTER, TEXT, self.ModelParams),
+            }
+        )
         functions.llama_backend_init()
 
-    def _of_structures(self) -> Signatures:
-        return {
-            "llama_decode": (INT, POINTER, self.Batch),
-            "llama_init_from_model": (POINTER, POINTER, self.ContextParams),
-            "llama_model_load_from_file": (POINTER, TEXT, self.ModelParams),
-        }
+    def _known_context(self) -> tuple[Any, type[ctypes.Structure]]:
+        """The function that returns a context's default parameters, and the version that it returns."""
+        for version in self.ContextParams:
+            with suppress(LibraryRefused):
+                return self._checked("context", version, self.context_defaults), version
+        return self._checked("context", self.ContextParams[0], self.context_defaults), self.ContextParams[0]
 
     def _declare(self, signatures: Signatures) -> None:
         for name, (result, *arguments) in signatures.items():
@@ -222,7 +233,8 @@ class Library(ABC):
         params.n_gpu_layers = options.gpu_layers
         params.main_gpu = options.main_gpu
         self._set_model_params(params, options)
-        handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
+        with silenced():
+            handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
         return handle
 
     def metadata(self, model: int, key: str) -> str:
@@ -245,7 +257,8 @@ class Library(ABC):
         params.n_ubatch = min(options.micro_batch_tokens, params.n_batch)
         params.n_threads, params.n_threads_batch = settings.threads, settings.threads_batch
         self._set_context_params(params, settings)
-        context: int | None = self.functions.llama_init_from_model(model, params)
+        with silenced():
+            context: int | None = self.functions.llama_init_from_model(model, params)
         return context
 
     def split_mode(self, name: str) -> int:
@@ -258,6 +271,10 @@ class Library(ABC):
         return {"none": 0, "layer": 1, "row": 2}[name]
 
     # What differs
+
+    @abstractmethod
+    def suits(self, options: LoadOptions) -> bool:
+        """Whether it can do what the options ask for."""
 
     @abstractmethod
     def _set_model_params(self, params: Any, options: LoadOptions) -> None: ...

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["LOG_CALLBACK", "clear_log", "last_error", "log_callback", "show_log", "speaks_of_memory"]
+__all__ = [
+    "LOG_CALLBACK",
+    "clear_log",
+    "last_error",
+    "log_callback",
+    "show_log",
+    "silenced",
+    "speaks_of_memory",
+]
 
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 """(level, text, user data) of a `ggml_log_callback`."""
@@ -55,3 +66,25 @@ def last_error(default: str) -> str:
 def speaks_of_memory(reason: str) -> bool:
     """Whether an error is about memory that could not be had."""
     return "alloc" in reason or "memory" in reason
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Keep off the terminal what a library writes to standard error past its log (ik_llama.cpp's reader of
+    files does). What other threads write meanwhile is lost as well, so it is for loading alone."""
+    try:
+        kept = None if _shown else os.dup(2)
+    except OSError:  # it is closed: there is nothing to keep clean
+        kept = None
+    if kept is None:
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        sys.stderr.flush()
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -47,46 +47,59 @@ class _ModelParams(ctypes.Structure):
     ]
 
 
+_CONTEXT_NUMBERS: list[tuple[str, Any]] = [
+    ("n_ctx", UINT),
+    ("n_batch", UINT),
+    ("n_ubatch", UINT),
+    ("n_seq_max", UINT),
+    ("n_rs_seq", UINT),
+    ("n_outputs_max", UINT),
+    ("n_outputs_max_per_seq", UINT),
+    ("n_threads", INT),
+    ("n_threads_batch", INT),
+    ("ctx_type", ENUM),
+    ("rope_scaling_type", ENUM),
+    ("pooling_type", ENUM),
+    ("attention_type", ENUM),
+    ("flash_attn_type", ENUM),
+    ("rope_freq_base", FLOAT),
+    ("rope_freq_scale", FLOAT),
+    ("yarn_ext_factor", FLOAT),
+    ("yarn_attn_factor", FLOAT),
+    ("yarn_beta_fast", FLOAT),
+    ("yarn_beta_slow", FLOAT),
+    ("yarn_orig_ctx", UINT),
+    ("defrag_thold", FLOAT),
+    ("cb_eval", POINTER),
+    ("cb_eval_user_data", POINTER),
+    ("type_k", ENUM),
+    ("type_v", ENUM),
+]
+_CONTEXT_REST: list[tuple[str, Any]] = [
+    ("abort_callback", POINTER),
+    ("abort_callback_data", POINTER),
+    ("embeddings", BOOL),
+    ("offload_kqv", BOOL),
+    ("no_perf", BOOL),
+    ("op_offload", BOOL),
+    ("swa_full", BOOL),
+    ("kv_unified", BOOL),
+    ("samplers", POINTER),
+    ("n_samplers", ctypes.c_size_t),
+    ("ctx_other", POINTER),
+]
+
+
 class _ContextParams(ctypes.Structure):
-    _fields_ = [
-        ("n_ctx", UINT),
-        ("n_batch", UINT),
-        ("n_ubatch", UINT),
-        ("n_seq_max", UINT),
-        ("n_rs_seq", UINT),
-        ("n_outputs_max", UINT),
-        ("n_outputs_max_per_seq", UINT),
-        ("n_threads", INT),
-        ("n_threads_batch", INT),
-        ("ctx_type", ENUM),
-        ("rope_scaling_type", ENUM),
-        ("pooling_type", ENUM),
-        ("attention_type", ENUM),
-        ("flash_attn_type", ENUM),
-        ("rope_freq_base", FLOAT),
-        ("rope_freq_scale", FLOAT),
-        ("yarn_ext_factor", FLOAT),
-        ("yarn_attn_factor", FLOAT),
-        ("yarn_beta_fast", FLOAT),
-        ("yarn_beta_slow", FLOAT),
-        ("yarn_orig_ctx", UINT),
-        ("defrag_thold", FLOAT),
-        ("cb_eval", POINTER),
-        ("cb_eval_user_data", POINTER),
-        ("type_k", ENUM),
-        ("type_v", ENUM),
-        ("abort_callback", POINTER),
-        ("abort_callback_data", POINTER),
-        ("embeddings", BOOL),
-        ("offload_kqv", BOOL),
-        ("no_perf", BOOL),
-        ("op_offload", BOOL),
-        ("swa_full", BOOL),
-        ("kv_unified", BOOL),
-        ("samplers", POINTER),
-        ("n_samplers", ctypes.c_size_t),
-        ("ctx_other", POINTER),
-    ]
+    """As of llama-cpp-python 0.3.36."""
+
+    _fields_ = [*_CONTEXT_NUMBERS, *_CONTEXT_REST]
+
+
+class _ContextParamsOctober(ctypes.Structure):
+    """As of xllamacpp 2026.10."""
+
+    _fields_ = [*_CONTEXT_NUMBERS, ("moe_cache_size", ctypes.c_size_t), *_CONTEXT_REST]
 
 
 class _Batch(ctypes.Structure):
@@ -97,8 +110,9 @@ class Mainline(Library):
     """llama.cpp of ggml-org."""
 
     backend, title = "llama.cpp", "llama.cpp"
-    ModelParams, ContextParams, Batch = _ModelParams, _ContextParams, _Batch
+    ModelParams, ContextParams, Batch = _ModelParams, (_ContextParams, _ContextParamsOctober), _Batch
     keeps_windows = True
+    flash_mixes_sequences = False
     split_modes = ("none", "layer", "row")
     model_defaults = {  # noqa: RUF012
         "n_gpu_layers": -1,
@@ -147,6 +161,9 @@ class Mainline(Library):
         "llama_tokenize": (INT, POINTER, TEXT, INT, POINTER, INT, BOOL, BOOL),
         "llama_vocab_get_attr": (ENUM, POINTER, INT),
     }
+
+    def suits(self, options: LoadOptions) -> bool:  # noqa: ARG002 - it can do everything
+        return True
 
     def _set_model_params(self, params: Any, options: LoadOptions) -> None:
         params.split_mode = self.split_mode(options.split_mode)

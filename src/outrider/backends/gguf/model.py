@@ -51,7 +51,7 @@ class GgufModel:
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
-        attention = choose_attention(self._library, weights.handle, self.options, capacity)
+        attention = choose_attention(self._library, weights.handle, self.options, capacity, max_sequences)
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
