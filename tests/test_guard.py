@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outrider.backends.gguf import LoadOptions, build_id, check_build, guard
+from outrider.backends.gguf import LoadOptions, build_id, check_build, guard, installed
 from outrider.core.errors import BackendCrash, OutOfMemory
 from tiny_gguf import write_tiny
 
@@ -225,4 +225,7 @@ def test_a_real_crash_is_seen_as_one(
 
 
 def test_a_build_is_named_by_its_version_and_binaries() -> None:
-    assert build_id().startswith("llama-cpp-python ") and build_id() == build_id()
+    [first, *_] = installed()
+    assert first.build_id.startswith(f"{first.source} {first.version} ")
+    assert len({file.build_id for file in installed()}) == len(installed()), "each build is another"
+    assert build_id() == build_id()

@@ -11,6 +11,7 @@ from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.cache import cache_dir
 from outrider.models.gguf import ModelCard
 from outrider.tuning import choose_options
+from outrider.tuning.curves import file_id
 from outrider.tuning.options import Progress
 
 __all__ = ["load_draft", "load_weights", "template_of", "why_no_draft"]
@@ -65,6 +66,7 @@ def _load(path: Path, card: ModelCard, options: LoadOptions, library: Library, n
         named,
         build=library.build_id,
         model_kind=f"{card.architecture} {card.quantization}",
+        file=file_id(path),
         memory=cache_dir() / "builds.json",
     )
     if notice and notice not in notices:

@@ -10,9 +10,9 @@ from outrider.core.errors import SettingError
 __all__ = ["choose_attention"]
 
 _NARROW_HEAD = 64
-"""values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64 a
-call over four tokens at 600 of context took 1.9 times as long so (SmolLM2-135M; Qwen2.5 0.5B: 1.4), with heads
-of 128 and 256 about the same (benchmarks/attention)."""
+"""values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64
+a call over four tokens at 600 of context took 1.9 times as long so (SmolLM2-135M; Qwen2.5 0.5B: 1.4), with
+heads of 128 and 256 about the same (benchmarks/attention)."""
 _MAX_BYTES = 256 * 2**20
 """of the scores that are held at once without it"""
 
@@ -41,7 +41,7 @@ def choose_attention(
 
 
 def _where_it_pays(library: Library, model: int, options: LoadOptions, capacity_tokens: int) -> str:
-    """ "auto" is "off" on the processor alone for models with narrow heads, as long as the scores of a call
+    """What "auto" comes to: "off" on the processor alone for models with narrow heads, as long as the scores of a call
     over all of the context take little memory."""
     is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
     on_processor = options.gpu_layers == 0 or not library.functions.llama_supports_gpu_offload()

@@ -39,20 +39,20 @@ def check_build(
     *,
     build: str,
     model_kind: str,
+    file: str,
     memory: Path,
     run: RunChild | None = None,
 ) -> tuple[LoadOptions, str | None]:
-    """The options that this build survives with this kind of model, and what to tell the user.
+    """The options under which this build survives this file, and what to tell the user.
 
-    `build` names the library's build, `model_kind` architecture and quantization; the outcome for
-    the two on this CPU is kept in the JSON file `memory`. `run` starts the child process.
+    `build` names the library's build, `model_kind` architecture and quantization, `file` the file's content;
+    the outcome on this CPU is kept in the JSON file `memory`. `run` starts the child process.
 
     Raises BackendCrash when the child dies with either set of kernels, OutOfMemory when the system
     killed it.
     """
-    if not options.extra_buffer_types:
-        return options, None
-    key = f"{build} | {model_kind} | gpu layers {options.gpu_layers} | cpu {cpu_id()}"
+    kernels = "" if options.extra_buffer_types else " | plain kernels"
+    key = f"{build} | {model_kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
     outcomes = _read(memory)
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
@@ -62,10 +62,15 @@ def check_build(
     if outcome != "works without extra buffer types":
         return options, None
     notice = (
-        f"{build.rpartition(' ')[0]} crashes in its repacked kernels with {model_kind}: its plain ones are "
-        f'used, which can be slower. To fix it, build it anew with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
+        f"{_version(build)} crashes in its repacked kernels with {model_kind}: its plain ones are used, which "
+        f'can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
     )
     return replace(options, extra_buffer_types=False), notice
+
+
+def _version(build: str) -> str:
+    """A build's name without the hash of its files."""
+    return build.rpartition(" ")[0] or build
 
 
 def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Outcome | None:
@@ -76,13 +81,16 @@ def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Ou
         return "works"
     if status > 0:
         return None
-    if _first_calls(path, replace(options, extra_buffer_types=False), run) == 0:
-        return "works without extra buffer types"
+    plain, with_them = replace(options, extra_buffer_types=False), ""
+    if options.extra_buffer_types:
+        if _first_calls(path, plain, run) == 0:
+            return "works without extra buffer types"
+        with_them = ", with its repacked kernels and without"
     raise BackendCrash(
         str(path),
-        f"{build.rpartition(' ')[0]} dies at its first call ({_signal_name(-status)}), with its repacked "
-        "kernels and without",
-        "Choose another library (--backend, --llama-library), or build this one anew on this machine.",
+        f"{_version(build)} dies at its first call ({_signal_name(-status)}){with_them}",
+        "Is the file whole? If it is, choose another library (--backend, --llama-library), or rebuild this one "
+        "on this machine.",
     )
 
 
