@@ -56,8 +56,9 @@ def check(
     *,
     build: str = "build 1",
     kind: str = "llama Q4_1",
+    file: str = "content",
 ) -> tuple[LoadOptions, str | None]:
-    return check_build(MODEL, options, build=build, model_kind=kind, memory=memory, run=run)
+    return check_build(MODEL, options, build=build, model_kind=kind, file=file, memory=memory, run=run)
 
 
 def test_a_build_that_works_is_left_alone_and_remembered(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_build_that_always_dies_is_an_error_that_says_how(tmp_path: Path) -> N
     memory, run = tmp_path / "builds.json", Children(dies_always)
     with pytest.raises(BackendCrash, match="SIGILL") as caught:
         check(memory, run)
-    assert caught.value.what == str(MODEL) and "llama-cpp-python" in caught.value.way_out
+    assert caught.value.what == str(MODEL) and "--backend" in caught.value.way_out
     assert len(run.tried) == 2
     # It may be another build the next time: nothing is remembered.
     assert check(memory, Children(works)) == (OPTIONS, None)
@@ -104,11 +105,20 @@ def test_a_child_that_was_killed_is_no_broken_build(tmp_path: Path, signal_numbe
     assert not memory.exists()
 
 
-def test_nothing_is_tried_when_the_repacked_kernels_are_off_anyway(tmp_path: Path) -> None:
+def test_plain_kernels_are_tried_as_well(tmp_path: Path) -> None:
+    memory, plain = tmp_path / "builds.json", LoadOptions(extra_buffer_types=False)
     run = Children(dies_always)
-    plain = LoadOptions(extra_buffer_types=False)
-    assert check(tmp_path / "builds.json", run, plain) == (plain, None)
-    assert run.tried == []
+    with pytest.raises(BackendCrash) as caught:
+        check(memory, run, plain)
+    assert run.tried == [plain] and "kernels" not in caught.value.why
+    assert check(memory, Children(works), plain) == (plain, None)
+
+
+def test_each_file_is_tried(tmp_path: Path) -> None:
+    memory, run = tmp_path / "builds.json", Children(works)
+    for file in ("one", "another", "one"):
+        check(memory, run, file=file)
+    assert len(run.tried) == 2
 
 
 def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(
@@ -188,7 +198,7 @@ def test_the_first_calls_are_really_made_in_a_child(
     (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     # The plain kernels work on any machine; what the repacked ones do here is not this test's matter.
-    options, _ = check_build(path, OPTIONS, build=build_id(), model_kind="tiny", memory=memory)
+    options, _ = check_build(path, OPTIONS, build=build_id(), model_kind="tiny", file="f", memory=memory)
     assert len(json.loads(memory.read_text())) == 1
     assert options.threads == 1
     assert capfd.readouterr() == ("", "")
@@ -201,7 +211,7 @@ def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path:
     command = [sys.executable, "-m", "outrider.backends.gguf.first_call", str(bad), "{}"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
     memory = tmp_path / "builds.json"
-    assert check_build(bad, OPTIONS, build="b", model_kind="k", memory=memory) == (OPTIONS, None)
+    assert check_build(bad, OPTIONS, build="b", model_kind="k", file="f", memory=memory) == (OPTIONS, None)
     assert not memory.exists()
 
 
@@ -218,7 +228,7 @@ def test_a_real_crash_is_seen_as_one(
 
     monkeypatch.setattr(subprocess, "run", run)
     memory = tmp_path / "builds.json"
-    options, notice = check_build(MODEL, OPTIONS, build="b", model_kind="k", memory=memory)
+    options, notice = check_build(MODEL, OPTIONS, build="b", model_kind="k", file="f", memory=memory)
     assert not options.extra_buffer_types and notice is not None and "crashes" in notice
     assert list(json.loads(memory.read_text()).values()) == ["works without extra buffer types"]
     assert capfd.readouterr() == ("", "")

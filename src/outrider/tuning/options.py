@@ -167,7 +167,8 @@ def _surviving(path: Path, options: LoadOptions, build: str) -> LoadOptions:
     """The options without what this build of the library crashes at. Raises BackendCrash."""
     card = read_card(path)
     kind = f"{card.architecture} {card.quantization}"
-    survived, _ = check_build(path, options, build=build, model_kind=kind, memory=cache_dir() / "builds.json")
+    memory = cache_dir() / "builds.json"
+    survived, _ = check_build(path, options, build=build, model_kind=kind, file=file_id(path), memory=memory)
     return survived
 
 

@@ -41,8 +41,8 @@ def choose_attention(
 
 
 def _where_it_pays(library: Library, model: int, options: LoadOptions, capacity_tokens: int) -> str:
-    """What "auto" comes to: "off" on the processor alone for models with narrow heads, as long as the scores of a call
-    over all of the context take little memory."""
+    """What "auto" comes to: "off" on the processor alone for models with narrow heads, as long as the scores
+    of a call over all of the context take little memory."""
     is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
     on_processor = options.gpu_layers == 0 or not library.functions.llama_supports_gpu_offload()
     if not (is_open and on_processor) or max(head_widths(library, model)) > _NARROW_HEAD:

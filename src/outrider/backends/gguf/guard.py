@@ -62,8 +62,8 @@ def check_build(
     if outcome != "works without extra buffer types":
         return options, None
     notice = (
-        f"{_version(build)} crashes in its repacked kernels with {model_kind}: its plain ones are used, which "
-        f'can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
+        f"{_version(build)} crashes in its repacked kernels with {model_kind}: its plain ones are used, "
+        f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
     )
     return replace(options, extra_buffer_types=False), notice
 
@@ -89,8 +89,8 @@ def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Ou
     raise BackendCrash(
         str(path),
         f"{_version(build)} dies at its first call ({_signal_name(-status)}){with_them}",
-        "Is the file whole? If it is, choose another library (--backend, --llama-library), or rebuild this one "
-        "on this machine.",
+        "Is the file whole? If it is, choose another library (--backend, --llama-library), or rebuild this "
+        "one on this machine.",
     )
 
 
