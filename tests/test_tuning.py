@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights, candidates
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts, CallPoint
 from outrider.tuning import (
+    choose_options,
     costs_of,
-    describe_tuned,
     judging,
     keep_costs,
     options,
@@ -28,6 +28,15 @@ Speed = Callable[[LoadOptions, int], float]
 """How many times as long a call over n tokens takes under these options."""
 
 
+LIBRARIES = {library.backend: library for library in candidates(LoadOptions())}
+ONE = LIBRARIES["llama.cpp"]
+
+
+def named(backend: str = "llama.cpp", **changes: Any) -> LoadOptions:
+    """Options under which a library is named."""
+    return LoadOptions(backend=backend, library=str(LIBRARIES[backend].file.path), **changes)
+
+
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
@@ -35,6 +44,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (options, judging):
         monkeypatch.setattr(module, "physical_cores", lambda: 4)
     monkeypatch.setattr(options, "_logical_cores", lambda: 4)
+    monkeypatch.setattr(options, "candidates", lambda _given: [ONE])
     return write_tiny(tmp_path / "tiny.gguf")
 
 
@@ -59,6 +69,11 @@ def script(monkeypatch: pytest.MonkeyPatch, speed: Speed) -> list[list[LoadOptio
     return measured
 
 
+def kept(model: Path, given: LoadOptions) -> LoadOptions | None:
+    found = tuned_options(model, given)
+    return found.options if found else None
+
+
 def _plain_kernels_win(given: LoadOptions, _n: int) -> float:
     return 1.0 if given.extra_buffer_types else 0.8
 
@@ -70,7 +85,7 @@ def _alike(_given: LoadOptions, _n: int) -> float:
 def test_each_option_is_tried_against_the_best_so_far(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _plain_kernels_win)
     found = tune(model, LoadOptions())
-    assert found.options == LoadOptions(extra_buffer_types=False)
+    assert found.options == named(extra_buffer_types=False)
     assert [len(sets) for sets in measured] == [2, 2, 3]
     assert all(not given.extra_buffer_types for sets in measured[1:] for given in sets)
     assert [given.flash_attention for given in measured[1]] == ["auto", "off"]
@@ -104,9 +119,9 @@ def test_plain_decoding_is_never_given_up(
 
 
 def test_what_is_hardly_better_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, lambda given, _n: 1.0 if given == LoadOptions() else 0.99)
-    assert tune(model, LoadOptions()).options == LoadOptions()
-    assert tuned_options(model, LoadOptions()) is None
+    script(monkeypatch, lambda given, _n: 1.0 if given == named() else 0.99)
+    assert tune(model, LoadOptions()).options == named()
+    assert kept(model, LoadOptions()) == named()
 
 
 def test_a_draft_is_judged_by_its_own_short_calls(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +139,8 @@ def test_the_choice_is_remembered_for_what_it_was_made_for(
     assert tuned_options(model, LoadOptions()) is None
     script(monkeypatch, _plain_kernels_win)
     tune(model, LoadOptions())
-    found = tuned_options(model, LoadOptions(max_rows=9, mmap=False))
-    assert found == LoadOptions(max_rows=9, mmap=False, extra_buffer_types=False)
-    assert describe_tuned(LoadOptions(), found).startswith("tuned for this machine: repacked kernels off")
+    found = kept(model, LoadOptions(max_rows=9, mmap=False))
+    assert found == named(max_rows=9, mmap=False, extra_buffer_types=False)
     assert tuned_options(model, LoadOptions(), draft=True) is None
     assert tuned_options(model, LoadOptions(gpu_layers=0)) is None
     other = write_tiny(model.with_name("other.gguf"), seed=1)
@@ -138,9 +152,10 @@ def test_what_the_user_has_set_is_neither_tried_nor_changed(
 ) -> None:
     measured = script(monkeypatch, lambda given, _n: 1.0 if given.flash_attention == "auto" else 0.8)
     given = LoadOptions(threads=1, extra_buffer_types=False)
-    assert tune(model, given).options == replace(given, flash_attention="off")
+    expected = named(threads=1, extra_buffer_types=False, flash_attention="off")
+    assert tune(model, given).options == expected
     assert len(measured) == 1
-    assert tuned_options(model, given) == replace(given, flash_attention="off")
+    assert kept(model, given) == expected
     assert tuned_options(model, LoadOptions()) is None
 
 
@@ -177,6 +192,65 @@ def test_a_damaged_memory_means_no_choice(model: Path, monkeypatch: pytest.Monke
     [file] = (model.parent / "cache" / "costs").glob("tuned-*.json")
     file.write_text(content)
     assert tuned_options(model, LoadOptions()) is None
+
+
+# The library
+
+
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "candidates", lambda _given: [LIBRARIES["ik"], ONE])
+
+
+def _ik_checks_cheaply(given: LoadOptions, n: int) -> float:
+    return 0.5 if given.backend == "ik" and n > 1 else 1.0
+
+
+def test_the_faster_library_is_chosen_and_named_in_a_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both(monkeypatch)
+    measured = script(monkeypatch, _ik_checks_cheaply)
+    found = tune(model, LoadOptions(threads=1), quick=True)
+    assert found.options.backend == "ik"
+    assert found.compared == (
+        "ik_llama.cpp: a plain step as fast, a check of 4 tokens 2.0x faster, against llama.cpp"
+    )
+    assert {given.backend for given in measured[0]} == {"ik", "llama.cpp"}
+    again = tuned_options(model, LoadOptions(threads=1))
+    assert again is not None and (again.options, again.compared) == (found.options, found.compared)
+
+
+def test_a_library_with_slower_plain_steps_is_not_chosen(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both(monkeypatch)
+
+    def speed(given: LoadOptions, n: int) -> float:
+        if given.backend == "llama.cpp":
+            return 0.8 if n == 1 else 0.4
+        return 1.0 if n == 1 else 0.38
+
+    script(monkeypatch, speed)
+    assert tune(model, LoadOptions(threads=1)).options.backend == "llama.cpp"
+
+
+def test_a_library_that_cannot_load_the_file_is_left_out(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model.exists()
+    both(monkeypatch)
+    script(monkeypatch, _ik_checks_cheaply)
+    path = write_tiny(tmp_path / "jamba.gguf", arch="jamba")  # ik_llama.cpp does not know it
+    assert tune(path, LoadOptions(threads=1)).options.backend == "llama.cpp"
+
+
+def test_a_small_file_is_not_worth_a_trial(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = script(monkeypatch, _alike)
+    assert choose_options(model, LoadOptions()).options == LoadOptions() and measured == []
+    monkeypatch.setattr(options, "_WORTH_BYTES", 1)
+    assert choose_options(model, LoadOptions()).options == named() and measured
+    del measured[:]
+    assert choose_options(model, LoadOptions()).options == named() and measured == [], "it is remembered"
 
 
 def test_tuning_for_real(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ COMPARED_TOKENS = 32
 
 _ACCEPTANCES = {0.0: 0.4, 0.5: 0.2, 0.7: 0.2, 0.9: 0.2}
 """How right drafts may be, with weights; at 0 decoding is plain, which weighs most."""
-_LEAST_GAIN = 0.02
+_MIN_GAIN = 0.02
 """A set must be this much better to be preferred over the options as they are, and beyond the noise."""
-_MOST_PLAIN_LOSS = 0.02
-"""A set whose calls over a single token are slower by more than this is never chosen."""
+_MAX_PLAIN_LOSS = 0.02
+"""A set whose calls over a single token are slower than the first's by more than this is never chosen."""
 
 _TITLES = {"ik": "ik_llama.cpp"}
 _CHECKED_TOKENS = 4
@@ -57,8 +57,8 @@ def judge(
         curve[0] = curves[i][0]
         reached = score(curve, curves[0], draft=draft)
         plain_ratio = curve[0] / curves[0][0]
-        enough = reached < min(best_score, 1 - max(_LEAST_GAIN, noise))
-        if joined and enough and plain_ratio <= 1 + _MOST_PLAIN_LOSS:
+        enough = reached < min(best_score, 1 - max(_MIN_GAIN, noise))
+        if joined and enough and plain_ratio <= 1 + _MAX_PLAIN_LOSS:
             best, best_score = joined, reached
     return best, best_score, trials
 

@@ -115,7 +115,7 @@ def tune(
     survived = best = kernels[0]
     stages: list[tuple[str, Stage]] = [("kernels", lambda _best: kernels), ("attention", _attention)]
     stages += [] if quick else [("threads", _threads)]
-    stages = [(what, stage) for what, stage in stages if [*stage(best), best] != [best, best]]
+    stages = [(what, stage) for what, stage in stages if any(changed != best for changed in stage(best))]
     trials, gained = list[Trial](), 1.0
     for i, (what, stage) in enumerate(stages):
         sets = [best, *(changed for changed in stage(best) if changed != best)]

@@ -42,11 +42,11 @@ def refusals() -> list[str]:
 
 @cache
 def installed() -> tuple[LibraryFile, ...]:
-    """The libraries of installed packages, the preferred one first."""
+    """The libraries of installed packages, the preferred backend first; of each the preferred package."""
     found: list[LibraryFile] = []
     for packages in _PACKAGES.values():
-        files = [file for distribution, module in packages if (file := _file_of(distribution, module))]
-        found += [file for file in files if file.path not in {known.path for known in found}]
+        files = (_file_of(distribution, module) for distribution, module in packages)
+        found += [file for file in files if file][:1]
     return tuple(found)
 
 
