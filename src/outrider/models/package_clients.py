@@ -1,4 +1,4 @@
-"""Fetching a wheel with the package client that the user has: pip or uv."""
+"""Fetching packages with the package client that the user has, pip or uv: it honours their index."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Progress", "fetch_wheel"]
+__all__ = ["Progress", "fetch_source", "fetch_wheel", "install_wheels"]
 
 Progress = Callable[[int, int], None]
 """Told (bytes so far, bytes in all) a few times per second."""
 
 _POLL_S = 0.2
+_REASONS = ("ERROR: ", "error: ", "cause: ", "╰─▶ ")
+"""How the lines begin in which pip and uv say what is wrong; others may follow them."""
+
+
+_Client = tuple[str, Iterable[list[str]]]
+"""A client's name, and the commands that it takes, each made when those before it have succeeded."""
 
 
 def fetch_wheel(
@@ -27,37 +34,116 @@ def fetch_wheel(
     pip leaves the wheel, uv only knows how to unpack it. Its dependencies are not fetched. The
     clients are tried in turn. Returns None, or why none of them managed.
     """
-    commands = list(_commands(requirement, folder / "fetched"))
-    if not commands:
-        return "there is neither pip nor uv on this machine"
+    target = str(folder / "fetched")
+    download = ["--only-binary=:all:", "--dest", target, requirement]
+    install = ["--no-deps", "--target", target, requirement]
+    clients = _clients(lambda pip: [_download(pip, *download)], lambda uv: [_install(uv, *install)])
+    return _fetch(clients, folder, expected_bytes, progress)
+
+
+def fetch_source(
+    requirement: str, sha256: str, folder: Path, expected_bytes: int, progress: Progress | None = None
+) -> str | None:
+    """Put the source distribution of `requirement` (`name==version`) somewhere below `folder`.
+
+    pip leaves the archive. uv leaves what is in it, having checked the hash, which pip checks too.
+    Nothing is built, though pip asks the package's build backend for its name. Returns None, or
+    why no client managed.
+    """
+    pinned = folder / "pinned.txt"
+    pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n", encoding="utf-8")
+    name = requirement.partition("==")[0]
+    download = ["--no-binary", name, "--dest", str(folder / "fetched"), "--requirement", str(pinned)]
+    clients = _clients(lambda pip: [_download(pip, *download)], lambda uv: _uv_source(uv, pinned, folder))
+    return _fetch(clients, folder, expected_bytes, progress)
+
+
+def install_wheels(requirements: Iterable[str], folder: Path, progress: Progress) -> str | None:
+    """Install wheels and what they depend on into `folder / "installed"`, with its programs in `bin`.
+
+    Returns None, or why no client managed.
+    """
+    install = ["--target", str(folder / "installed"), *requirements]
+    quiet = ["install", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--quiet"]
+    clients = _clients(lambda pip: [[*pip, *quiet, *install]], lambda uv: [_install(uv, *install)])
+    return _fetch(clients, folder, 0, progress)
+
+
+def _fetch(
+    clients: Iterable[_Client], folder: Path, expected_bytes: int, progress: Progress | None
+) -> str | None:
+    """Let the clients try in turn; None when one of them managed."""
     failures = []
     with _bar(progress) as show:
-        for name, command in commands:
-            failure = _run(command, folder, lambda size: show(min(size, expected_bytes), expected_bytes))
+        for name, commands in clients:
+            failure = _first_failure(
+                commands, folder, lambda size: show(min(size, expected_bytes), expected_bytes)
+            )
             if failure is None:
                 show(expected_bytes, expected_bytes)
                 return None
             failures.append(f"{name} says {failure!r}")
-    return "; ".join(failures)
+    return "; ".join(failures) or "there is neither pip nor uv on this machine"
 
 
-def _commands(requirement: str, target: Path) -> Iterator[tuple[str, list[str]]]:
-    """The clients of this machine and what to run, the closest to this interpreter first."""
-    download = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--quiet"]
-    download += ["--retries", "1", "--disable-pip-version-check", "--dest", str(target), requirement]
+def _clients(
+    with_pip: Callable[[list[str]], Iterable[list[str]]], with_uv: Callable[[str], Iterable[list[str]]]
+) -> Iterator[_Client]:
+    """The clients of this machine, the closest to this interpreter first."""
     if importlib.util.find_spec("pip"):
-        yield "pip", [sys.executable, "-m", "pip", *download]
+        yield "pip", with_pip([sys.executable, "-m", "pip"])
     uv = _beside_interpreter("uv") or shutil.which("uv")
     if uv:
-        install = ["pip", "install", "--no-deps", "--only-binary=:all:", "--no-cache", "--quiet"]
-        yield "uv", [uv, *install, "--python", sys.executable, "--target", str(target), requirement]
+        yield "uv", with_uv(uv)
     pip = shutil.which("pip3") or shutil.which("pip")
     if pip:
-        yield pip, [pip, *download]
+        yield pip, with_pip([pip])
+
+
+def _download(pip: list[str], *arguments: str) -> list[str]:
+    options = ["--no-deps", "--no-input", "--no-cache-dir", "--quiet", "--retries", "1"]
+    return [*pip, "download", *options, "--disable-pip-version-check", *arguments]
+
+
+def _install(uv: str, *arguments: str) -> list[str]:
+    options = ["--only-binary=:all:", "--no-cache", "--quiet", "--python", sys.executable]
+    return [uv, "pip", "install", *options, *arguments]
+
+
+def _uv_source(uv: str, pinned: Path, folder: Path) -> Iterator[list[str]]:
+    """The way round that uv needs, which downloads no source on request: it can say where one is, and
+    asked what installing that would do, fetches it into its cache and checks it without building it."""
+    lock, located = folder / "pylock.toml", folder / "located.txt"
+    common = ["--no-deps", "--python", sys.executable, "--cache-dir", str(folder / "fetched"), "--quiet"]
+    where = ["--format", "pylock.toml", "--generate-hashes", "--no-header", "--output-file", str(lock)]
+    yield [uv, "pip", "compile", *common, *where, str(pinned)]
+    source = tomllib.loads(lock.read_text(encoding="utf-8"))["packages"][0]["sdist"]
+    place = source["url"] if "url" in source else (folder / source["path"]).resolve().as_uri()
+    requirement, pin = pinned.read_text(encoding="utf-8").split(" ", 1)
+    located.write_text(f"{requirement.partition('==')[0]} @ {place} {pin}", encoding="utf-8")
+    yield [
+        uv,
+        "pip",
+        "install",
+        *common,
+        "--dry-run",
+        "--no-binary=:all:",
+        "--require-hashes",
+        "-r",
+        str(located),
+    ]
 
 
 def _beside_interpreter(name: str) -> str | None:
     return shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def _first_failure(commands: Iterable[list[str]], folder: Path, show: Callable[[int], None]) -> str | None:
+    """Run a client's commands to the first that fails; None when none does."""
+    try:
+        return next((failure for one in commands if (failure := _run(one, folder, show)) is not None), None)
+    except (KeyError, IndexError, TypeError, ValueError, OSError) as error:
+        return f"nothing that can be used ({error!r})"
 
 
 def _run(command: list[str], folder: Path, show: Callable[[int], None]) -> str | None:
@@ -82,7 +168,8 @@ def _run(command: list[str], folder: Path, show: Callable[[int], None]) -> str |
     if client.returncode == 0:
         return None
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {client.returncode}"
+    reasons = [line for line in lines if line.startswith(_REASONS)]
+    return (reasons or lines or [f"exit status {client.returncode}"])[-1]
 
 
 def _still_runs(client: subprocess.Popen[bytes]) -> bool:
