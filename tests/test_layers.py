@@ -12,7 +12,7 @@ import pytest
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("sampling", "vocab", "text", "models", "files"),
-    ("verify", "chat", "costs"),
+    ("verify", "chat", "costs", "native"),
     ("policy", "drafters", "constraints", "backends"),
     ("engine", "tuning", "formats"),
     ("learned", "loading", "generation", "schemas"),

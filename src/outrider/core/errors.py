@@ -9,6 +9,7 @@
     │   ├── VocabularyMismatch   two tokenizers that do not line up
     │   └── GrammarError         a schema or grammar that is broken, or that cannot be enforced
     ├── ConstraintError          a constrained output that cannot go on
+    ├── BuildError               a library could not be fetched, compiled or started here
     └── BackendError             a model call failed
         ├── OutOfMemory          the machine has no room for the weights or the KV cache
         ├── BackendCrash         the native library dies on this machine
@@ -73,6 +74,10 @@ class ConstraintError(OutriderError):
 
     text: str = ""
     tokens: tuple[int, ...] = ()
+
+
+class BuildError(OutriderError):
+    """A library could not be fetched, compiled or started on this machine."""
 
 
 class BackendError(OutriderError):

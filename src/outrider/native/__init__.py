@@ -1,0 +1,7 @@
+"""ik_llama.cpp compiled for the CPU of this machine, in the user's cache."""
+
+from outrider.native.build import NativeBuild, Progress, build_native
+from outrider.native.cpu import cpu_id
+from outrider.native.place import LIBRARY, native_library
+
+__all__ = ["LIBRARY", "NativeBuild", "Progress", "build_native", "cpu_id", "native_library"]

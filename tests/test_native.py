@@ -1,0 +1,307 @@
+"""A library compiled for this CPU: fetched by its hash, whole or not at all, found again."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from native_builds import (
+    CMAKE,
+    COMPILER,
+    COMPILES,
+    DELIVERS,
+    PIP,
+    Machine,
+    archive_of,
+    is_running,
+    source_of,
+    staged,
+)
+from outrider.core.errors import BuildError, SettingError
+from outrider.native import native_library
+from outrider.native.place import LIBRARY
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return staged(tmp_path, monkeypatch)
+
+
+def found(machine: Machine) -> Path | None:
+    return native_library(machine.source, machine.recipe)
+
+
+def test_it_is_built_tried_and_found_again(machine: Machine) -> None:
+    assert found(machine) is None
+    made = machine.build()
+    assert made.built
+    assert found(machine) == made.path
+    assert ctypes.CDLL(str(made.path)).outrider_first_decode(b"model") == 0
+    assert machine.left == [made.path.parent.name]
+    assert [file.name for file in made.path.parent.iterdir()] == [LIBRARY]
+    assert list(dict.fromkeys(stage for stage, _ in machine.stages)) == ["fetching", "compiling", "trying"]
+    assert [done for stage, done in machine.stages if stage == "compiling"] == [0.0, 0.5, 1.0]
+    assert f"tiny-ik==1.0 --hash=sha256:{machine.source.sha256}" not in machine.calls[0]  # it is in a file
+    assert "--no-deps" in machine.calls[0] and "--no-binary tiny-ik" in machine.calls[0]
+
+
+def test_a_second_run_finds_it_and_starts_nothing(machine: Machine) -> None:
+    first = machine.build()
+    before = machine.calls
+    again = machine.build()
+    assert not again.built
+    assert again.path == first.path
+    assert machine.calls == before
+
+
+def test_force_builds_anew(machine: Machine) -> None:
+    first = machine.build()
+    first.path.write_bytes(b"old")
+    again = machine.build(force=True)
+    assert again.built
+    assert again.path == first.path
+    assert again.path.read_bytes() != b"old"
+
+
+def test_another_cpu_another_source_and_another_recipe_need_builds_of_their_own(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.build()
+    assert native_library(replace(machine.source, version="1.1"), machine.recipe) is None
+    assert native_library(replace(machine.source, sha256="0" * 64), machine.recipe) is None
+    with monkeypatch.context() as patched:
+        patched.setattr("outrider.native.place.cpu_id", lambda: "another")
+        assert found(machine) is None
+    assert found(machine) is not None
+    machine.write("recipe/code.c", "/* other flags */")
+    assert found(machine) is None
+
+
+def test_percents_of_make_are_read_too(machine: Machine) -> None:
+    machine.write(
+        "recipe/build.sh", 'echo "[ 50%] Building"; echo "[50%]"; cp "$2/code.c" "$1/liboutrider-ik.so"'
+    )
+    with pytest.raises(BuildError):
+        machine.build()  # it is no library
+    assert ("compiling", 0.5) in machine.stages
+
+
+# What is fetched
+
+
+def test_another_hash_is_refused(machine: Machine) -> None:
+    machine.source = replace(machine.source, sha256="0" * 64)
+    with pytest.raises(BuildError, match="SHA-256 differs"):
+        machine.build()
+    assert machine.left == []
+    assert not any(call.startswith("cmake") for call in machine.calls)
+
+
+def test_what_cannot_be_fetched_says_why(machine: Machine) -> None:
+    machine.program("pip3", f"{PIP}echo 'no route to the index' >&2; exit 1\n")
+    with pytest.raises(BuildError, match="no route to the index"):
+        machine.build()
+    assert machine.left == []
+
+
+@pytest.mark.parametrize("archive", [b"not an archive", archive_of({"tiny-ik-1.0/README": ""})])
+def test_a_source_that_is_no_source_is_refused(machine: Machine, archive: bytes) -> None:
+    machine.serve(archive)
+    machine.source = source_of(archive)
+    with pytest.raises(BuildError, match=r"unpacked|no vendor/tiny"):
+        machine.build()
+    assert machine.left == []
+
+
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python has no filters")
+def test_nothing_is_unpacked_outside_its_folder(machine: Machine) -> None:
+    archive = archive_of({"../../../../escaped": "", "tiny-ik-1.0/vendor/tiny/CMakeLists.txt": ""})
+    machine.serve(archive)
+    machine.source = source_of(archive)
+    with pytest.raises(BuildError, match="cannot be unpacked"):
+        machine.build()
+    assert not list(machine.root.rglob("escaped"))
+    assert machine.left == []
+
+
+# What fails
+
+
+def test_a_source_that_does_not_compile_gives_one_line_with_the_place_of_the_log(machine: Machine) -> None:
+    machine.write("recipe/code.c", "int broken(void) { return missing; }\n")
+    with pytest.raises(BuildError) as caught:
+        machine.build()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "tiny-ik 1.0: it cannot be compiled here" in message
+    assert "code.c:1:" in message and "error: " in message and "missing" in message
+    log = machine.builds / "build.log"
+    assert str(log) in message
+    assert "missing" in log.read_text()
+    assert machine.left == ["build.log"]
+
+
+def test_what_cmake_refuses_is_said_with_its_reason(machine: Machine) -> None:
+    complaint = 'echo "CMake Error at CMakeLists.txt:9 (project):"; echo; echo "  The C compiler is broken."'
+    machine.program("cmake", CMAKE.replace("-S*)", f"-S*) {complaint}; exit 1;;\nnever)"))
+    with pytest.raises(BuildError, match=r"CMakeLists.txt:9 \(project\): The C compiler is broken"):
+        machine.build()
+
+
+def test_a_build_that_works_takes_the_log_of_the_last_one_away(machine: Machine) -> None:
+    machine.write("recipe/build.sh", "exit 1")
+    with pytest.raises(BuildError):
+        machine.build()
+    assert machine.left == ["build.log"]
+    machine.set_up()
+    made = machine.build()
+    assert machine.left == [made.path.parent.name]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("#include <stdlib.h>\nint outrider_first_decode(void) { abort(); }\n", r"signal 6"),
+        ("int outrider_first_decode(void) { return 1; }\n", "cannot decode"),
+        ("int another(void) { return 0; }\n", "cannot decode"),
+    ],
+)
+def test_a_library_that_does_not_decode_is_not_kept(machine: Machine, code: str, said: str) -> None:
+    machine.write("recipe/code.c", code)
+    with pytest.raises(BuildError, match=said):
+        machine.build()
+    assert found(machine) is None
+    assert machine.left == ["build.log"]
+
+
+def test_a_build_that_fails_leaves_the_library_that_was_there(machine: Machine) -> None:
+    made = machine.build()
+    before = made.path.read_bytes()
+    machine.program("cmake", CMAKE.replace("--build) sh", "--build) exit 1; sh"))
+    with pytest.raises(BuildError):
+        machine.build(force=True)
+    assert made.path.read_bytes() == before
+
+
+def test_without_a_compiler_one_line_says_so_before_anything_is_fetched(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(machine.root / "bin"))
+    (machine.root / "bin" / "c++").unlink()
+    with pytest.raises(BuildError, match=r"C\+\+ compiler") as caught:
+        machine.build()
+    assert "apt install g++" in caught.value.way_out
+    assert machine.calls == []
+    monkeypatch.setenv("CXX", "no-such-compiler -x")
+    with pytest.raises(BuildError, match="no-such-compiler"):
+        machine.build()
+
+
+def test_a_compiler_that_is_named_is_enough(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.root / "bin" / "c++").rename(machine.root / "bin" / "own-c++")
+    monkeypatch.setenv("CXX", "own-c++ -pipe")
+    assert machine.build().built
+
+
+# What ends it halfway
+
+
+def test_ctrl_c_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIDS", str(machine.root / "pids"))
+    machine.write(
+        "recipe/build.sh",
+        'sleep 100 & echo $! > "$PIDS"; echo $$ >> "$PIDS"; touch "$1/half"; echo "[1/2] Building"; wait\n',
+    )
+    record = machine.stages.append
+
+    class CtrlC(list[tuple[str, float]]):
+        def append(self, told: tuple[str, float]) -> None:
+            record(told)
+            if told == ("compiling", 0.5):
+                raise KeyboardInterrupt
+
+    machine.stages = CtrlC()
+    with pytest.raises(KeyboardInterrupt):
+        machine.build()
+    assert machine.left == []
+    assert found(machine) is None
+    pids = [int(word) for word in (machine.root / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_full_disk_leaves_nothing(machine: Machine) -> None:
+    machine.write("recipe/build.sh", 'echo "cc: error: code.o: No space left on device"; exit 1\n')
+    with pytest.raises(BuildError, match="its disk is full") as caught:
+        machine.build()
+    assert "OUTRIDER_CACHE" in caught.value.way_out
+    assert machine.left == []
+
+
+def test_a_disk_that_will_be_full_is_seen_before(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(machine.root)._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(BuildError, match="it needs 500 MB"):
+        machine.build()
+    assert machine.calls == []
+    assert machine.left == []
+
+
+def test_a_cache_that_cannot_be_written_is_said(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.write("file", "")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(machine.root / "file"))
+    with pytest.raises(SettingError, match="OUTRIDER_CACHE"):
+        machine.build()
+
+
+def test_one_build_at_a_time(machine: Machine) -> None:
+    machine.builds.mkdir(parents=True)
+    with (machine.builds / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BuildError, match="another process"):
+            machine.build()
+    assert machine.build().built
+
+
+def test_what_a_killed_build_left_is_taken_away(machine: Machine) -> None:
+    machine.write("cache/native/.build-killed/half", "")
+    made = machine.build()
+    assert machine.left == [made.path.parent.name]
+
+
+# cmake and ninja
+
+
+def test_tools_that_are_missing_are_fetched_for_the_build_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = machine.root / "bin"
+    for name in ("sh", "cat", "mkdir", "cp", "chmod"):
+        (bare / name).symlink_to(str(shutil.which(name)))
+    (bare / "cmake").rename(machine.root / "cmake")
+    (bare / "ninja").unlink()
+    monkeypatch.setenv("PATH", str(bare))
+    machine.write("recipe/build.sh", f"PATH=$PATH:/usr/bin:/bin\n{COMPILES}")
+    brings = 'mkdir "$target/bin"; cp "$STAGE/cmake" "$target/bin"; cp "$STAGE/bin/cc" "$target/bin/ninja"'
+    machine.program("pip3", f"{PIP}case $target in *installed) {brings}; exit ;; esac\n{DELIVERS}")
+    machine.build()
+    [install] = [call for call in machine.calls if "install" in call]
+    assert "cmake>=3.19 ninja" in install
+    assert not (machine.root / "bin" / "cmake").exists()
+    assert len(machine.left) == 1
+
+
+def test_an_old_cmake_counts_as_missing(machine: Machine) -> None:
+    machine.program("cmake", '#!/bin/sh\necho "cmake version 3.16.3"\n')
+    machine.program("pip3", f"{PIP}case $target in *installed) exit 3 ;; esac\n{DELIVERS}")
+    with pytest.raises(BuildError, match=r"cmake could not be fetched: .*exit status 3"):
+        machine.build()
+    assert machine.left == []
