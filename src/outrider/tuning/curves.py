@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from outrider.backends.gguf import GgufModel, cpu_id, physical_cores, processor_name
+from outrider.backends.gguf import GgufModel, physical_cores, processor_name
 from outrider.costs import CallCosts, Subject, calibrate, fingerprint, load_costs, store_costs, store_refined
 from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
 from outrider.costs.timing import Rows
+from outrider.native.cpu import cpu_id
 
 _LEAST_POINTS = 8
 _TOO_BUSY = "the machine was too busy to measure what calls cost: next time it is tried again"

@@ -1,6 +1,6 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
-from outrider.backends.gguf.guard import check_build, cpu_id
+from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import candidates, installed, refusals
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.log import show_log
@@ -31,7 +31,6 @@ __all__ = [
     "build_id",
     "candidates",
     "check_build",
-    "cpu_id",
     "device_names",
     "installed",
     "physical_cores",

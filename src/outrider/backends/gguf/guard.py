@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, get_args
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendCrash, OutOfMemory
+from outrider.native.cpu import cpu_id
 
 _Outcome = Literal["works", "works without extra buffer types"]
 
@@ -130,16 +129,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def cpu_id() -> str:
-    """Names the CPU's instruction set: a cache folder may be shared between machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-    return blake2b(flags.encode(), digest_size=6).hexdigest()
 
 
 def _read(memory: Path) -> dict[str, str]:
