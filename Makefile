@@ -7,7 +7,7 @@ export PATH := $(PATH):$(CURDIR)/.tools/bin
 JS := tests/js/node_modules/.ready
 TORCH := .venv/.torch
 
-.PHONY: setup torch rebuild demo test test-all check lock clean
+.PHONY: setup torch rebuild native demo test test-all check lock clean
 
 setup: .venv/.ready
 
@@ -29,6 +29,10 @@ $(JS): .venv/.ready tests/js/package-lock.json
 # Compile llama.cpp anew, for instance with CMAKE_ARGS=-DGGML_CUDA=on in the environment.
 rebuild:
 	@$(PYTHON) scripts/setup.py --rebuild
+
+# Compile ik_llama.cpp for this CPU, once; `make native FORCE=1` does it anew.
+native: setup
+	@$(BIN)/outrider setup --native $(if $(FORCE),--force)
 
 demo: setup
 	@$(BIN)/outrider run --compare --show-source -n 96 --temp 0 "Repeat this text, and correct the spelling: \

@@ -67,6 +67,7 @@ _LAZY = {
     "distill": "outrider.cli.distill_options",
     "quantize": "outrider.cli.quantize_options",
     "serve": "outrider.cli.serve_options",
+    "setup": "outrider.cli.setup",
 }
 """Commands that are made when they are asked for, since they load slowly or are rare: each by the module
 whose `command(cls, as_run)` makes it."""

@@ -1,0 +1,92 @@
+"""`outrider setup`: what is there, and what a build looks like to the one who waits for it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import Outcome, call
+from native_builds import COMPILER, Machine, staged
+from outrider.native import build_native, native_library
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+
+Setup = Callable[..., Outcome]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = staged(tmp_path, monkeypatch)
+    source, recipe = made.source, made.recipe
+    monkeypatch.setattr("outrider.native.build_native", partial(build_native, source=source, recipe=recipe))
+    monkeypatch.setattr("outrider.native.native_library", partial(native_library, source, recipe))
+    monkeypatch.setattr("outrider.models.embedded_default", lambda: tmp_path / "model.gguf")
+    return made
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Setup:
+    return partial(call, monkeypatch, capfdbinary, "setup")
+
+
+def test_a_build_is_asked_for_made_and_shown(machine: Machine, setup: Setup) -> None:
+    before = setup()
+    assert before.status == 0
+    assert "outrider setup --native" in before.out
+    built = setup("--native")
+    assert built.status == 0
+    path = re.search(r"built and decodes \(0 MB, compiled in \d+ s\): (\S+)\n", built.out)
+    assert path is not None and Path(path[1]).is_file()
+    said = built.err.splitlines()
+    assert [line.partition(":")[0] for line in said] == [
+        "fetching ik_llama.cpp",
+        "compiling ik_llama.cpp for this CPU",
+        "trying its first decode",
+    ]
+    assert path[1] in setup().out
+    again = setup("--native")
+    assert again.status == 0
+    assert "there already" in again.out
+    assert len([one for one in machine.calls if "--dest" in one]) == 1
+
+
+def test_force_compiles_anew(machine: Machine, setup: Setup) -> None:
+    setup("--native")
+    assert "built and decodes" in setup("--native", "--force").out
+    assert len([one for one in machine.calls if "--dest" in one]) == 2
+
+
+def test_without_a_compiler_it_is_one_line_and_status_2(
+    machine: Machine, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(machine.root / "bin"))
+    (machine.root / "bin" / "cc").unlink()
+    refused = setup("--native")
+    assert refused.status == 2
+    assert refused.out == ""
+    [line] = refused.err.splitlines()
+    assert line.startswith("error: tiny-ik: building it needs a C and a C++ compiler")
+    assert "apt install" in line
+
+
+def test_a_source_that_does_not_compile_is_one_line_and_status_2(machine: Machine, setup: Setup) -> None:
+    machine.write("recipe/code.c", "?\n")
+    refused = setup("--native")
+    assert refused.status == 2
+    line = refused.err.splitlines()[-1]
+    assert line.startswith("error: tiny-ik 1.0: it cannot be compiled here (")
+    assert str(machine.builds / "build.log") in line
+    assert "Traceback" not in refused.err
+
+
+def test_ctrl_c_leaves_nothing_and_says_so(machine: Machine, setup: Setup) -> None:
+    machine.write("recipe/build.sh", f'touch "$1/half"; kill -INT {os.getpid()}; sleep 100\n')
+    ended = setup("--native")
+    assert ended.status == 130
+    assert ended.err.endswith("interrupted: nothing of the build is left\n")
+    assert machine.left == []
