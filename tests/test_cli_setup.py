@@ -59,6 +59,9 @@ def test_force_compiles_anew(machine: Machine, setup: Setup) -> None:
     setup("--native")
     assert "built and decodes" in setup("--native", "--force").out
     assert len([one for one in machine.calls if "--dest" in one]) == 2
+    alone = setup("--force")
+    assert alone.status == 2
+    assert "Add --native" in alone.err
 
 
 def test_without_a_compiler_it_is_one_line_and_status_2(

@@ -14,11 +14,13 @@ from rich.text import Text
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from outrider.cli.options import OUTPUT, option
+from outrider.cli.options import option
 from outrider.cli.output import readable, write
+from outrider.core.errors import SettingError
 
 __all__ = ["command"]
 
+_LIBRARIES = "Libraries"
 _INTERRUPTED = 130
 _EVERY_S = 10.0
 _HELP = "Show which libraries run GGUF files here; compile one for this CPU."
@@ -31,12 +33,12 @@ _STAGES = {
 _Native = Annotated[
     bool,
     option(
-        "Libraries",
+        _LIBRARIES,
         "--native",
-        help="Compile ik_llama.cpp for this CPU into the cache: some ten minutes, and a C++ compiler.",
+        help="Compile ik_llama.cpp for this CPU into the cache. Takes a C++ compiler and some minutes.",
     ),
 ]
-_Force = Annotated[bool, option(OUTPUT, "--force", help="With --native: compile anew what is there.")]
+_Force = Annotated[bool, option(_LIBRARIES, "--force", help="With --native: compile anew what is there.")]
 
 
 def command(cls: type[TyperCommand], _as_run: Callable[[dict[str, Any]], Any]) -> Any:
@@ -47,6 +49,8 @@ def command(cls: type[TyperCommand], _as_run: Callable[[dict[str, Any]], Any]) -
 
 
 def _setup(native: _Native = False, force: _Force = False) -> None:
+    if force and not native:
+        raise SettingError("--force", "there is nothing to compile anew", "Add --native.")
     try:
         if native:
             _build(force)
