@@ -293,6 +293,7 @@ def test_tools_that_are_missing_are_fetched_for_the_build_alone(
     brings = 'mkdir "$target/bin"; cp "$STAGE/cmake" "$target/bin"; cp "$STAGE/bin/cc" "$target/bin/ninja"'
     machine.program("pip3", f"{PIP}case $target in *installed) {brings}; exit ;; esac\n{DELIVERS}")
     machine.build()
+    assert ("tools", 0.0) in machine.stages
     [install] = [call for call in machine.calls if "install" in call]
     assert "cmake>=3.19 ninja" in install
     assert not (machine.root / "bin" / "cmake").exists()

@@ -26,6 +26,7 @@ _EVERY_S = 10.0
 _HELP = "Show which libraries run GGUF files here; compile one for this CPU."
 _STAGES = {
     "fetching": "fetching ik_llama.cpp",
+    "tools": "fetching cmake and ninja",
     "compiling": "compiling ik_llama.cpp for this CPU",
     "trying": "trying its first decode",
 }

@@ -22,7 +22,7 @@ from outrider.native.tools import Tools, find_tools
 __all__ = ["Compilation", "Progress", "disk_full", "kept_log"]
 
 Progress = Callable[[str, float], None]
-"""Told which stage it is ("fetching", "compiling", "trying") and how much of it is done, from 0 to 1."""
+"""Told which stage it is ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
 
 _TARGET = "outrider-ik"
 _BYTES_A_COMPILER = 2_000_000_000
@@ -64,7 +64,8 @@ class Compilation:
     def library(self) -> tuple[Path, float]:
         """The library, and the seconds that compiling it took. Raises BuildError."""
         code = fetched(self._source, self._folder("source"), lambda done: self._progress("fetching", done))
-        tools = find_tools(self._folder("tools"), _environment(self._folder("tmp")))
+        environment = _environment(self._folder("tmp"))
+        tools = find_tools(self._folder("tools"), environment, lambda: self._progress("tools", 0.0))
         build = self._folder("build")
         start = monotonic()
         self._progress("compiling", 0.0)

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,13 @@ def check_compilers(what: str, environment: Mapping[str, str]) -> None:
             )
 
 
-def find_tools(folder: Path, environment: Mapping[str, str]) -> Tools:
+def find_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[[], None]) -> Tools:
     """The cmake, and the ninja or make, of this machine; else wheels that are installed below `folder`,
-    which lasts as long as the build. Raises BuildError."""
+    which lasts as long as the build; `on_fetch` is called before. Raises BuildError."""
     missing = [] if _usable_cmake(environment) else [f"cmake>={'.'.join(map(str, _CMAKE_NEEDED))}"]
     missing += [] if _found("ninja", environment) or _found("make", environment) else ["ninja"]
     if missing:
+        on_fetch()
         failures = install_wheels(missing, folder, lambda _done, _total: None)
         if failures:
             names = " and ".join(name.partition(">")[0] for name in missing)
