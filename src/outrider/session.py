@@ -433,6 +433,7 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
         if isinstance(model, GgufModel):
             settings[role] = asdict(model.options) | {
                 "name": model.name,
+                "build": model.weights.library.build_id,
                 "path": str(model.weights.path),
                 "context_length": model.context_length,
                 "batch_tokens": model.max_batch_tokens,

@@ -76,11 +76,13 @@ def print_readout(
     grammar: Grammar | None = None,
     *,
     estimate: bool = True,
+    library: str = "",
 ) -> None:
     """Counts and times, one subject a line; `grammar` is what the output was limited to. `estimate`: show
-    what the explanation takes the speed-up for."""
+    what the explanation takes the speed-up for. `library`: what runs the models, and why that."""
     rows = {
         "models": f"target {target}, " + (f"draft {draft}" if draft else "no draft model"),
+        **({"library": library} if library else {}),
         "prompt": _prompt_line(readout),
         "answer": _answer_line(readout, limited=grammar is not None),
         "target calls": _calls_line(readout),

@@ -236,7 +236,10 @@ def _report(
         target, draft = pair.target.name, pair.draft.name if pair.draft else None
         # An estimate has nothing to add to a measurement.
         estimate = comparison is None
-        print_readout(errors, readout, target, draft, explanation, request.grammar, estimate=estimate)
+        library = pair.target.library_line
+        print_readout(
+            errors, readout, target, draft, explanation, request.grammar, estimate=estimate, library=library
+        )
         if comparison:
             print_comparison(errors, comparison, deterministic=is_deterministic(request))
     if settings.explain and explanation and not settings.json:

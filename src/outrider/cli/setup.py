@@ -64,12 +64,18 @@ def _setup(native: _Native = False, force: _Force = False) -> None:
 
 def _libraries() -> list[str]:
     """The libraries that are there, a line each."""
+    from outrider.backends.gguf import installed, why_not
     from outrider.native import native_library
 
-    built = native_library()
-    if built is None:
-        return ["ik_llama.cpp for this CPU: not built; `outrider setup --native` does it"]
-    return [f"ik_llama.cpp for this CPU: {readable(str(built))}"]
+    lines = [
+        f"{file} cannot be used: {why}" if (why := why_not(file)) else f"{file}: {readable(str(file.path))}"
+        for file in installed()
+    ]
+    if not lines:
+        lines = ["no package that brings a library is installed: pip install xllamacpp ik-llama-cpp-python"]
+    if native_library() is None:
+        lines.append("ik_llama.cpp for this CPU: not built; `outrider setup --native` does it")
+    return lines
 
 
 def _build(force: bool) -> None:

@@ -2,6 +2,6 @@
 
 from outrider.native.build import NativeBuild, Progress, build_native
 from outrider.native.cpu import cpu_id
-from outrider.native.place import LIBRARY, native_library
+from outrider.native.place import IK, LIBRARY, native_library
 
-__all__ = ["LIBRARY", "NativeBuild", "Progress", "build_native", "cpu_id", "native_library"]
+__all__ = ["IK", "LIBRARY", "NativeBuild", "Progress", "build_native", "cpu_id", "native_library"]

@@ -17,8 +17,9 @@ from outrider.backends.gguf.library import Library, LibraryFile, LibraryRefused
 from outrider.backends.gguf.mainline import Mainline
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendError, SettingError
+from outrider.native import IK, native_library
 
-__all__ = ["INSTALL", "candidates", "installed", "open_library", "opened", "refusals"]
+__all__ = ["INSTALL", "candidates", "installed", "open_library", "opened", "refusals", "why_not"]
 
 _DIALECTS: dict[str, type[Library]] = {"llama_kv_cache_seq_rm": Ik, "llama_memory_seq_rm": Mainline}
 """By a function that only this dialect has."""
@@ -42,8 +43,10 @@ def refusals() -> list[str]:
 
 @cache
 def installed() -> tuple[LibraryFile, ...]:
-    """The libraries of installed packages, the preferred backend first; of each the preferred package."""
-    found: list[LibraryFile] = []
+    """The libraries that are here, the preferred backend first: one that was compiled for this CPU, and of
+    each backend the one of the preferred package."""
+    built = native_library()
+    found = [LibraryFile(built, "ik_llama.cpp for this CPU", IK.version)] if built else []
     for packages in _PACKAGES.values():
         files = (_file_of(distribution, module) for distribution, module in packages)
         found += [file for file in files if file][:1]
@@ -85,6 +88,15 @@ def open_library(file: LibraryFile) -> Library:
             _refused[path] = str(refusal)
             raise
     return _opened[path]
+
+
+def why_not(file: LibraryFile) -> str | None:
+    """Why a library cannot be used; None where it can."""
+    try:
+        open_library(file)
+    except LibraryRefused as refusal:
+        return str(refusal)
+    return None
 
 
 def _open(file: LibraryFile) -> Library:

@@ -67,6 +67,11 @@ class Weights:
         return "window" if windowed else "free"
 
     @property
+    def library_line(self) -> str:
+        """The library in use, and why it is this one."""
+        return self.compared or str(self.library.file)
+
+    @property
     def native(self) -> Handle:
         """Who owns the native model; a context keeps it alive."""
         return self._native
