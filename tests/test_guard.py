@@ -105,6 +105,27 @@ def test_a_child_that_was_killed_is_no_broken_build(tmp_path: Path, signal_numbe
     assert not memory.exists()
 
 
+def wrong_in_large_calls(options: LoadOptions) -> int:
+    return guard.WRONG if options.micro_batch_tokens > 31 else 0
+
+
+def test_a_library_that_is_wrong_in_large_calls_is_given_small_ones(tmp_path: Path) -> None:
+    memory, run = tmp_path / "builds.json", Children(wrong_in_large_calls)
+    options, notice = check(memory, run)
+    assert options == LoadOptions(threads=1, micro_batch_tokens=31) and len(run.tried) == 2
+    assert notice is not None and "wrongly" in notice and "31" in notice
+    assert check(memory, run) == (options, notice) and len(run.tried) == 2
+    small, _ = check(memory, run, LoadOptions(threads=1, micro_batch_tokens=8), file="other")
+    assert small.micro_batch_tokens == 8
+
+
+def test_a_library_that_is_always_wrong_is_not_used(tmp_path: Path) -> None:
+    memory = tmp_path / "builds.json"
+    with pytest.raises(BackendCrash, match="wrongly"):
+        check(memory, Children(lambda _options: guard.WRONG))
+    assert not memory.exists()
+
+
 def test_plain_kernels_are_tried_as_well(tmp_path: Path) -> None:
     memory, plain = tmp_path / "builds.json", LoadOptions(extra_buffer_types=False)
     run = Children(dies_always)

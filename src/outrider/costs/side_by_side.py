@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 
 from outrider.core.contracts import Model
 from outrider.costs.curve import CallCosts
@@ -28,6 +28,7 @@ def measure_side_by_side(
     rows: Rows = "all",
     context: int = 0,
     sizes: Sequence[int] = SIZES,
+    pause_s: float = 0.0,
     clock: Clock = perf_counter,
     progress: Callable[[float], None] | None = None,
     seed: int = 0,
@@ -35,7 +36,8 @@ def measure_side_by_side(
     """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
 
     `sizes` are the tokens of each call of a round; one that comes twice is measured twice as often.
-    It takes about `seconds` in all, at least a round and at most as many as are of use. The calls are made
+    `pause_s` lies before every call: threads of another library than the one that is called next spin on
+    for a moment. It takes about `seconds` in all, at least a round and at most as many as are of use. The calls are made
     at a context of `context` tokens, or what three tenths of the time can fill. The models' sequences
     are empty before and after.
 
@@ -63,6 +65,7 @@ def measure_side_by_side(
             before = clock()
             for size in rng.sample(sizes, len(sizes)):
                 for i in rng.sample(range(len(models)), len(models)):
+                    sleep(pause_s)
                     taken[i][size].seconds.append(timers[i].call_s(size))
                 report(min((clock() - started) / seconds, 1.0) if seconds > 0 else 1.0)
             num_rounds += 1

@@ -44,6 +44,8 @@ _WITHOUT_EFFECT = ("mmap", "mlock", "max_rows", "batch_tokens")
 
 _CONTEXT_TOKENS = 512
 """Flash attention shows once there is something to attend to."""
+_PAUSE_S = 0.01
+"""before each call where several libraries take turns: each has a pool of threads that spins after a call"""
 _WEIGHTS_ROOM = 1.3
 """Free memory, in sizes of the file, that a copy of the weights is taken to need."""
 
@@ -232,6 +234,7 @@ def _measure(path: Path, sets: Sequence[LoadOptions], how: _Measuring) -> dict[L
                 context=how.context,
                 progress=tell,
                 sizes=FEW_SIZES if how.quick else SIZES,
+                pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
             )
             found |= dict(zip(models, costs, strict=True))
     if not found:

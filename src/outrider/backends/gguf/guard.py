@@ -1,4 +1,4 @@
-"""Survive a native library that dies at its first call.
+"""Survive a native library that dies at its first call, or computes wrongly.
 
 Some compilers miscompile the AMX kernels (GCC 12 among them): the first call then ends the whole
 process with a segmentation fault. Other builds use instructions that this CPU lacks. So the first
@@ -22,9 +22,17 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendCrash, OutOfMemory
 from outrider.native.cpu import cpu_id
 
-_Outcome = Literal["works", "works without extra buffer types"]
+_Outcome = Literal["works", "works without extra buffer types", "works in small batches"]
+
+_TRIAL = "trial 2"
+"""What is tried; outcomes of another trial count for nothing."""
+_SMALL_BATCH = 31
+"""tokens, below the sizes whose kernels were seen to be wrong"""
 
 _FLAGS = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
+
+WRONG = 3
+"""the exit status of a child whose library computes wrongly"""
 
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()
 
@@ -51,25 +59,35 @@ def check_build(
     killed it.
     """
     kernels = "" if options.extra_buffer_types else " | plain kernels"
-    key = f"{build} | {model_kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
+    key = f"{_TRIAL} | {build} | {model_kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
     outcomes = _read(memory)
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
         outcome = _try_out(path, options, build, run or _run_child)
         if outcome is not None:
             _write(memory, outcomes | {key: outcome})
-    if outcome != "works without extra buffer types":
-        return options, None
-    notice = (
-        f"{_version(build)} crashes in its repacked kernels with {model_kind}: its plain ones are used, "
-        f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
-    )
-    return replace(options, extra_buffer_types=False), notice
+    if outcome == "works without extra buffer types":
+        notice = (
+            f"{_version(build)} crashes in its repacked kernels with {model_kind}: its plain ones are used, "
+            f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
+        )
+        return replace(options, extra_buffer_types=False), notice
+    if outcome == "works in small batches":
+        notice = (
+            f"{_version(build)} computes long calls wrongly with {model_kind}: prompts are read "
+            f"{_SMALL_BATCH} tokens at a time"
+        )
+        return _in_small_batches(options), notice
+    return options, None
 
 
 def _version(build: str) -> str:
     """A build's name without the hash of its files."""
     return build.rpartition(" ")[0] or build
+
+
+def _in_small_batches(options: LoadOptions) -> LoadOptions:
+    return replace(options, micro_batch_tokens=min(_SMALL_BATCH, options.micro_batch_tokens))
 
 
 def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Outcome | None:
@@ -78,8 +96,13 @@ def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Ou
     status = _first_calls(path, options, run)
     if status == 0:
         return "works"
-    if status > 0:
+    if status > 0 and status != WRONG:
         return None
+    if status == WRONG:
+        if _first_calls(path, _in_small_batches(options), run) == 0:
+            return "works in small batches"
+        why = f"{_version(build)} computes it wrongly: calls over few and over many tokens disagree"
+        raise BackendCrash(str(path), why, "Choose another library (--backend, --llama-library).")
     plain, with_them = replace(options, extra_buffer_types=False), ""
     if options.extra_buffer_types:
         if _first_calls(path, plain, run) == 0:

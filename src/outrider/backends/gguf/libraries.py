@@ -6,6 +6,7 @@ A library is opened once for each process. What cannot be used is passed over, w
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -104,10 +105,37 @@ def _open(file: LibraryFile) -> Library:
         functions = ctypes.CDLL(str(file.path))
     except OSError as error:
         raise LibraryRefused(f"it cannot be loaded ({error})") from None
+    shared = {_ggml_of(library.functions): library for library in opened()}
+    if other := shared.get(_ggml_of(functions)):
+        # The loader serves a library's needs with the first one of that name, wherever it lies.
+        raise LibraryRefused(f"it would run on the kernels of {other.file.path}: use one of the two alone")
     for name, dialect in _DIALECTS.items():
         if hasattr(functions, name):
             return dialect(file, functions)
     raise LibraryRefused("it is no library of llama.cpp, or of a version before 2025")
+
+
+class _Location(ctypes.Structure):
+    """Dl_info of dladdr."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def _ggml_of(functions: ctypes.CDLL) -> str:
+    """The file that a library's kernels come from; a name of its own where that cannot be found out."""
+    unknown = f"unknown {id(functions)}"
+    try:
+        address = ctypes.cast(functions.ggml_init, ctypes.c_void_p)
+        find, found = ctypes.CDLL(None).dladdr, _Location()
+    except (AttributeError, OSError, TypeError):
+        return unknown
+    find.argtypes, find.restype = [ctypes.c_void_p, ctypes.POINTER(_Location)], ctypes.c_int
+    return os.fsdecode(found.file) if find(address, ctypes.byref(found)) and found.file else unknown
 
 
 def candidates(options: LoadOptions) -> Iterator[Library]:
