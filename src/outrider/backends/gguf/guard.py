@@ -59,7 +59,8 @@ def check_build(
     killed it.
     """
     kernels = "" if options.extra_buffer_types else " | plain kernels"
-    key = f"{_TRIAL} | {build} | {model_kind} {file} | gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
+    place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
+    key = f"{_TRIAL} | {build} | {model_kind} {file} | {place}"
     outcomes = _read(memory)
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
