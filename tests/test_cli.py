@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -430,7 +431,18 @@ def test_help_of_the_program_and_of_chat(outrider: Call) -> None:
 def test_version(outrider: Call) -> None:
     outcome = outrider("--version")
     assert outcome.status == 0
-    assert outcome.out.startswith("outrider 0.") and "llama-cpp-python" in outcome.out
+    assert re.fullmatch(
+        r"outrider 0\.\S+ \(((ik-llama-cpp-python|xllamacpp|llama-cpp-python) [0-9.]+(, )?)+\)\n", outcome.out
+    )
+
+
+def test_version_without_a_library_that_runs_models(outrider: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("outrider.cli.main.version", version)
+    outcome = outrider("--version")
+    assert outcome.status == 0 and outcome.out.endswith("(no library to run models)\n")
 
 
 @pytest.mark.parametrize(("step_s", "row"), [(0.02, r"0: .* [0-9]+% of its tokens"), (0.3, r"0\s*$")])

@@ -244,8 +244,8 @@ def test_without_torch_one_line_says_what_to_install(
     outcome = distill("-m", "nowhere.gguf", "-o", "d")
     assert outcome.status == 2 and outcome.out == "" and not (models / "d").exists()
     assert outcome.err == (
-        "error: outrider distill: PyTorch is not installed, and drafts are trained with it. "
-        "Run pip install 'outrider[distill]'.\n"
+        "error: outrider distill: PyTorch is not installed. "
+        "It comes with the extra distill: pip install 'outrider[distill]'.\n"
     )
     helped = distill("--help")
     assert helped.status == 0 and "--learning-curve" in helped.out

@@ -12,6 +12,7 @@ from typing import Any
 from outrider.bench.results import Results
 from outrider.bench.rows import CaseOutcome, PredictionRow, RunRow
 from outrider.core.errors import InputError, SettingError
+from outrider.core.extras import require_extra
 from outrider.files import check_writable, write_whole
 
 __all__ = ["COLUMNS", "export", "table"]
@@ -129,12 +130,10 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        why = "Parquet needs the library pyarrow, which is not installed"
-        raise SettingError(str(path), why, "Install outrider[parquet], or name a .csv file.") from error
+    require_extra(str(path), "parquet", "name a .csv file")
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+
     kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
     partial = path.with_name(f"{path.name}.partial")

@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from outrider.cli.bench_flags import FLAGS, SWITCHES, Json
 from outrider.cli.options import OUTPUT, option
+from outrider.core.extras import require_extra
 
 __all__ = ["SUBCOMMANDS", "command", "subcommand"]
 
@@ -38,6 +39,7 @@ _To = Annotated[
 
 def _bench(ctx: typer.Context, **arguments: Any) -> None:
     given = {name: value for name, value in arguments.items() if _is_given(ctx, name)}
+    require_extra("outrider bench", "bench")
     from outrider.cli.bench import bench
 
     raise typer.Exit(bench(given))

@@ -12,6 +12,7 @@ from outrider.bench.results import Results
 from outrider.cli.bench_json import summary_json
 from outrider.cli.output import readable, write
 from outrider.core.errors import SettingError
+from outrider.core.extras import require_extra
 from outrider.files import check_writable, write_whole
 
 __all__ = ["REPORT", "compare", "export", "init", "report", "show"]
@@ -33,6 +34,7 @@ def init(file: Path, *, force: bool) -> int:
 def report(folder: Path, html: Path | None, *, as_json: bool) -> int:
     """Show what a run has found so far; returns the exit status. Raises InputError and SettingError."""
     if html is not None:
+        require_extra(str(html), "bench", "leave --html out")
         check_writable(html, "report")
     show(Results.read(folder), html, as_json=as_json, folder=folder)
     return 0

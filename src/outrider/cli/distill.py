@@ -11,7 +11,7 @@ from rich.text import Text
 from outrider.bench.models import ModelFile
 from outrider.cli.distill_plan import DistillSettings, plan_of
 from outrider.cli.output import readable, write
-from outrider.distill.needs import require_torch
+from outrider.core.extras import require_extra
 from outrider.distill.plan import DistillPlan
 
 __all__ = ["distill"]
@@ -32,7 +32,7 @@ class _Work:
 def distill(settings: DistillSettings) -> int:
     """Distil, and say what came of it; returns the exit status. All that can be refused is refused before
     the first answer."""
-    require_torch()
+    require_extra("outrider distill", "distill")
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     file, plan = plan_of(settings)
     # PyTorch takes a second or two: a wrong option is refused before.

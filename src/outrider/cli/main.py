@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from typing import Annotated, Any, TextIO, cast
 
@@ -113,9 +114,18 @@ app = typer.Typer(
 )
 
 
+def _libraries() -> list[str]:
+    """The packages that are installed of those that run models, with their versions."""
+    found = []
+    for name in ("ik-llama-cpp-python", "xllamacpp", "llama-cpp-python"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"outrider {__version__} (llama-cpp-python {version('llama-cpp-python')})")
+        typer.echo(f"outrider {__version__} ({', '.join(_libraries()) or 'no library to run models'})")
         raise typer.Exit
 
 

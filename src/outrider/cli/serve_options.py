@@ -20,6 +20,7 @@ from outrider.cli import draft_options, options
 from outrider.cli.options import option
 from outrider.cli.output import write
 from outrider.cli.settings import RunSettings
+from outrider.core.extras import require_extra
 from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.settings import TABLES, ServeSettings, table_of
 
@@ -134,6 +135,7 @@ def command(cls: type[TyperCommand], as_run: Callable[[dict[str, Any]], RunSetti
         if given["print_config"]:
             write(as_toml(configuration))
             raise typer.Exit
+        require_extra("outrider serve", "serve")
         from outrider.cli.serve import serve
 
         raise typer.Exit(serve(configuration, as_run(configuration.settings.plain())))

@@ -1,0 +1,37 @@
+"""What some commands need beyond a plain install: the extras of pyproject.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from outrider.core.errors import SettingError
+
+__all__ = ["MODULES", "require_extra"]
+
+MODULES: Mapping[str, Mapping[str, str]] = {
+    "serve": {"fastapi": "FastAPI", "uvicorn": "Uvicorn", "prometheus_client": "prometheus-client"},
+    "bench": {"matplotlib": "Matplotlib", "httpx": "HTTPX"},
+    "parquet": {"pyarrow": "PyArrow"},
+    "distill": {"torch": "PyTorch", "matplotlib": "Matplotlib"},
+}
+"""For every extra that a command needs the modules that the command imports, and what they are called."""
+
+
+def require_extra(what: str, extra: str, otherwise: str = "") -> None:
+    """Raise SettingError where a module of an extra is not installed; none of them is imported.
+
+    Args:
+        what: What needs it, such as the command.
+        extra: Its name in pyproject.toml.
+        otherwise: What can be done instead.
+    """
+    missing = [name for module, name in MODULES[extra].items() if find_spec(module) is None]
+    if not missing:
+        return
+    listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+    be, come = ("is", "It comes") if len(missing) == 1 else ("are", "They come")
+    way_out = f"{come} with the extra {extra}: pip install 'outrider[{extra}]'"
+    raise SettingError(
+        what, f"{listed} {be} not installed", f"{way_out}; or {otherwise}." if otherwise else f"{way_out}."
+    )

@@ -1,0 +1,108 @@
+"""What a plain install does without: commands name the extra that they need, and `run` imports none."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from cli_helpers import PATIENCE_S, ROOT, call, environment
+from outrider.core.errors import SettingError
+from outrider.core.extras import MODULES, require_extra
+from tiny_gguf import write_tiny
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+NOT_IN_RUN = {module for modules in MODULES.values() for module in modules} | {"starlette"}
+PROGRAM = f"""
+import atexit, json, sys
+from importlib import import_module
+atexit.register(lambda: print(json.dumps(sorted({NOT_IN_RUN} & sys.modules.keys())), file=sys.stderr))
+for command in ("run", "chat", "costs", "verify", "check", "quantize"):
+    import_module("outrider.cli." + command)
+from outrider.cli.main import main
+main()
+"""
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {Requirement(text).name.lower().replace("_", "-") for text in requirements}
+
+
+def test_every_module_is_brought_by_its_extra() -> None:
+    owners = packages_distributions()
+    for extra, modules in MODULES.items():
+        for module in modules:
+            owner = owners.get(module, [module])[0]
+            assert owner.lower().replace("_", "-") in names(EXTRAS[extra]), (extra, module)
+        assert len(modules) == len(EXTRAS[extra]), extra
+
+
+def test_what_is_installed_is_enough() -> None:
+    require_extra("outrider serve", "serve")
+
+
+def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SettingError) as caught:
+        require_extra("outrider serve", "serve")
+    assert str(caught.value) == (
+        "outrider serve: Uvicorn is not installed. "
+        "It comes with the extra serve: pip install 'outrider[serve]'."
+    )
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(SettingError) as caught:
+        require_extra("outrider serve", "serve", "run it elsewhere")
+    assert str(caught.value) == (
+        "outrider serve: FastAPI, Uvicorn and prometheus-client are not installed. "
+        "They come with the extra serve: pip install 'outrider[serve]'; or run it elsewhere."
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "told"),
+    [
+        ("fastapi", ["serve", "-m", "none.gguf"], "error: outrider serve: FastAPI is not installed. "),
+        ("matplotlib", ["bench", "-m", "none.gguf"], "error: outrider bench: Matplotlib is not installed. "),
+        ("httpx", ["bench", "plan.toml"], "error: outrider bench: HTTPX is not installed. "),
+        ("matplotlib", ["bench", "report", "none", "--html", "a.html"], "error: a.html: Matplotlib is not "),
+        ("torch", ["distill", "-m", "none.gguf"], "error: outrider distill: PyTorch is not installed. "),
+    ],
+)
+def test_a_command_without_its_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    module: str,
+    command: list[str],
+    told: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    outcome = call(monkeypatch, capfdbinary, *command)
+    assert outcome.status == 2 and outcome.out == ""
+    assert outcome.err.startswith(told) and outcome.err.count("\n") == 1
+    assert f"pip install 'outrider[{command[0]}]'" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["serve", "bench", "distill"])
+def test_help_needs_no_extra(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], command: str
+) -> None:
+    for module in MODULES[command]:
+        monkeypatch.setitem(sys.modules, module, None)
+    outcome = call(monkeypatch, capfdbinary, command, "--help")
+    assert outcome.status == 0 and outcome.err == "" and f"outrider {command}" in outcome.out
+
+
+@pytest.mark.parametrize("arguments", [["-n", "4", "--raw", "hello"], ["--help"]])
+def test_a_plain_run_imports_nothing_of_the_extras(tmp_path: Path, arguments: list[str]) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    command = [sys.executable, "-c", PROGRAM, "run", "-m", str(model), *arguments]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr
+    assert json.loads(done.stderr.splitlines()[-1]) == []
