@@ -16,7 +16,12 @@ from outrider.core.extras import MODULES, require_extra
 from tiny_gguf import write_tiny
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-NOT_IN_RUN = {module for modules in MODULES.values() for module in modules} | {"starlette"}
+NOT_IN_RUN = {module for modules in MODULES.values() for module in modules} | {
+    "starlette",
+    "llama_cpp",
+    "ik_llama_cpp",
+    "xllamacpp",
+}
 PROGRAM = f"""
 import atexit, json, sys
 from importlib import import_module
