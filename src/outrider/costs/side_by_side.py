@@ -38,8 +38,8 @@ def measure_side_by_side(
     `sizes` are the tokens of each call of a round; one that comes twice is measured twice as often.
     `pause_s` lies before every call: threads of another library than the one that is called next spin on
     for a moment. It takes about `seconds` in all, at least a round and at most as many as are of use. The
-    calls are made at a context of `context` tokens, or what three tenths of the time can fill. The models' sequences
-    are empty before and after.
+    calls are made at a context of `context` tokens, or what three tenths of the time can fill. The models'
+    sequences are empty before and after.
 
     Raises BackendError when a call fails.
     """
