@@ -20,7 +20,7 @@ from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
-from outrider.loading import load_weights, template_of
+from outrider.loading import load_draft, load_weights, template_of
 from outrider.policy.prior import Prior
 from outrider.session import Session
 from outrider.vocab import Alignment
@@ -105,15 +105,23 @@ class LoadedDraft:
 
 
 def load_model(
-    file: ModelFile, options: LoadOptions, context: int, notices: list[str], *, draft: bool = False
+    file: ModelFile,
+    options: LoadOptions,
+    context: int,
+    notices: list[str],
+    *,
+    beside: Model | None = None,
 ) -> tuple[GgufModel, int | None]:
     """The model of a file with a context of so many tokens (0: what it was trained with), and the bytes by
-    which the process grew; None where that is not known.
+    which the process grew; None where that is not known. A draft is loaded `beside` its target.
 
     Raises ModelFileError or OutOfMemory.
     """
     before = resident_bytes()
-    weights = load_weights(file.path, file.card, options, notices, draft=draft)
+    if isinstance(beside, GgufModel):
+        weights = load_draft(beside.weights, file.path, file.card, options, notices)
+    else:
+        weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
     try:
         longest = min(context + _ROOM_TOKENS, weights.trained_context) if context else 0
         model = weights.open(longest)

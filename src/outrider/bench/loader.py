@@ -47,7 +47,9 @@ class LlamaCppLoader:
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
         """Raises ModelFileError or OutOfMemory."""
         notices: list[str] = []
-        model, grown = load_model(file, self._plan.load_options(), self._context, notices, draft=True)
+        model, grown = load_model(
+            file, self._plan.load_options(), self._context, notices, beside=target.model
+        )
         try:
             alignment = compare(target.model.vocabulary, model.vocabulary)
             useless = None

@@ -157,17 +157,17 @@ def _draft(
 ) -> DraftReport:
     started = perf_counter()
     options = asking.draft_options or asking.options
-    with Loaded(file, options, notices, progress, draft=True) as draft:
+    with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
         if refusal := why_unusable(subject, draft.weights.rewind, draft.facts(), alignment):
             return refusal
         model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
         costs = draft.costs("last", asking.costs_s)
-        beside = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+        loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
         spent = perf_counter() - started
         answers, skipped = offered(
             subject,
-            beside,
+            loaded,
             seconds=max(asking.seconds - spent, 1.0),
             progress=lambda part: progress(f"{file.name} scores the answers", part),
         )
@@ -176,7 +176,7 @@ def _draft(
         if skipped:
             notices.append(f"{file.name}: {skipped} of the answers do not fit its context")
         progress(f"{file.name} drafts", None)
-        costs = probed(subject, beside, costs, answers)
+        costs = probed(subject, loaded, costs, answers)
         progress(f"replaying {file.name}", None)
-        report = judge(subject, draft.weights.rewind, draft.facts(), alignment, costs, answers, beside.prior)
+        report = judge(subject, draft.weights.rewind, draft.facts(), alignment, costs, answers, loaded.prior)
     return replace(report, seconds=perf_counter() - started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -11,9 +12,10 @@ from outrider.bench.loaded import resident_bytes
 from outrider.bench.models import ModelFile
 from outrider.check.facts import model_facts
 from outrider.check.report import ModelFacts
+from outrider.core.contracts import Model
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
-from outrider.loading import load_weights, template_of
+from outrider.loading import load_draft, load_weights, template_of
 from outrider.tuning import costs_of
 
 __all__ = ["Loaded", "Progress"]
@@ -25,7 +27,8 @@ Progress = Callable[[str, float | None], None]
 class Loaded:
     """Weights, and a context once it is opened; leaving it frees both.
 
-    Lines for the user go to `notices`. Raises ModelFileError or OutOfMemory.
+    Lines for the user go to `notices`. A draft is loaded `beside` its target. Raises ModelFileError or
+    OutOfMemory.
     """
 
     def __init__(
@@ -35,16 +38,19 @@ class Loaded:
         notices: list[str],
         progress: Progress,
         *,
-        draft: bool = False,
+        beside: Model | None = None,
     ) -> None:
         self._progress = progress
         self._notices = notices
         self._file = file
         self._before = resident_bytes()
         progress(f"loading {file.name}", None)
-        self.weights = load_weights(file.path, file.card, options, notices, draft=draft)
+        if isinstance(beside, GgufModel):
+            self.weights = load_draft(beside.weights, file.path, file.card, options, notices)
+        else:
+            self.weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
         try:
-            self.template = None if draft else template_of(self.weights, file.card)
+            self.template = None if beside else template_of(self.weights, file.card)
         except BaseException:
             self.weights.close()
             raise
@@ -71,7 +77,8 @@ class Loaded:
         now = resident_bytes()
         known = now is not None and self._before is not None and self._model is not None
         memory = max(now - self._before, 0) if known and now and self._before else None
-        return model_facts(self._file.name, self._file.card, memory)
+        library = self.weights.library_line
+        return replace(model_facts(self._file.name, self._file.card, memory), library=library)
 
     def __enter__(self) -> Self:
         return self

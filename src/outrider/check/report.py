@@ -47,6 +47,8 @@ class ModelFacts:
     bytes_per_token: int
     trained_context: int | None
     memory_bytes: int | None = None
+    library: str = ""
+    """what runs it here, and why"""
 
 
 @dataclass(frozen=True, slots=True)

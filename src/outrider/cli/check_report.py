@@ -71,6 +71,7 @@ def _target_rows(report: Report) -> list[tuple[str, str]]:
     rows = [
         ("model", _model(report.target)),
         ("size", _size(report.target)),
+        *([("library", report.target.library)] if report.target.library else []),
         ("rewind", _rewind(report.rewind)),
     ]
     rows.append(("calls", _calls(report.calls)))

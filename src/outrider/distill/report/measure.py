@@ -179,7 +179,7 @@ def _scored(
 ) -> list[_Scored]:
     """A draft's offers along the answers, and its costs; nothing but a notice where it cannot take part."""
     [file] = find_models([str(path)], hub=HubOptions(offline=True))
-    with Loaded(file, options, notices, progress, draft=True) as draft:
+    with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
         if refusal := why_unusable(subject, draft.weights.rewind, draft.facts(), alignment):
             notices.append(f"{path.name} is left out: {refusal.verdict.sentence}")
