@@ -1,0 +1,191 @@
+"""What is declared of the native libraries is true; what cannot be used is passed over with a line."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.backends.gguf import LoadOptions, candidates, installed, libraries
+from outrider.backends.gguf.ik import Ik
+from outrider.backends.gguf.library import SHARED, Library, LibraryFile, LibraryRefused
+from outrider.backends.gguf.mainline import Mainline
+from outrider.core.errors import BackendError, SettingError
+
+BY_NAME = {file.source: file for file in installed()}
+HEADER = Path(sysconfig.get_paths()["purelib"]) / "include" / "llama.h"
+
+SIZES = {
+    **dict.fromkeys(("bool", "int8_t"), 1),
+    **dict.fromkeys(("int32_t", "uint32_t", "int", "float", "llama_token", "llama_pos", "llama_seq_id"), 4),
+    **dict.fromkeys(("size_t", "uint64_t", "double", "ggml_log_callback"), 8),
+    "void": 0,
+}
+
+
+def size_of(declared: str) -> int | str:
+    """The bytes of a C type, or the name of a structure that is given by value."""
+    if "*" in declared:
+        return 8
+    words = [word for word in declared.split() if word not in ("const", "LLAMA_API")]
+    if words[0] == "struct":
+        return words[1]
+    return 4 if words[0] == "enum" else SIZES.get(words[0], 8)
+
+
+def prototypes(header: str) -> dict[str, list[int | str]]:
+    """By function: the size of its result, then those of its arguments."""
+    bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", header, flags=re.S)
+    found: dict[str, list[int | str]] = {}
+    for result, name, arguments in re.findall(r"LLAMA_API\s+([\w\s*]+?)(llama_\w+)\s*\(([^()]*)\)\s*;", bare):
+        declared = [argument.strip() for argument in arguments.split(",")]
+        found[name] = [size_of(result), *(size_of(one) for one in declared if one not in ("void", ""))]
+    return found
+
+
+def size_declared(kind: Any) -> int | str:
+    if kind is None:
+        return 0
+    return str(kind.__name__) if issubclass(kind, ctypes.Structure) else ctypes.sizeof(kind)
+
+
+@pytest.mark.skipif(ctypes.sizeof(ctypes.c_void_p) != 8, reason="sizes of a 64-bit machine")
+def test_functions_are_declared_as_in_the_header() -> None:
+    """Both packages put their header into the same place: whichever came last is there."""
+    if not HEADER.exists():
+        pytest.skip("no installed package brings a header")
+    text = HEADER.read_text()
+    dialect: type[Library] = Ik if "llama_kv_cache_seq_rm" in text else Mainline
+    known = prototypes(text)
+    declared = {**SHARED, **dialect.signatures}
+    assert len(declared) > 30
+    differing = {
+        name: (known.get(name), [size_declared(kind) for kind in kinds])
+        for name, kinds in declared.items()
+        if known.get(name) != [size_declared(kind) for kind in kinds]
+    }
+    assert differing == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "ours", "name"),
+    [
+        ("llama_cpp.llama_cpp", Mainline.ModelParams, "llama_model_params"),
+        ("llama_cpp.llama_cpp", Mainline.ContextParams[0], "llama_context_params"),
+        ("llama_cpp.llama_cpp", Mainline.Batch, "llama_batch"),
+        ("ik_llama_cpp._ctypes_api", Ik.ModelParams, "llama_model_params"),
+        ("ik_llama_cpp._ctypes_api", Ik.ContextParams[0], "llama_context_params"),
+        ("ik_llama_cpp._ctypes_api", Ik.Batch, "llama_batch"),
+    ],
+)
+def test_structures_are_laid_out_as_in_the_packages_own_bindings(
+    module: str, ours: type[ctypes.Structure], name: str
+) -> None:
+    if util.find_spec(module.partition(".")[0]) is None:
+        pytest.skip(f"{module} is not installed")
+    # In a process of its own: bindings load their library when they are imported.
+    code = (
+        "import importlib, json, sys\n"
+        "kind = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])\n"
+        "fields = [(f[0], getattr(kind, f[0])) for f in kind._fields_]\n"
+        "print(json.dumps([[name, field.offset, field.size] for name, field in fields]))\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, module, name]
+    theirs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [[f[0], getattr(ours, f[0]).offset, getattr(ours, f[0]).size] for f in ours._fields_] == theirs
+
+
+class Foreign(Mainline):
+    """As a later version might be: a field more, or another default."""
+
+
+@pytest.mark.skipif("llama-cpp-python" not in BY_NAME, reason="needs llama-cpp-python")
+@pytest.mark.parametrize("change", ["default", "larger"])
+def test_a_library_with_other_structures_is_refused(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    file = BY_NAME["llama-cpp-python"]
+    if change == "default":
+        monkeypatch.setattr(Foreign, "model_defaults", {**Mainline.model_defaults, "lazy_mode": 7})
+        expected = "lazy_mode is 1"
+    else:
+
+        class Shorter(ctypes.Structure):
+            _fields_ = Mainline.ModelParams._fields_[:-8]
+
+        monkeypatch.setattr(Foreign, "ModelParams", Shorter)
+        expected = "larger than expected"
+    with pytest.raises(LibraryRefused, match=expected):
+        Foreign(file, ctypes.CDLL(str(file.path)))
+
+
+def test_a_file_that_is_no_library_is_refused_by_name(tmp_path: Path) -> None:
+    for name, content in (("text.so", b"no library"), ("missing.so", None)):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(SettingError) as caught:
+            next(candidates(LoadOptions(library=str(path))))
+        assert str(path) in caught.value.what and "--llama-library" in caught.value.way_out
+
+
+def test_a_library_of_something_else_is_refused() -> None:
+    other = importlib.import_module("_ctypes").__file__
+    with pytest.raises(SettingError, match=r"no library of llama\.cpp"):
+        next(candidates(LoadOptions(library=str(other))))
+
+
+def test_a_named_library_must_be_of_the_backend_that_was_asked_for() -> None:
+    ours = {library.backend: library for library in candidates(LoadOptions())}
+    path = str(ours["ik"].file.path)
+    with pytest.raises(SettingError, match=r"ik_llama\.cpp"):
+        next(candidates(LoadOptions(library=path, backend="llama.cpp")))
+
+
+def test_without_a_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "installed", lambda: ())
+    with pytest.raises(BackendError, match="pip install"):
+        next(candidates(LoadOptions()))
+
+
+def test_what_is_refused_is_passed_over_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "libllama.so"
+    broken.write_bytes(b"\x7fELF")
+    monkeypatch.setattr(libraries, "_refused", {})
+    known = installed()
+    monkeypatch.setattr(libraries, "installed", lambda: (LibraryFile(broken, "a broken package"), *known))
+    assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
+    [line] = libraries.refusals()
+    assert str(broken) in line and "cannot be loaded" in line
+
+
+def test_options_that_ik_cannot_follow_are_left_to_llama_cpp() -> None:
+    for options in (LoadOptions(full_window=False), LoadOptions(cache_type_v="q8_0")):
+        assert [library.backend for library in candidates(options)] == ["llama.cpp"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how Linux's loader finds what a library needs")
+@pytest.mark.skipif("llama-cpp-python" not in BY_NAME, reason="needs llama-cpp-python")
+def test_a_second_build_that_would_run_on_the_kernels_of_the_first_is_refused(tmp_path: Path) -> None:
+    """In a process of its own: what is mapped once stays."""
+    first = BY_NAME["llama-cpp-python"].path.parent
+    shutil.copytree(first, tmp_path / "lib")
+    code = (
+        "import sys\n"
+        "from outrider.backends.gguf import LoadOptions, candidates\n"
+        "from outrider.core.errors import SettingError\n"
+        "next(candidates(LoadOptions(library=sys.argv[1])))\n"
+        "try: next(candidates(LoadOptions(library=sys.argv[2])))\n"
+        "except SettingError as error: print(error)\n"
+    )
+    copies = [str(folder / "libllama.so") for folder in (first, tmp_path / "lib")]
+    shown = subprocess.run([sys.executable, "-c", code, *copies], capture_output=True, text=True, check=True)
+    assert "would run on the kernels of" in shown.stdout and str(first) in shown.stdout
