@@ -14,7 +14,7 @@ from outrider.tuning import choose_options
 from outrider.tuning.curves import file_id
 from outrider.tuning.options import Progress
 
-__all__ = ["load_draft", "load_weights", "template_of", "why_no_draft"]
+__all__ = ["in_same_library", "load_draft", "load_weights", "template_of", "why_no_draft"]
 
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
@@ -74,6 +74,13 @@ def _load(path: Path, card: ModelCard, options: LoadOptions, library: Library, n
     return Weights(path, survived)
 
 
+def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:
+    """A draft's options, in the library that its target was loaded with unless another was asked for."""
+    if options.backend != "auto" or options.library:
+        return options
+    return replace(options, backend=target.backend, library=target.library)
+
+
 def load_draft(
     target: Weights,
     path: Path,
@@ -88,9 +95,8 @@ def load_draft(
 
     Raises what `load_weights` raises.
     """
-    if options.backend == "auto" and not options.library:
-        library = target.library
-        same = replace(options, backend=library.backend, library=str(library.file.path))
+    same = in_same_library(target.options, options)
+    if same != options:
         try:
             return load_weights(path, card, same, notices, draft=True, measuring=measuring)
         except (BackendCrash, ModelFileError):

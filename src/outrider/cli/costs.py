@@ -23,10 +23,11 @@ from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, import_costs
 from outrider.costs.timing import Rows
 from outrider.files import check_writable
+from outrider.loading import in_same_library
 from outrider.models.hub import HubOptions
 from outrider.models.pair import resolve_pair
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
-from outrider.tuning import Tuning, costs_of, subject_of, tune
+from outrider.tuning import Tuning, costs_of, subject_of, tune, tuned_options
 
 _SECONDS = 20.0
 _TUNE_SECONDS = 60.0
@@ -80,7 +81,7 @@ def costs(settings: CostsSettings) -> int:
         options = {role: settings.run.load_options(draft=role == "draft") for role in paths}
         tunings = _tune(settings, paths, options, report) if settings.tune else {}
         notices = [note for tuning in tunings.values() if (note := tuning.notice)]
-        pair = _measure(settings, paths, options, report, notices)
+        pair = _measure(settings, paths, options, report, notices, tunings)
     if settings.costs is not None:
         export_costs(settings.costs, pair)
     for notice in notices:
@@ -99,13 +100,16 @@ def _tune(
     settings: CostsSettings, paths: dict[str, Path], options: dict[str, LoadOptions], report: Report
 ) -> dict[str, Tuning]:
     seconds = settings.seconds or _TUNE_SECONDS
-    found = {}
+    found: dict[str, Tuning] = {}
     for role, path in paths.items():
 
         def tell(what: str, part: float, role: str = role) -> None:
             report(f"{role}: {what}", part)
 
-        found[role] = tune(path, options[role], draft=role == "draft", seconds=seconds, progress=tell)
+        given = options[role]
+        if role == "draft":
+            given = in_same_library(found["target"].options, given)
+        found[role] = tune(path, given, draft=role == "draft", seconds=seconds, progress=tell)
     return found
 
 
@@ -115,6 +119,7 @@ def _measure(
     options: dict[str, LoadOptions],
     report: Report,
     notices: list[str],
+    tunings: dict[str, Tuning],
 ) -> PairCosts:
     """The curves of both models, one after the other: contexts that lie idle cost memory alone."""
     report("loading", 0.0)
@@ -133,7 +138,11 @@ def _measure(
         for role, weights in (("target", pair.target), ("draft", pair.draft)):
             if weights is not None:
                 model = _open(settings, weights)
-                notices += [weights.compared] if weights.compared else []
+                own = (
+                    options[role] if role == "target" else in_same_library(pair.target.options, options[role])
+                )
+                if tuning := tuned_options(weights.path, own, draft=role == "draft"):
+                    tunings.setdefault(role, tuning)
                 rows: Rows = "all" if role == "target" else "last"
                 about[role] = subject_of(model, rows).as_json()
                 found[role], lines = costs_of(
@@ -168,7 +177,8 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
         return
     console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
     for role, tuning in tunings.items():
-        print_trials(console, role, tuning)
+        if tuning.trials:
+            print_trials(console, role, tuning)
     print_costs(console, pair)
 
 

@@ -104,13 +104,17 @@ def costs_json(pair: PairCosts) -> dict[str, Any]:
     }
 
 
+_TRIED_SIZES = (1, 2, 4, 8, 16)
+
+
 def print_trials(console: Console, role: str, tuning: Tuning) -> None:
     """The sets of options that were tried, and what was chosen."""
     console.print(Text(f"{role}: options tried", style="bold"))
-    console.print(Text("one token    8 tokens   time per token", style="dim"))
+    header = "".join(f"{size:>8}" for size in _TRIED_SIZES)
+    console.print(Text(f"{header}  tokens, ms    time per token", style="dim"))
     for trial in tuning.trials:
-        one, eight = (_ms(trial.costs.call_s(n, context=0)) for n in (1, 8))
-        console.print(f"{one:>6} ms {eight:>8} ms {trial.score:10.2f}       {trial.changed}")
+        calls = "".join(f"{_ms(trial.costs.call_s(size, context=0)):>8}" for size in _TRIED_SIZES)
+        console.print(f"{calls}{trial.score:>26.2f}  {trial.changed}")
     console.print()
 
 

@@ -89,9 +89,9 @@ def score(calls_s: Curve, base_s: Curve, *, draft: bool) -> float:
 
 
 def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
-    """What differs, in words."""
+    """The library that is named, and what else differs, in words."""
     words = []
-    if (changed.backend, changed.library) != (options.backend, options.library):
+    if changed.library:
         words.append(_TITLES.get(changed.backend, changed.backend))
     if changed.extra_buffer_types != options.extra_buffer_types:
         words.append(f"repacked kernels {'on' if changed.extra_buffer_types else 'off'}")

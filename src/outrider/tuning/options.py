@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from outrider.backends.gguf import (
     LoadOptions,
@@ -75,9 +76,30 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
     if data is None or not isinstance(tuned, dict) or not set(tuned) <= set(_TUNED):
         return None
     try:
-        return Tuning(replace(options, **tuned), (), str(data.get("compared", "")))
-    except (SettingError, TypeError):
+        trials = tuple(_read_trial(options, trial) for trial in data.get("trials", ()))
+        return Tuning(replace(options, **tuned), trials, str(data.get("compared", "")))
+    except (SettingError, TypeError, KeyError, ValueError):
         return None
+
+
+def _read_trial(options: LoadOptions, data: dict[str, Any]) -> Trial:
+    given = replace(options, **{name: data["options"][name] for name in _TUNED})
+    return Trial(
+        str(data["changed"]), given, CallCosts.from_json(data["costs"], "trial"), float(data["score"])
+    )
+
+
+def _write_trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "changed": trial.changed,
+        "options": _tuned_part(trial.options),
+        "costs": trial.costs.as_json(),
+        "score": trial.score,
+    }
+
+
+def _tuned_part(options: LoadOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if name in _TUNED}
 
 
 def choose_options(
@@ -131,9 +153,13 @@ def tune(
         best, reached, tried = judge(survived, list(costs), list(costs.values()), draft)
         trials += [replace(trial, score=trial.score * gained) for trial in tried[1 if trials else 0 :]]
         gained *= reached
-    tuned = {name: value for name, value in asdict(best).items() if name in _TUNED}
     compared = compare_libraries(best, trials)
-    record = {"model": path.name, "tuned": tuned, "compared": compared}
+    record = {
+        "model": path.name,
+        "tuned": _tuned_part(best),
+        "compared": compared,
+        "trials": [_write_trial(trial) for trial in trials],
+    }
     return Tuning(best, tuple(trials), compared, write_entry(_place(path, options, draft), record))
 
 
