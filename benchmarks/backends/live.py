@@ -1,0 +1,153 @@
+"""Every library on the same prompts, plainly and with the automatic choice, in turn.
+
+    python benchmarks/backends/live.py PROMPTS.jsonl… --out live.jsonl --model TARGET.gguf \
+        [--draft DRAFT.gguf] --library llama.cpp=FILE --library wheel=FILE --library native=FILE
+
+Each prompt is answered greedily and from a cold cache by every library in both ways, in `--repetitions`
+rounds of shuffled order. Each library's load options are those that `--backend auto` takes for it, its costs
+are measured first, and its policy starts knowing nothing, once for each repetition. Then the hindsight bound
+is worked out at what the library's calls took in those minutes. Rows that are there are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from machine import describe
+from outrider import LoadOptions
+from outrider.core.errors import OutriderError
+from outrider.policy import FixedPolicy
+from outrider.session import Pair, Session
+from policy.bench import Bench, Plan, Run, middle
+from policy.choices import AUTO, PLAIN
+from policy.curves import as_row
+from policy.live import in_force, measure_costs, positive
+from policy.summary import token_s
+from rows import Row, append, resume
+from workload import Prompt, load_prompts
+
+SAME = ("tokens", "repetitions", "libraries", "models", "cpu")
+"""What all rows of a file share."""
+_PAUSE_S = 0.05
+"""between answers: the threads of the library that answered before spin on for a moment"""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A library, ready to answer."""
+
+    name: str
+    pair: Pair
+    session: Session
+    bench: Bench
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("prompts", nargs="+", help="FILE.jsonl, or FILE.jsonl:N for every Nth prompt")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--library", action="append", required=True, metavar="NAME=FILE", dest="libraries")
+    parser.add_argument("--repetitions", type=positive, default=3)
+    parser.add_argument("-n", "--tokens", type=positive, default=128)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("-c", "--context", type=int, default=2048)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--calibration", type=float, default=10.0, metavar="SECONDS", help="for each model")
+    return parser.parse_args()
+
+
+def open_way(arguments: argparse.Namespace, name: str, file: str, plan: Plan, out: Path) -> Way:
+    options = LoadOptions(threads=arguments.threads, library=file)
+    pair = Pair.load(arguments.model, arguments.draft, options=options)
+    session = pair.open(arguments.context, policy=FixedPolicy())
+    costs = measure_costs(session, arguments.calibration)
+    append(
+        out, as_row(costs) | {"library": name, "settings": in_force(session), "notices": list(pair.notices)}
+    )
+    return Way(name, pair, session, Bench(session, pair.alignment, costs, plan))
+
+
+def measure(ways: list[Way], prompt: Prompt, plan: Plan, rng: random.Random) -> Row:
+    """One prompt, answered by every library in both ways."""
+    tokens = ways[0].session.encode([{"role": "user", "content": prompt.text}])
+    turns = [(way, mode) for way in ways for mode in (PLAIN, AUTO)]
+    runs: dict[str, dict[str, list[Run]]] = {way.name: {"plain": [], "auto": []} for way in ways}
+    for number in range(plan.repetitions):
+        for way, mode in rng.sample(turns, len(turns)):
+            time.sleep(_PAUSE_S)
+            runs[way.name][mode.name].append(way.bench.answer(tokens, mode, number))
+    row: Row = {
+        "kind": "prompt",
+        "id": prompt.id,
+        "category": prompt.category,
+        "prompt_tokens": len(tokens),
+        "libraries": {way.name: of_library(way, prompt, tokens, runs[way.name]) for way in ways},
+    }
+    return row
+
+
+def of_library(way: Way, prompt: Prompt, tokens: tuple[int, ...], runs: dict[str, list[Run]]) -> Row:
+    plain, chosen = middle(runs["plain"]), middle(runs["auto"])
+    recording = way.bench.record(prompt, tokens, chosen.completion)
+    hindsight = way.bench.hindsight(recording, [*runs["plain"], *runs["auto"]], plain)
+    return {
+        **{mode: [run.as_json() | {"prefill_s": prefill_s(run)} for run in runs[mode]] for mode in runs},
+        "equal": len({run.completion.tokens for found in runs.values() for run in found}) == 1,
+        "text_tokens": hindsight["text_tokens"],
+        "bound_s": hindsight["bound_s"],
+        "own_s": hindsight["own_s"],
+    }
+
+
+def prefill_s(run: Run) -> float:
+    return sum(record.total_s for record in run.completion.records if record.kind != "decode")
+
+
+def line(row: Row) -> str:
+    base = None
+    parts = []
+    for name, found in row["libraries"].items():
+        plain_s, auto_s = (median(map(token_s, found[mode])) for mode in ("plain", "auto"))
+        base = base or plain_s
+        share = found["bound_s"] / found["text_tokens"] / auto_s
+        parts.append(f"{name} {base / plain_s:.2f}x plain, {base / auto_s:.2f}x auto ({share:.0%} of bound)")
+    return f"{row['id']} {row['category']}: " + "; ".join(parts)
+
+
+def main() -> None:
+    arguments = parse()
+    prompts = load_prompts(arguments.prompts)
+    rng = random.Random(arguments.seed)
+    rng.shuffle(prompts)
+    plan = Plan(arguments.tokens, arguments.repetitions, (), arguments.seed)
+    files = dict(given.split("=", 1) for given in arguments.libraries)
+    head = describe(*(path for path in (arguments.model, arguments.draft) if path))
+    head |= {"tokens": arguments.tokens, "repetitions": arguments.repetitions, "libraries": list(files)}
+    head |= {"threads": arguments.threads, "context": arguments.context}
+    done = {row["id"] for row in resume(arguments.out, head, SAME) if row["kind"] == "prompt"}
+    ways = [open_way(arguments, name, file, plan, arguments.out) for name, file in files.items()]
+    for prompt in (prompt for prompt in prompts if prompt.id not in done):
+        row = measure(ways, prompt, plan, rng)
+        append(arguments.out, row)
+        print(line(row), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (OutriderError, OSError) as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("stopped: what is measured is kept, the same command goes on from there")
