@@ -25,7 +25,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     source, recipe = made.source, made.recipe
     monkeypatch.setattr("outrider.native.build_native", partial(build_native, source=source, recipe=recipe))
     monkeypatch.setattr("outrider.native.native_library", partial(native_library, source, recipe))
-    monkeypatch.setattr("outrider.models.embedded_default", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr("outrider.models.embedded_default", lambda _progress: tmp_path / "model.gguf")
     return made
 
 
@@ -87,8 +87,9 @@ def test_a_source_that_does_not_compile_is_one_line_and_status_2(machine: Machin
     assert "Traceback" not in refused.err
 
 
-def test_ctrl_c_leaves_nothing_and_says_so(machine: Machine, setup: Setup) -> None:
-    machine.write("recipe/build.sh", f'touch "$1/half"; kill -INT {os.getpid()}; sleep 100\n')
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+def test_a_signal_leaves_nothing_and_says_so(machine: Machine, setup: Setup, name: str) -> None:
+    machine.write("recipe/build.sh", f'touch "$1/half"; kill -{name} {os.getpid()}; sleep 100\n')
     ended = setup("--native")
     assert ended.status == 130
     assert ended.err.endswith("interrupted: nothing of the build is left\n")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +27,7 @@ _INTERRUPTED = 130
 _EVERY_S = 10.0
 _HELP = "Show which libraries run GGUF files here; compile one for this CPU."
 _STAGES = {
+    "model": "fetching the default model, which the build is tried with",
     "fetching": "fetching ik_llama.cpp",
     "tools": "fetching cmake and ninja",
     "compiling": "compiling ik_llama.cpp for this CPU",
@@ -83,8 +86,8 @@ def _build(force: bool) -> None:
     from outrider.native import build_native
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    model = embedded_default()
-    with _shown(errors) as progress:
+    with _ended_in_order(), _shown(errors) as progress:
+        model = embedded_default(lambda done, total: progress("model", done / total))
         made = build_native(model, force=force, progress=progress)
     path = readable(str(made.path))
     if made.built:
@@ -97,6 +100,22 @@ def _build(force: bool) -> None:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """A signal that asks for the end, or a terminal that is closed, does what Ctrl-C does: the compilers run
+    in a session of their own, and would go on."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    usual = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
