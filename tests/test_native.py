@@ -238,8 +238,13 @@ def test_ctrl_c_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_a_full_disk_leaves_nothing(machine: Machine) -> None:
-    machine.write("recipe/build.sh", 'echo "cc: error: code.o: No space left on device"; exit 1\n')
+@pytest.mark.parametrize("stage", ["fetching", "compiling"])
+def test_a_full_disk_leaves_nothing(machine: Machine, stage: str) -> None:
+    full = 'echo "error: code.o: No space left on device"; exit 1\n'
+    if stage == "fetching":
+        machine.program("pip3", PIP + full)
+    else:
+        machine.write("recipe/build.sh", full)
     with pytest.raises(BuildError, match="its disk is full") as caught:
         machine.build()
     assert "OUTRIDER_CACHE" in caught.value.way_out

@@ -19,7 +19,8 @@ Progress = Callable[[int, int], None]
 
 _POLL_S = 0.2
 _REASONS = ("ERROR: ", "error: ", "cause: ", "╰─▶ ")
-"""How the lines begin in which pip and uv say what is wrong; others may follow them."""
+"""How the lines begin in which pip and uv say what is wrong; others may follow them. Where pip itself breaks,
+the last line of its traceback does."""
 
 
 _Client = tuple[str, Iterable[list[str]]]
@@ -168,7 +169,7 @@ def _run(command: list[str], folder: Path, show: Callable[[int], None]) -> str |
     if client.returncode == 0:
         return None
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    reasons = [line for line in lines if line.startswith(_REASONS)]
+    reasons = [line for line in lines if line.startswith(_REASONS) and line != "ERROR: Exception:"]
     return (reasons or lines or [f"exit status {client.returncode}"])[-1]
 
 

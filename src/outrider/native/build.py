@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.errors import BuildError, SettingError
-from outrider.native.compilation import Compilation, Progress, disk_full, kept_log
-from outrider.native.place import IK, RECIPE, Source, builds_dir, library_path
+from outrider.native.compilation import Compilation, Progress, kept_log
+from outrider.native.place import IK, RECIPE, Source, builds_dir, disk_full, library_path
 from outrider.native.tools import check_compilers
 
 __all__ = ["NativeBuild", "Progress", "build_native"]

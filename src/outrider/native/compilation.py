@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -16,10 +15,10 @@ from time import monotonic
 from outrider.core.errors import BuildError
 from outrider.native.children import run_logged
 from outrider.native.fetch import fetched
-from outrider.native.place import LIBRARY, Source, builds_dir
+from outrider.native.place import LIBRARY, Source, builds_dir, disk_full, is_full
 from outrider.native.tools import Tools, find_tools
 
-__all__ = ["Compilation", "Progress", "disk_full", "kept_log"]
+__all__ = ["Compilation", "Progress", "kept_log"]
 
 Progress = Callable[[str, float], None]
 """Told which stage it is ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
@@ -35,12 +34,6 @@ _DONE = re.compile(r"\[\s*(?:(\d+)/(\d+)|(\d+)%)\]")
 """How far ninja ("[3/40]") and make ("[  7%]") are."""
 
 _ERROR = re.compile(r"error: |CMake Error")
-
-
-def disk_full() -> BuildError:
-    """The error of a build that found no room."""
-    way_out = "Free some space, or set OUTRIDER_CACHE to a folder on another disk."
-    return BuildError(str(builds_dir()), "its disk is full", way_out)
 
 
 def kept_log() -> Path:
@@ -116,7 +109,7 @@ class Compilation:
     def _failure(self, why: str) -> BuildError:
         """The error, with the line of the log that says most, and where the whole of it is."""
         log = self._log.read_text(encoding="utf-8", errors="replace")
-        if os.strerror(errno.ENOSPC) in log:
+        if is_full(log):
             return disk_full()
         with suppress(OSError):
             shutil.copyfile(self._log, kept_log())

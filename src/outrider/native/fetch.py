@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.errors import BuildError
 from outrider.models.hashing import file_sha256
 from outrider.models.package_clients import fetch_source
-from outrider.native.place import Source
+from outrider.native.place import Source, disk_full, is_full
 
 __all__ = ["fetched"]
 
@@ -27,6 +27,8 @@ def fetched(source: Source, folder: Path, progress: Callable[[float], None]) -> 
         source.archive_bytes,
         lambda done, total: progress(done / total),
     )
+    if failures and is_full(failures):
+        raise disk_full()
     if failures:
         raise BuildError(
             source.requirement,

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from outrider.core.errors import BuildError
 from outrider.models.cache import cache_dir
 from outrider.native.cpu import cpu_id
 
-__all__ = ["IK", "LIBRARY", "RECIPE", "Source", "builds_dir", "library_path", "native_library"]
+__all__ = [
+    "IK",
+    "LIBRARY",
+    "RECIPE",
+    "Source",
+    "builds_dir",
+    "disk_full",
+    "is_full",
+    "library_path",
+    "native_library",
+]
 
 LIBRARY = "liboutrider-ik.dylib" if sys.platform == "darwin" else "liboutrider-ik.so"
 """The library's file and the name that it gives itself: no other library in the process has it."""
@@ -66,3 +79,14 @@ def _key(source: Source, recipe: Path) -> str:
     for file in sorted(path for path in recipe.iterdir() if path.is_file()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def disk_full() -> BuildError:
+    """The error of a build that found no room."""
+    way_out = "Free some space, or set OUTRIDER_CACHE to a folder on another disk."
+    return BuildError(str(builds_dir()), "its disk is full", way_out)
+
+
+def is_full(said: str) -> bool:
+    """Whether a program says that it found no room."""
+    return os.strerror(errno.ENOSPC) in said
