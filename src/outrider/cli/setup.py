@@ -124,8 +124,16 @@ def _shown(errors: Console, clock: Callable[[], float] = monotonic) -> Iterator[
     if errors.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors, transient=True) as bar:
-            task = bar.add_task("", total=1.0)
-            yield lambda stage, done: bar.update(task, description=_STAGES[stage], completed=done)
+            task, shown = bar.add_task("", total=1.0), ""
+
+            def draw(stage: str, done: float) -> None:
+                nonlocal shown
+                if stage != shown:
+                    shown = stage
+                    bar.reset(task, description=_STAGES[stage])
+                bar.update(task, completed=done)
+
+            yield draw
         return
     last, said_s = "", 0.0
 
