@@ -12,6 +12,7 @@ import pytest
 
 from cli_helpers import Outcome, call
 from native_builds import COMPILER, Machine, staged
+from outrider.backends.gguf.library import LibraryFile
 from outrider.native import build_native, native_library
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
@@ -25,8 +26,15 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     source, recipe = made.source, made.recipe
     monkeypatch.setattr("outrider.native.build_native", partial(build_native, source=source, recipe=recipe))
     monkeypatch.setattr("outrider.native.native_library", partial(native_library, source, recipe))
+    # What is installed here is kept for the whole process: nothing of this machine may get into it.
+    monkeypatch.setattr("outrider.backends.gguf.installed", lambda: _files(native_library(source, recipe)))
+    monkeypatch.setattr("outrider.backends.gguf.why_not", lambda _file: None)
     monkeypatch.setattr("outrider.models.embedded_default", lambda _progress: tmp_path / "model.gguf")
     return made
+
+
+def _files(built: Path | None) -> list[LibraryFile]:
+    return [LibraryFile(built, "ik_llama.cpp for this CPU")] if built else []
 
 
 @pytest.fixture
