@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
+
 from outrider.backends.gguf.library import (
     BATCH_FIELDS,
     BOOL,
@@ -129,6 +131,23 @@ class _Batch(ctypes.Structure):
     _fields_ = [*BATCH_FIELDS, ("all_pos_0", INT), ("all_pos_1", INT), ("all_seq_id", INT)]
 
 
+class _CacheView(ctypes.Structure):
+    _fields_ = [
+        ("n_cells", INT),
+        ("n_seq_max", INT),
+        ("token_count", INT),
+        ("used_cells", INT),
+        ("max_contiguous", INT),
+        ("max_contiguous_idx", INT),
+        ("cells", ctypes.POINTER(INT)),
+        ("cells_sequences", ctypes.POINTER(INT)),
+    ]
+
+
+_BLOCK_CELLS = 32
+"""Cells of which the library looks at the last one alone when it looks for the end of those in use; with
+flash attention it is a multiple."""
+
 _OTHER_TYPES = {
     **dict.fromkeys(("type_k_first", "type_k_last", "type_v_first", "type_v_last"), 1),
     **dict.fromkeys(("n_k_first", "n_k_last", "n_v_first", "n_v_last"), -1),
@@ -191,6 +210,9 @@ class Ik(Library):
         "llama_kv_cache_seq_pos_min": (INT, POINTER, INT),
         "llama_kv_cache_seq_rm": (BOOL, POINTER, INT, INT, INT),
         "llama_kv_cache_update": (INT, POINTER),
+        "llama_kv_cache_view_free": (None, ctypes.POINTER(_CacheView)),
+        "llama_kv_cache_view_init": (_CacheView, POINTER, INT),
+        "llama_kv_cache_view_update": (None, POINTER, ctypes.POINTER(_CacheView)),
         "llama_n_ctx_train": (INT, POINTER),
         "llama_n_layer": (INT, POINTER),
         "llama_token_get_attr": (ENUM, POINTER, INT),
@@ -256,6 +278,26 @@ class Ik(Library):
         # The tokens of a call need cells in a row; rewinding and other sequences leave gaps.
         self.functions.llama_kv_cache_defrag(context)
         return bool(self.functions.llama_kv_cache_update(context) == 0)
+
+    def close_gaps(self, context: int) -> bool:
+        while self._overlooks_cells(context):
+            if not self.make_room(context):
+                return False
+        return True
+
+    def _overlooks_cells(self, context: int) -> bool:
+        """Whether the last cell of a block is free while later ones are in use: a call would leave tokens out
+        of its attention, the newest ones first."""
+        native = self.functions
+        view = native.llama_kv_cache_view_init(context, 1)
+        try:
+            native.llama_kv_cache_view_update(context, view)
+            is_used = np.ctypeslib.as_array(view.cells, (view.n_cells,)) >= 0
+        finally:
+            native.llama_kv_cache_view_free(view)
+        ends = is_used[::-1][::_BLOCK_CELLS]  # from the last cell on, as the library goes
+        later = np.maximum.accumulate(is_used[::-1])[::_BLOCK_CELLS]
+        return bool(np.any(later & ~ends))
 
     def token_attributes(self, model: int, vocab: int, token: int) -> int:  # noqa: ARG002
         return int(self.functions.llama_token_get_attr(model, token))

@@ -326,6 +326,11 @@ class Library(ABC):
     def make_room(self, context: int) -> bool:
         """Bring free cells together after a call found no room; False where that cannot help."""
 
+    def close_gaps(self, context: int) -> bool:  # noqa: ARG002 - most libraries bear them
+        """See to it that tokens which were forgotten between others do no harm to the next call; False where
+        that failed."""
+        return True
+
     @abstractmethod
     def token_attributes(self, model: int, vocab: int, token: int) -> int:
         """The bits of `llama_token_attr`."""

@@ -67,6 +67,7 @@ class GgufModel:
         self.threads: int = native.llama_n_threads(context)
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
+        self._may_have_gaps = False
         self._batch = Batch(
             self._library,
             Limits(self.options.max_rows, self.max_batch_tokens, self.context_length, self.vocabulary.size),
@@ -76,6 +77,7 @@ class GgufModel:
         context = self._native.pointer
         batch = self._batch.fill(spans, self._lengths)
         clear_log()
+        self._close_gaps(context)
         try:
             status = self._library.functions.llama_decode(context, batch)
             if status == _NO_KV_SLOT and self._make_room(context, spans):
@@ -108,6 +110,12 @@ class GgufModel:
             start += span.rows
         return rows
 
+    def _close_gaps(self, context: int) -> None:
+        """A single sequence is only ever cut at its end; several leave free cells among each other's."""
+        if self._may_have_gaps and self.max_sequences > 1 and not self._library.close_gaps(context):
+            raise BackendError(self.name, last_error(f"{self._library.title} could not tidy its KV cache"))
+        self._may_have_gaps = False
+
     def _make_room(self, context: int, spans: Sequence[Span]) -> bool:
         """Whether a call that found no room is worth another try, after what it stored was taken back."""
         self._undo(spans)
@@ -125,6 +133,7 @@ class GgufModel:
                 self._lengths[span.sequence] = 0
 
     def _forget(self, sequence: int, start: int) -> bool:
+        self._may_have_gaps = True
         return self._library.forget(self._native.pointer, sequence, start)
 
     def _failure(self, status: int, num_tokens: int) -> BackendError:
