@@ -159,6 +159,7 @@ class Ik(Library):
 
     backend, title = "ik", "ik_llama.cpp"
     ModelParams, ContextParams, Batch = _ModelParams, (_ContextParams,), _Batch
+    reuses_window_cells = False
     keeps_windows = False
     # iqk_fa_templates.h leaves out the blocks of cells, from the end, whose first cell is masked.
     flash_mixes_sequences = True

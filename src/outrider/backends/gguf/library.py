@@ -156,6 +156,9 @@ class Library(ABC):
     context_defaults: ClassVar[Mapping[str, Any]]
     keeps_windows: ClassVar[bool]
     """whether sliding-window layers can keep the KV of their window alone"""
+    reuses_window_cells: ClassVar[bool]
+    """whether tokens that a sliding window has left behind give way to others, even in a cache that could keep
+    them all"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
     split_modes: ClassVar[tuple[str, ...]]
@@ -255,6 +258,10 @@ class Library(ABC):
         params.n_seq_max = settings.max_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
         params.n_ubatch = min(options.micro_batch_tokens, params.n_batch)
+        if settings.max_sequences > 1 and self.reuses_window_cells and self.window_tokens(model):
+            # It chooses the cells for all parts of a call before it computes the first, and then lets go of
+            # tokens outside the window of the last part that are inside that of the first.
+            params.n_batch = params.n_ubatch = max(params.n_ubatch, options.max_rows)
         params.n_threads, params.n_threads_batch = settings.threads, settings.threads_batch
         self._set_context_params(params, settings)
         with silenced():

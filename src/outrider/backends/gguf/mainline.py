@@ -111,6 +111,7 @@ class Mainline(Library):
 
     backend, title = "llama.cpp", "llama.cpp"
     ModelParams, ContextParams, Batch = _ModelParams, (_ContextParams, _ContextParamsOctober), _Batch
+    reuses_window_cells = True
     keeps_windows = True
     flash_mixes_sequences = False
     split_modes = ("none", "layer", "row")

@@ -183,7 +183,7 @@ class GgufModel:
     def _holds_window(self, sequence: int, length: int) -> bool:
         """Whether all that a token at position `length` looks back at is stored. The library keeps
         what it stores of a sequence free of gaps, so the oldest position tells."""
-        if self.rewind != "window" or length == 0:
+        if not (self.weights.window_tokens and self._library.reuses_window_cells) or length == 0:
             return True
         oldest = self._library.oldest_position(self._native.pointer, sequence)
         return 0 <= oldest <= max(0, length - self.weights.window_tokens + 1)
@@ -194,7 +194,7 @@ class GgufModel:
             raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
         if self.length(sequence):
             raise BackendError("copy", f"sequence {sequence} is not empty")
-        if self.rewind != "free":
+        if self.rewind != "free" or not self._holds_window(source, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
         # One cache for all sequences: the cells are shared, nothing is moved.
         self._library.copy(context, source, sequence, length)
