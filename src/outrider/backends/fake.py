@@ -158,7 +158,12 @@ class FakeModel:
         self.calls.append(tuple(spans))
         if self.fail_at_call == len(self.calls):
             raise BackendError("fake model", "it was told to fail at this call")
-        self._handed_out = [self._evaluate(span) for span in spans]
+        try:
+            self._handed_out = [self._evaluate(span) for span in spans]
+        except BaseException:  # what a test's `next_logits` raises
+            for span in spans:
+                del self._stored.get(span.sequence, [])[span.start :]
+            raise
         return self._handed_out
 
     def _evaluate(self, span: Span) -> Logits:
@@ -186,6 +191,7 @@ class FakeModel:
         _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
 
     def length(self, sequence: int) -> int:
+        _insist(0 <= sequence < self.max_sequences, f"no sequence {sequence}")
         return len(self._stored.get(sequence, ()))
 
     def stored(self, sequence: int) -> tuple[int, ...]:
