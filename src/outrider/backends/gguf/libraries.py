@@ -31,7 +31,10 @@ _PACKAGES = {
 }
 """Distribution and module of each package that brings a library, the preferred one first."""
 
-INSTALL = "Install one: pip install xllamacpp ik-llama-cpp-python."
+INSTALL = (
+    "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
+    "pip install 'outrider[llama-cpp]'."
+)
 _GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
 _NAMES = {"darwin": "libllama.dylib", "win32": "llama.dll"}
 _refused: dict[Path, str] = {}
@@ -80,14 +83,8 @@ _opened: dict[Path, Library] = {}
 def open_library(file: LibraryFile) -> Library:
     """The library of a file, opened once. Raises LibraryRefused."""
     path = file.path.resolve()
-    if path in _refused:
-        raise LibraryRefused(_refused[path])
     if path not in _opened:
-        try:
-            _opened[path] = _open(file)
-        except LibraryRefused as refusal:
-            _refused[path] = str(refusal)
-            raise
+        _opened[path] = _open(file)
     return _opened[path]
 
 
@@ -150,7 +147,8 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
     for file in _in_order(options):
         try:
             library = open_library(file)
-        except LibraryRefused:
+        except LibraryRefused as refusal:
+            _refused[file.path] = str(refusal)
             continue
         if options.backend == library.backend or (options.backend == "auto" and library.suits(options)):
             found = True
@@ -162,7 +160,9 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
 def _named(options: LoadOptions) -> Library:
     what = f"llama library {options.library}"
     path = Path(options.library).expanduser()
-    way_out = "Name a libllama of llama.cpp or ik_llama.cpp, or leave --llama-library out."
+    way_out = (
+        "Name another libllama of llama.cpp or ik_llama.cpp (--llama-library), or install what it lacks."
+    )
     if not path.is_file():
         raise SettingError(what, "there is no such file", way_out)
     known = next((file for file in installed() if file.path.resolve() == path.resolve()), None)
