@@ -157,7 +157,7 @@ class Library(ABC):
     keeps_windows: ClassVar[bool]
     """whether sliding-window layers can keep the KV of their window alone"""
     reuses_window_cells: ClassVar[bool]
-    """whether tokens that a sliding window has left behind give way to others, even in a cache that could keep
+    """whether tokens that a sliding window has passed give way to others, even in a cache that could keep
     them all"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
