@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.gguf import LoadOptions
-from outrider.backends.gguf.library import lib
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.compare import find_divergence
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
@@ -118,13 +117,16 @@ def test_no_half_characters_are_shown(pair: Pair, text: str) -> None:
 
 
 def test_the_vocabulary_agrees_with_the_c_api(pair: Pair) -> None:
+    lib = pytest.importorskip("llama_cpp.llama_cpp", reason="the other reading is llama-cpp-python's")
+    weights = Weights(MODEL, LoadOptions(backend="llama.cpp"))
+    theirs = lib.llama_model_get_vocab(weights.handle)
     vocabulary = pair.target.vocabulary
-    vocab = lib.llama_model_get_vocab(pair.target.handle)
     assert vocabulary.size == 49152 and vocabulary.kind.startswith("bpe")
     for token in range(0, vocabulary.size, 7):
-        assert vocabulary.spelling(token) == lib.llama_vocab_get_text(vocab, token)
-        assert vocabulary.is_control(token) == lib.llama_vocab_is_control(vocab, token)
-        assert vocabulary.ends_generation(token) == lib.llama_vocab_is_eog(vocab, token)
+        assert vocabulary.spelling(token) == lib.llama_vocab_get_text(theirs, token)
+        assert vocabulary.is_control(token) == lib.llama_vocab_is_control(theirs, token)
+        assert vocabulary.ends_generation(token) == lib.llama_vocab_is_eog(theirs, token)
+    weights.close()
     end = vocabulary.tokenize("<|im_end|>", parse_special=True)
     assert len(end) == 1 and vocabulary.ends_generation(end[0]) and vocabulary.piece(end[0]) == b""
     assert len(vocabulary.tokenize("<|im_end|>")) > 1

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llama_cpp_models import Load, tiny
-from outrider.backends.gguf.library import lib
+from llama_cpp_models import SMALL, Load, tiny
 from outrider.core.data import Distribution, Row
 from outrider.core.params import SamplingParams
 from outrider.sampling import RequestSampler
 
 __all__ = ["tiny"]  # pytest finds the fixture by its name
+
+lib = pytest.importorskip("llama_cpp.llama_cpp", reason="the samplers come from llama-cpp-python")
+MAINLINE = replace(SMALL, backend="llama.cpp")
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 LARGE = 151_936
@@ -106,7 +108,7 @@ Check = Callable[[Row, SamplingParams, Sequence[int]], None]
 
 @pytest.fixture
 def check(tiny: Load) -> Check:
-    weights = tiny()
+    weights = tiny(options=MAINLINE)
 
     def run(row: Row, params: SamplingParams, history: Sequence[int]) -> None:
         ours = RequestSampler(params, weights.vocabulary, history).distribution(row, ())
@@ -245,7 +247,7 @@ def test_a_coin_is_mixed_not_tossed(tiny: Load) -> None:
 
 def test_typical_goes_beyond_its_mass_and_top_p_only_reaches_it(tiny: Load) -> None:
     four = np.zeros(4, dtype=np.float32)
-    vocab = lib.llama_model_get_vocab(tiny().handle)
+    vocab = lib.llama_model_get_vocab(tiny(options=MAINLINE).handle)
     for params, count in ((replace(OFF, typical_p=0.5), 3), (replace(OFF, top_p=0.5), 2)):
         ours = RequestSampler(params, tiny().vocabulary, [1]).distribution(four, ())
         assert ours.tokens.tolist() == list(range(count))
