@@ -156,6 +156,14 @@ def test_what_cmake_refuses_is_said_with_its_reason(machine: Machine) -> None:
         machine.build()
 
 
+def test_a_build_that_is_ended_from_outside_says_so(machine: Machine) -> None:
+    machine.write(
+        "recipe/build.sh", 'echo "[1/2] Building"; echo "ninja: build stopped: interrupted by user."; exit 2'
+    )
+    with pytest.raises(BuildError, match=r"compiled here \(ninja: build stopped: interrupted by user\.\)"):
+        machine.build()
+
+
 def test_a_build_that_works_takes_the_log_of_the_last_one_away(machine: Machine) -> None:
     machine.write("recipe/build.sh", "exit 1")
     with pytest.raises(BuildError):

@@ -131,10 +131,10 @@ def _environment(temporary: Path) -> dict[str, str]:
 
 
 def _telling_line(lines: list[str]) -> str:
-    """The first line that names an error; CMake says what it is in the next one."""
+    """The first line that names an error, else the last one. CMake says what it is in the next line."""
     found = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
     if found is None:
-        return ""
+        return lines[-1].strip() if lines else ""
     after = [line.strip() for line in lines[found + 1 :] if line.strip()]
     parts = [lines[found].strip(), *(after[:1] if "CMake Error" in lines[found] else [])]
     return " ".join(parts)
