@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
-from outrider.backends.gguf import LoadOptions, candidates, installed, libraries
+from outrider.backends.gguf import LoadOptions, candidates, installed, libraries, quantize_params
 from outrider.backends.gguf.ik import Ik
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile, LibraryRefused
 from outrider.backends.gguf.mainline import Mainline
+from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, SettingError
+from tiny_gguf import write_tiny
 
 BY_NAME = {file.source: file for file in installed()}
 HEADER = Path(sysconfig.get_paths()["purelib"]) / "include" / "llama.h"
@@ -189,3 +191,13 @@ def test_a_second_build_that_would_run_on_the_kernels_of_the_first_is_refused(tm
     copies = [str(folder / "libllama.so") for folder in (first, tmp_path / "lib")]
     shown = subprocess.run([sys.executable, "-c", code, *copies], capture_output=True, text=True, check=True)
     assert "would run on the kernels of" in shown.stdout and str(first) in shown.stdout
+
+
+def test_quantizing_without_a_quantizer_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize_params, "installed", lambda: ())
+    source = write_tiny(tmp_path / "tiny.gguf")
+    with pytest.raises(BackendError, match="pip install"):
+        quantize(source, "Q8_0", tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.backends.gguf.libraries import INSTALL, installed, open_library
+from outrider.backends.gguf.libraries import installed, open_library
 from outrider.backends.gguf.library import BOOL, INT, POINTER, TEXT, Library, LibraryRefused
 from outrider.core.errors import BackendError
 
@@ -87,7 +87,8 @@ def find_quantizer() -> Quantizer:
             return _quantizer(open_library(file))
         except LibraryRefused as refusal:
             reasons.append(f"{file}: {refusal}")
-    raise BackendError("quantizer", "; ".join(reasons) or "no library is installed", INSTALL)
+    why = "; ".join(reasons) or "no library is installed"
+    raise BackendError("quantizer", why, "Install one: pip install ik-llama-cpp-python.")
 
 
 def _quantizer(library: Library) -> Quantizer:

@@ -18,6 +18,7 @@ from typing import IO
 
 from outrider.backends.gguf.file_types import UNQUANTIZED, block_size, file_type, read_type, tensor_type
 from outrider.backends.gguf.options import physical_cores
+from outrider.backends.gguf.quantize_params import find_quantizer
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
 from outrider.files import check_writable
 from outrider.models.gguf import ModelCard, read_card
@@ -116,6 +117,7 @@ def quantize(
         raise SettingError("threads", f"{threads} cannot be used", "Give 1 to 512, or 0 for all cores.")
     card = read_card(source)
     check_output(card.path, output, force=force)
+    find_quantizer()  # says what to install where there is none; the child finds the same one
     place = output.resolve()
     partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
     request = {
