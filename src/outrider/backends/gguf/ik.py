@@ -4,6 +4,7 @@ with parameters of its own."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from outrider.backends.gguf.library import (
     ContextSettings,
     Library,
 )
-from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions
+from outrider.backends.gguf.options import CONTEXT_TYPES, UNQUANTIZED, LoadOptions
 
 __all__ = ["Ik"]
 
@@ -144,6 +145,13 @@ class _CacheView(ctypes.Structure):
     ]
 
 
+_GEMMA3_PATTERN = 6
+"""It does not read this number from the file, and dies where no layer is without a window."""
+
+_FLASH_TYPES = ("f16", "q8_0")
+"""With other types of the cache it ends the process at the first call, or gives logits that have little to do
+with those of 16-bit floats (tried: SmolLM2 135M, with and without flash attention)."""
+
 _BLOCK_CELLS = 32
 """Cells of which the library looks at the last one alone when it looks for the end of those in use; with
 flash attention it is a multiple."""
@@ -223,9 +231,13 @@ class Ik(Library):
 
     def suits(self, options: LoadOptions) -> bool:
         # Any other type of V needs flash attention, which several sequences cannot have.
-        return (
-            options.full_window and options.cache_type_v == "f16" and options.split_mode in self.split_modes
-        )
+        types = options.cache_type_k in _FLASH_TYPES and options.cache_type_v == "f16"
+        return options.full_window and types and options.split_mode in self.split_modes
+
+    def cache_types(self, flash_attention: str) -> tuple[Collection[str], Collection[str]]:
+        if flash_attention == "off":
+            return (*UNQUANTIZED, "q8_0"), ("f16", "bf16")
+        return _FLASH_TYPES, _FLASH_TYPES
 
     def _set_model_params(self, params: Any, options: LoadOptions) -> None:
         if options.gpu_layers < 0:  # "all" is a number here
@@ -244,6 +256,15 @@ class Ik(Library):
         """A number of the file's metadata; 0 where it is absent, or differs between layers."""
         value = self.metadata(model, f"{self.metadata(model, 'general.architecture')}.{name}")
         return int(value) if value.isdigit() else 0
+
+    def why_not(self, model: int) -> str:
+        if self.functions.llama_model_is_recurrent(model):
+            return f"{self.title} does not run recurrent models"
+        pattern = self._hyperparameter(model, "attention.sliding_window_pattern") or _GEMMA3_PATTERN
+        is_gemma3 = self.metadata(model, "general.architecture") == "gemma3"
+        if is_gemma3 and (pattern != _GEMMA3_PATTERN or self.num_layers(model) < _GEMMA3_PATTERN):
+            return f"{self.title} takes each {_GEMMA3_PATTERN}th layer of a gemma3 for one without a window"
+        return ""
 
     def free_model(self, model: int) -> None:
         self.functions.llama_free_model(model)

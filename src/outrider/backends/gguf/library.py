@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from outrider.backends.gguf.log import LOG_CALLBACK, log_callback, silenced
-from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions
 from outrider.core.errors import BackendError
 
 __all__ = ["BATCH_FIELDS", "ContextSettings", "Library", "LibraryFile", "LibraryRefused", "Signatures"]
@@ -157,8 +157,7 @@ class Library(ABC):
     keeps_windows: ClassVar[bool]
     """whether sliding-window layers can keep the KV of their window alone"""
     reuses_window_cells: ClassVar[bool]
-    """whether tokens that a sliding window has passed give way to others, even in a cache that could keep
-    them all"""
+    """whether tokens that a sliding window has left behind give way to others, even where all have room"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
     split_modes: ClassVar[tuple[str, ...]]
@@ -239,6 +238,14 @@ class Library(ABC):
         with silenced():
             handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
         return handle
+
+    def why_not(self, model: int) -> str:  # noqa: ARG002 - most libraries run what they load
+        """Why it cannot run a model that it has loaded; empty where it can."""
+        return ""
+
+    def cache_types(self, flash_attention: str) -> tuple[Collection[str], Collection[str]]:  # noqa: ARG002
+        """The types in which it can keep K, and V: as CONTEXT_TYPES names them."""
+        return CONTEXT_TYPES, CONTEXT_TYPES
 
     def metadata(self, model: int, key: str) -> str:
         """A value of the GGUF's metadata as text; empty when it is absent."""

@@ -57,9 +57,18 @@ def check_room(
 
 
 def check_cache_types(library: Library, model: int, options: LoadOptions) -> None:
-    """Raise SettingError for a quantized cache whose blocks do not fit the model's heads: the
-    library checks that only under flash attention, and ends the process otherwise."""
+    """Raise SettingError for a type that the library is not right with, and for a quantized cache whose
+    blocks do not fit the model's heads: the library checks that only under flash attention, and ends the
+    process otherwise."""
     types = (options.cache_type_k, options.cache_type_v)
+    for name, cache_type, right in zip(
+        "kv", types, library.cache_types(options.flash_attention), strict=True
+    ):
+        if cache_type not in right:
+            attention = "without" if options.flash_attention == "off" else "with"
+            why = f"{library.title} is not right with {cache_type} {attention} flash attention"
+            choices = f"Choose one of {', '.join(right)}, or another library (--backend)."
+            raise SettingError(f"cache type {name}", why, choices)
     for name, cache_type, width in zip("kv", types, head_widths(library, model), strict=True):
         if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
             raise SettingError(

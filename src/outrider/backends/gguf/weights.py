@@ -112,9 +112,14 @@ def _load(path: Path, options: LoadOptions) -> tuple[Library, int]:
     failure: ModelFileError | None = None
     for library in candidates(options):
         clear_log()
-        if model := library.load_model(path, options):
+        model = library.load_model(path, options)
+        if model is None:
+            failure = _failure(path, library)
+        elif why := library.why_not(model):
+            library.free_model(model)
+            failure = ModelFileError(str(path), why, "Choose another library (--backend), or another model.")
+        else:
             return library, model
-        failure = _failure(path, library)
     assert failure is not None, "candidates raises where there is none"
     raise failure
 
