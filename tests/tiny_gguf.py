@@ -27,6 +27,8 @@ EXPERTS, EXPERTS_USED = 4, 2
 INNER = 2 * WIDTH
 STATE, CONVOLUTION, TIME_STEP_RANK = 8, 4, 4
 SLIDING_WINDOW = 16
+WINDOW_PATTERN = 6
+"""One layer in so many has no window; ik_llama.cpp knows no other number."""
 
 BEGIN = "<|begin|>"
 END = "<|end|>"
@@ -77,7 +79,7 @@ def write_tiny(
     arch: str = "llama",
     seed: int = 0,
     noise: float = 0.0,
-    layers: int = 2,
+    layers: int = 0,
     context_length: int = 512,
     merges: Sequence[str] = MERGES,
     padding: int = 0,
@@ -92,16 +94,17 @@ def write_tiny(
 
     `arch` is one of ARCHITECTURES: "llama" (plain attention), "qwen2moe" (4 experts, 2 used),
     "mamba" (recurrent), "jamba" (a recurrent layer, then an attention layer), "gemma3" (a
-    window of 16 tokens on every other layer). `seed` draws the weights; `noise` blurs them by
-    that share of their spread, so that a model with the same seed and some noise is a draft
-    that agrees now and then. `padding` adds unused tokens to the vocabulary and leaves the rest
-    of the model as it is. `confidence` scales the logits: the higher, the peakier. `file_type`
-    only labels the file: the weights are 32-bit floats. With `shards` above 1 the path `x.gguf`
-    becomes `x-00001-of-0000N.gguf` and its siblings. `reduced` keeps a part of the vocabulary and of
-    the weights that belong to it, and adds the map.
+    window of 16 tokens on all layers but each sixth). `seed` draws the weights; `noise` blurs
+    them by that share of their spread, so that a model with the same seed and some noise is a
+    draft that agrees now and then. `layers` 0 means 2, or 6 of gemma3. `padding` adds unused
+    tokens to the vocabulary and leaves the rest of the model as it is. `confidence` scales the
+    logits: the higher, the peakier. `file_type` only labels the file: the weights are 32-bit
+    floats. With `shards` above 1 the path `x.gguf` becomes `x-00001-of-0000N.gguf` and its
+    siblings. `reduced` keeps a part of the vocabulary and of the weights that belong to it, and
+    adds the map.
     """
     tiny = Tiny(
-        arch, seed, noise, layers, context_length, tuple(merges), padding,
+        arch, seed, noise, layers or ARCHITECTURES[arch].layers, context_length, tuple(merges), padding,
         chat_template, file_type, name, confidence, reduced,
     )  # fmt: skip
     tensors = list(_weights(tiny))
@@ -188,7 +191,7 @@ def _describe_attention(writer: GGUFWriter) -> None:
 def _describe_window(writer: GGUFWriter) -> None:
     _describe_attention(writer)
     writer.add_sliding_window(SLIDING_WINDOW)
-    writer.add_sliding_window_pattern(2)
+    writer.add_sliding_window_pattern(WINDOW_PATTERN)
 
 
 def _describe_experts(writer: GGUFWriter) -> None:
@@ -246,7 +249,9 @@ def _expert_layer() -> list[Tensor]:
         ("ffn_gate_inp.weight", (EXPERTS, WIDTH)),
         ("ffn_gate_inp_shexp.weight", (WIDTH,)),
     ]
-    return [*_attention(), *router, *experts, *_feed_forward("_shexp")]
+    biases = [("attn_q.bias", HEADS), ("attn_k.bias", KV_HEADS), ("attn_v.bias", KV_HEADS)]
+    attention = [*_attention(), *((name, (heads * HEAD_WIDTH,)) for name, heads in biases)]
+    return [*attention, *router, *experts, *_feed_forward("_shexp")]
 
 
 def _recurrent_layer() -> list[Tensor]:
@@ -324,6 +329,7 @@ class _Architecture:
     describe: Callable[[GGUFWriter], None]
     layer: Callable[[], list[Tensor]]
     recurrent_layer: Callable[[], list[Tensor]] = _recurrent_layer
+    layers: int = 2
 
 
 ARCHITECTURES = {
@@ -331,6 +337,6 @@ ARCHITECTURES = {
     "qwen2moe": _Architecture(_describe_experts, _expert_layer),
     "mamba": _Architecture(_describe_recurrent, _recurrent_layer),
     "jamba": _Architecture(_describe_hybrid, _dense_layer, _hybrid_recurrent_layer),
-    "gemma3": _Architecture(_describe_window, _gemma_layer),
+    "gemma3": _Architecture(_describe_window, _gemma_layer, layers=WINDOW_PATTERN),
 }
 """The kinds of model that `write_tiny` can make."""

@@ -1,0 +1,352 @@
+"""The backends that the tests of the Model contract run over: the fake, and each native library here.
+
+A test takes `backend`, and with `over` the kinds of model too. What a library cannot run it refuses, which
+`test_backend_files` checks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from llama_cpp_models import SMALL
+from outrider.backends.fake import ContractBroken, FakeModel, FakeVocabulary, random_logits
+from outrider.backends.gguf import GgufModel, LibraryFile, LoadOptions, Weights, installed
+from outrider.backends.gguf.libraries import _PACKAGES, _file_of
+from outrider.core.contracts import Model, RewindKind
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError, RewindUnsupported
+from tiny_gguf import write_tiny
+
+__all__ = [
+    "ALL",
+    "FILES",
+    "IK",
+    "KINDS",
+    "MAINLINE",
+    "NATIVE",
+    "REFUSED",
+    "Backend",
+    "Kept",
+    "Native",
+    "assert_near",
+    "backend",
+    "next_rows",
+    "over",
+    "over_all",
+    "over_native",
+    "store",
+]
+
+REFUSED = (BackendError, ContractBroken)
+"""What a call against the contract ends in: the fake calls it a bug of the caller's."""
+
+_SIZE = 289
+"""Tokens of the tiny models' vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of model: its architecture, and what it can forget."""
+
+    arch: str
+    rewind: RewindKind
+    full_window: bool = True
+
+
+KINDS = {
+    "dense": Kind("llama", "free"),
+    "experts": Kind("qwen2moe", "free"),
+    "window": Kind("gemma3", "window", full_window=False),
+    "whole window": Kind("gemma3", "free"),
+    "recurrent": Kind("mamba", "none"),
+    "hybrid": Kind("jamba", "none"),
+}
+
+
+class Backend(ABC):
+    """Opens models of several kinds, and makes their calls fail."""
+
+    name: str
+    kinds: Sequence[str]
+    """those of KINDS that it runs"""
+
+    @abstractmethod
+    def open(
+        self,
+        kind: str = "dense",
+        context_length: int = 64,
+        *,
+        max_sequences: int = 1,
+        capacity_tokens: int = 0,
+        max_rows: int = 128,
+        batch_tokens: int = 512,
+    ) -> Model:
+        """A model with nothing stored."""
+
+    @abstractmethod
+    @contextmanager
+    def failing(self, model: Model, status: int = -3) -> Iterator[None]:
+        """Meanwhile every call fails after it was computed."""
+
+    @abstractmethod
+    @contextmanager
+    def interrupted(self, model: Model) -> Iterator[None]:
+        """Meanwhile every call is interrupted after it was computed."""
+
+    def expected(self, tokens: Sequence[int], kind: str = "dense") -> Logits:
+        """The logits behind each token, evaluated one at a time in a context of their own."""
+        model = self.open(kind, 512)
+        rows = [model.decode([Span(0, (token,), i, 1)])[0][0].copy() for i, token in enumerate(tokens)]
+        model.close()
+        return np.array(rows)
+
+
+class Fake(Backend):
+    """The model that tests of the engine run on."""
+
+    name = "fake"
+    kinds = ("dense", "recurrent")
+
+    def __init__(self) -> None:
+        self._vocabulary = FakeVocabulary("".join(chr(0x4E00 + i) for i in range(_SIZE - 1)))
+        self._logits = random_logits(_SIZE, order=10**6)
+
+    def open(
+        self,
+        kind: str = "dense",
+        context_length: int = 64,
+        *,
+        max_sequences: int = 1,
+        capacity_tokens: int = 0,
+        max_rows: int = 128,
+        batch_tokens: int = 512,
+    ) -> FakeModel:
+        return FakeModel(
+            self._vocabulary,
+            self._logits,
+            context_length=context_length,
+            max_sequences=max_sequences,
+            capacity_tokens=capacity_tokens or None,
+            max_rows=max_rows,
+            max_batch_tokens=batch_tokens,
+            rewind=KINDS[kind].rewind,
+        )
+
+    @contextmanager
+    def failing(self, model: Model, status: int = -3) -> Iterator[None]:
+        del status
+        with self._raising(model, BackendError("fake model", "it was told to fail")):
+            yield
+
+    @contextmanager
+    def interrupted(self, model: Model) -> Iterator[None]:
+        with self._raising(model, KeyboardInterrupt()):
+            yield
+
+    @contextmanager
+    def _raising(self, model: Model, error: BaseException) -> Iterator[None]:
+        def next_logits(_tokens: Sequence[int]) -> Any:
+            raise error
+
+        with patch.object(model, "_next_logits", next_logits):
+            yield
+
+
+class Native(Backend):
+    """GGUF models on one native library, each of its kinds loaded once."""
+
+    def __init__(self, file: LibraryFile, folder: Path) -> None:
+        self.name, self.file = file.source, file
+        self.is_ik = file.source.startswith("ik")
+        self.kinds = kinds_of(file.source)
+        self._folder = folder
+        self._loaded: dict[tuple[str, LoadOptions], Weights] = {}
+
+    def options(self, options: LoadOptions = SMALL) -> LoadOptions:
+        """Options under which this library is used, or those that are nearest to them."""
+        # Without flash attention ik_llama.cpp keeps V in no other type.
+        value_type = "f16" if self.is_ik and options.flash_attention == "off" else options.cache_type_v
+        return replace(options, library=str(self.file.path), cache_type_v=value_type)
+
+    def path(self, arch: str = "llama") -> Path:
+        """A tiny model's file."""
+        path = self._folder / f"{arch}.gguf"
+        return path if path.exists() else write_tiny(path, arch=arch)
+
+    def weights(self, kind: str = "dense", options: LoadOptions = SMALL) -> Weights:
+        """Weights that are shared: not the caller's to close."""
+        asked = self.options(replace(options, full_window=KINDS[kind].full_window))
+        if (kind, asked) not in self._loaded:
+            self._loaded[kind, asked] = Weights(self.path(KINDS[kind].arch), asked)
+        return self._loaded[kind, asked]
+
+    def fresh(self, folder: Path, **made: Any) -> Weights:
+        """Weights that are the caller's own to close; `made`: what `write_tiny` takes."""
+        return Weights(write_tiny(folder / "own.gguf", **made), self.options())
+
+    def close(self) -> None:
+        """Free what was loaded."""
+        for weights in self._loaded.values():
+            weights.close()
+
+    def open(
+        self,
+        kind: str = "dense",
+        context_length: int = 64,
+        *,
+        max_sequences: int = 1,
+        capacity_tokens: int = 0,
+        max_rows: int = 128,
+        batch_tokens: int = 512,
+    ) -> GgufModel:
+        weights = self.weights(kind)
+        return weights.open(
+            context_length,
+            max_sequences=max_sequences,
+            capacity_tokens=capacity_tokens,
+            options=replace(weights.options, max_rows=max_rows, batch_tokens=batch_tokens),
+        )
+
+    @property
+    def functions(self) -> Any:
+        """The library's functions, for tests that stand between them and the backend."""
+        return self.weights().library.functions
+
+    @contextmanager
+    def failing(self, model: Model, status: int = -3) -> Iterator[None]:
+        del model  # all of the library's calls fail
+        real = self.functions.llama_decode
+        with patch.object(self.functions, "llama_decode", lambda *call: real(*call) or status):
+            yield
+
+    @contextmanager
+    def interrupted(self, model: Model) -> Iterator[None]:
+        del model
+        real = self.functions.llama_decode
+
+        def interrupted(*call: Any) -> int:
+            real(*call)
+            raise KeyboardInterrupt
+
+        with patch.object(self.functions, "llama_decode", interrupted):
+            yield
+
+
+def kinds_of(name: str) -> Sequence[str]:
+    """The kinds of model that a backend runs."""
+    if name == "fake":
+        return Fake.kinds
+    return ("dense", "experts", "whole window") if name.startswith("ik") else tuple(KINDS)
+
+
+def _files() -> Iterator[LibraryFile]:
+    """Every native library that is here, those too that another of their backend is preferred to."""
+    yield from installed()
+    for distribution, module in (package for packages in _PACKAGES.values() for package in packages):
+        file = _file_of(distribution, module)
+        if file and file not in installed():
+            yield file
+
+
+FILES = {file.source: file for file in _files()}
+NATIVE = tuple(FILES)
+"""The native libraries that are here, by what they come from."""
+IK = tuple(name for name in NATIVE if name.startswith("ik"))
+MAINLINE = tuple(name for name in NATIVE if name not in IK)
+ALL = ("fake", *NATIVE)
+
+
+def over(*kinds: str, names: Sequence[str] = ALL) -> pytest.MarkDecorator:
+    """Runs a test with every `backend` and `kind` of model that go together."""
+    pairs = [(name, kind) for name in names for kind in kinds if kind in kinds_of(name)]
+    ids = [f"{name}-{kind}" for name, kind in pairs]
+    return pytest.mark.parametrize(("backend", "kind"), pairs, ids=ids, indirect=["backend"])
+
+
+over_all = pytest.mark.parametrize("backend", ALL, indirect=True)
+over_native = pytest.mark.parametrize("backend", NATIVE, indirect=True)
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """The backend that a test is run with."""
+    if request.param == "fake":
+        yield Fake()
+        return
+    native = Native(FILES[request.param], tmp_path_factory.mktemp("tiny"))
+    yield native
+    native.close()
+
+
+@dataclass
+class Kept:
+    """What a model should hold of each of three sequences: parts of `source`, at most `limit` tokens.
+    `may_refuse`: to forget and to copy."""
+
+    model: Model
+    source: Sequence[int]
+    limit: int
+    may_refuse: bool
+    texts: list[tuple[int, ...]] = field(default_factory=lambda: [()] * 3)
+
+    def do(self, operation: str, sequence: int, number: int) -> None:
+        """Do something that is allowed, or nothing."""
+        text, other = self.texts[sequence], (sequence + 1) % 3
+        if operation == "grow":
+            self._grow((sequence, other), number)
+        elif operation == "shrink":
+            self._shrink(sequence, max(0, len(text) - number))
+        elif text:
+            self._shrink(other, 0)
+            length = 1 + number % len(text)
+            with self._refusing():
+                self.model.copy(sequence, other, length)
+                self.texts[other] = text[:length]
+
+    def _refusing(self) -> AbstractContextManager[object]:
+        return suppress(RewindUnsupported) if self.may_refuse else nullcontext()
+
+    def _grow(self, sequences: Sequence[int], number: int) -> None:
+        spans = []
+        for sequence in sequences:
+            text = self.texts[sequence]
+            more = tuple(self.source[7 * number + sequence : 8 * number + sequence + 1])
+            more = more[: self.limit - len(text)]
+            if more:
+                spans.append(Span(sequence, more, len(text), len(more) // 2))
+                self.texts[sequence] += more
+        if spans:
+            self.model.decode(spans)
+
+    def _shrink(self, sequence: int, length: int) -> None:
+        with self._refusing():
+            self.model.truncate(sequence, length)
+            self.texts[sequence] = self.texts[sequence][:length]
+
+
+def store(model: Model, tokens: Sequence[int], sequence: int = 0) -> None:
+    """Append tokens, at most 32 in a call: the window of a sliding cache moves on with each."""
+    for i in range(0, len(tokens), 32):
+        part = tuple(tokens[i : i + 32])
+        model.decode([Span(sequence, part, model.length(sequence), 0)])
+
+
+def next_rows(model: Model, tokens: Sequence[int], sequence: int = 0) -> Logits:
+    """The logits behind each of these next tokens."""
+    span = Span(sequence, tuple(tokens), model.length(sequence), len(tokens))
+    return model.decode([span])[0].copy()
+
+
+def assert_near(actual: Logits, expected: Logits) -> None:
+    """Equal but for sums in another order: 0.006 was seen, while the logits spread over several units
+    and one wrong position moves them by tenths."""
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-2)
