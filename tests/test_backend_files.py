@@ -359,10 +359,9 @@ def test_ik_goes_without_flash_attention_where_its_own_is_wrong(
     assert model.flash_attention == chosen
     model.close()
     if chosen == "off":
-        asked: dict[str, Any]
-        for asked in ({"flash_attention": "on"}, {"cache_type_v": "q8_0"}):
+        for asked in (replace(options, flash_attention="on"), replace(options, cache_type_v="q8_0")):
             with pytest.raises(SettingError, match="right for a single sequence"):
-                weights.open(64, max_sequences=max_sequences, options=replace(options, **asked))
+                weights.open(64, max_sequences=max_sequences, options=asked)
 
 
 @over_native
