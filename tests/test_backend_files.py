@@ -233,7 +233,8 @@ def test_a_cache_type_that_does_not_fit_the_model_is_refused(
     monkeypatch.setattr(tiny_gguf, "HEAD_WIDTH", 16)
     asked = LoadOptions(flash_attention=flash_attention, **{f"cache_type_{cache}": "q8_0"})  # type: ignore[arg-type]
     weights = Weights(write_tiny(tmp_path / "narrow.gguf"), replace(asked, library=str(backend.file.path)))
-    with pytest.raises(SettingError, match="blocks of 32 values, and the model's heads have 16"):
+    why = "blocks of 32 values, and the model's heads have 16"
+    with pytest.raises(SettingError, match="not right with q8_0" if backend.is_ik and cache == "v" else why):
         weights.open(64)
     weights.close()
 
@@ -306,8 +307,8 @@ def test_a_kind_of_cache_gives_about_the_same_logits_or_is_refused(
     backend: Native, flash_attention: str, cache_type: str
 ) -> None:
     value_type = "f16" if flash_attention == "off" and cache_type not in UNQUANTIZED else cache_type
-    if flash_attention == "off" and backend.is_ik:
-        value_type = "f16"
+    if backend.is_ik:
+        value_type = "f16"  # the only one that it is right with
     options = replace(
         backend.options(), flash_attention=flash_attention, cache_type_k=cache_type, cache_type_v=value_type
     )
