@@ -204,7 +204,7 @@ class FakeModel:
             if (row := i - len(span.tokens) + span.rows) >= 0:
                 rows[row] = self._next_logits(stored)
                 if self._rounding is not None:
-                    rows[row] += self._error((*marks, self._rounding.kernel(num_rows)))
+                    rows[row] += self._rounding_error((*marks, self._rounding.kernel(num_rows)))
         return rows
 
     def _mark(self, sequence: int, num_tokens: int) -> int:
@@ -214,7 +214,7 @@ class FakeModel:
         others = sum(len(stored) for other, stored in self._stored.items() if other != sequence)
         return self._rounding.kernel(num_tokens) + 1000 * others * self._rounding.mixes
 
-    def _error(self, marks: tuple[int, ...]) -> _Row:
+    def _rounding_error(self, marks: tuple[int, ...]) -> _Row:
         """Normal noise that a history of roundings fixes."""
         assert self._rounding is not None
         seed = int.from_bytes(hashlib.blake2b(repr(marks).encode(), digest_size=8).digest())

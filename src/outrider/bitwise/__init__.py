@@ -2,7 +2,7 @@
 calls, and a model that makes no others."""
 
 from outrider.bitwise.model import BitwiseModel
-from outrider.bitwise.probe import Equality, find_equality
+from outrider.bitwise.probe import Equality, Price, find_equality
 from outrider.bitwise.sizes import EqualSizes
 
-__all__ = ["BitwiseModel", "EqualSizes", "Equality", "find_equality"]
+__all__ = ["BitwiseModel", "EqualSizes", "Equality", "Price", "find_equality"]
