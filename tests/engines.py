@@ -123,20 +123,21 @@ def language_model(**options: Any) -> FakeModel:
     return FakeModel(VOCABULARY, LANGUAGE, **options)
 
 
-def other_vocabulary_drafter() -> ModelDrafter:
+def other_vocabulary_drafter(**options: Any) -> ModelDrafter:
     """A draft whose ids are another order, which lacks a blank and has tokens of its own."""
     vocabulary = FakeVocabulary("xdcyba")
     logits = random_logits(vocabulary.size, seed=5, order=2)
     alignment = compare(VOCABULARY, vocabulary)
     assert not alignment.identical
-    return ModelDrafter(FakeModel(vocabulary, logits, name="other"), alignment)
+    return ModelDrafter(FakeModel(vocabulary, logits, name="other", **options), alignment)
 
 
-def reduced_drafter(logits: NextLogits | None = None) -> ModelDrafter:
+def reduced_drafter(logits: NextLogits | None = None, **options: Any) -> ModelDrafter:
     """A draft that knows three of the target's characters, and stands in for the others with a token."""
     vocabulary = ReducedVocabulary(VOCABULARY, "bd ")
     logits = logits or random_logits(vocabulary.size, seed=5, order=2)
-    return ModelDrafter(FakeModel(vocabulary, logits, name="reduced"), align(VOCABULARY, vocabulary))
+    model = FakeModel(vocabulary, logits, name="reduced", **options)
+    return ModelDrafter(model, align(VOCABULARY, vocabulary))
 
 
 def model_drafter(logits: NextLogits, **options: Any) -> ModelDrafter:

@@ -13,7 +13,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("sampling", "vocab", "text", "models", "files"),
     ("verify", "chat", "costs", "native"),
-    ("policy", "drafters", "constraints", "backends"),
+    ("policy", "drafters", "constraints", "backends", "bitwise"),
     ("engine", "tuning", "formats"),
     ("learned", "loading", "generation", "schemas"),
     ("readout", "session", "trace", "pacing", "explain"),

@@ -236,13 +236,23 @@ def test_nothing_is_lossy_unless_asked_for() -> None:
         {"lenience": float("nan")},
         {"rule": "block", "lenience": 0.5},
         {"rule": "stable", "lenience": 0.5},
-        {"lenience": 0.5, "strict_margin": 0.1},
-        {"strict_margin": -1.0},
         {"rule": "none"},
         {"draft_sampling": "some"},
     ):
         with pytest.raises(SettingError):
             Verification(**cast(Any, settings))
+
+
+def test_a_text_that_no_draft_may_touch_is_drawn_by_the_stable_rule() -> None:
+    usual = Verification()
+    assert usual.keeps_text(greedy=True) and not usual.keeps_text(greedy=False)
+    assert usual.bitwise(greedy=True) == usual
+    assert usual.bitwise(greedy=False) == Verification("stable")
+    assert Verification("stable").bitwise(greedy=False).keeps_text(greedy=False)
+    assert not Verification(lenience=0.5).keeps_text(greedy=True)
+    for verification in (Verification(lenience=0.5), Verification("token"), Verification("block")):
+        with pytest.raises(SettingError, match="bitwise"):
+            verification.bitwise(greedy=False)
 
 
 # One request's Verifier

@@ -21,7 +21,7 @@ from outrider.models.cache import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.prior import PRIOR, Prior, read_prior
-from outrider.tuning import costs_of, keep_costs
+from outrider.tuning import Loaded, costs_of, keep_costs, native_of
 
 __all__ = ["AutoSettings", "Learned", "Measuring", "prior_in"]
 
@@ -68,7 +68,7 @@ class Learned:
     def __init__(
         self,
         settings: AutoSettings,
-        target: GgufModel,
+        target: Loaded,
         draft: GgufModel | None,
         measuring: Measuring | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class Learned:
         Raises SettingError for a costs file that cannot be read or written, BackendError when a call fails.
         """
         self.notices: list[str] = []
-        self._models: dict[str, tuple[GgufModel, Rows]] = {"target": (target, "all")}
+        self._models: dict[str, tuple[Loaded, Rows]] = {"target": (target, "all")}
         if draft is not None and settings.models:
             self._models["draft"] = (draft, "last")
         self._exported = settings.costs_file is not None
@@ -127,13 +127,13 @@ class Learned:
     def _believe_draft(self) -> None:
         """Begin with what the draft's own file says of its acceptance."""
         model, _ = self._models.get("draft", (None, None))
-        prior = prior_in(model, self.notices) if model is not None else None
+        prior = prior_in(native_of(model), self.notices) if model is not None else None
         if prior is not None:
             self.policy.knowledge.recall(prior)
 
     def _place(self) -> Path:
         """Where acceptance is kept: by the content of the model files."""
-        files = [fingerprint(model.weights.path) for model, _ in self._models.values()]
+        files = [fingerprint(native_of(model).weights.path) for model, _ in self._models.values()]
         key = blake2b(" ".join(files).encode(), digest_size=12).hexdigest()
         return cache_dir() / "acceptance" / f"{key}.json"
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.bitwise import BitwiseModel, Price
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Constraint, Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request
@@ -34,6 +35,7 @@ from outrider.models.pair import resolve_pair
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.schemas import Schema, parser_of, read_schema
+from outrider.tuning import open_target
 from outrider.vocab import Alignment, align
 
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ class Session:
     `notices` are lines that the user should see: what was switched off, and why.
     """
 
+    bitwise_price: Price | None = None
+    """how much longer calls take so that texts are bit-equal; None where they are not, or it is not known"""
+
     def __init__(
         self,
         target: Model,
@@ -92,6 +97,12 @@ class Session:
         )
         self.notices = [*notices, *self.engine.notices]
 
+    @property
+    def bitwise(self) -> bool:
+        """Whether a greedy or seed-stable text is that of plain decoding bit for bit, whatever is drafted and
+        whatever else runs."""
+        return isinstance(self.target, BitwiseModel)
+
     @classmethod
     def load(
         cls,
@@ -102,17 +113,18 @@ class Session:
         options: LoadOptions | None = None,
         policy: Policy | AutoSettings | None = None,
         corpus: Sequence[str | Path] = (),
+        bitwise: bool | None = None,
     ) -> Session:
         """Load a target (None: the embedded default, with its own draft) and, if given, a draft model
         ("none": no draft at all); `corpus` are files and folders that drafts may be looked up in. Without a
-        policy drafting is automatic.
+        policy drafting is automatic. `bitwise` as in `Pair.open`.
 
         Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
         errors of `outrider.core.errors` that their names say.
         """
         pair = Pair.load(model, draft, options=options)
         try:
-            return pair.open(context_length, policy=policy, corpus=corpus)
+            return pair.open(context_length, policy=policy, corpus=corpus, bitwise=bitwise)
         except BaseException:
             pair.close()
             raise
@@ -216,9 +228,10 @@ def _text(reference: str | Path | None) -> str | None:
 
 
 def _close(model: Model) -> None:
+    native = model.inner if isinstance(model, BitwiseModel) else model
     model.close()
-    if isinstance(model, GgufModel):
-        model.weights.close()
+    if isinstance(native, GgufModel):
+        native.weights.close()
 
 
 def _as_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
@@ -329,6 +342,7 @@ class Pair:
         kept_sequences: int = 0,
         capacity_tokens: int = 0,
         max_pause_s: float = MAX_PAUSE_S,
+        bitwise: bool | None = None,
     ) -> Session:
         """Give the models KV caches and the session its drafters.
 
@@ -340,8 +354,13 @@ class Pair:
         `corpus` are files and folders, which are indexed first (`progress` is told). Up to `max_running`
         requests run at once; the KV of `kept_sequences` more is kept for others that begin alike, and
         all together hold `capacity_tokens` (0: enough for those that run). A prompt that is read holds up
-        the others for `max_pause_s` at a time. Raises
-        OutOfMemory, and SettingError for a corpus that cannot be used.
+        the others for `max_pause_s` at a time.
+
+        `bitwise`: greedy and seed-stable texts are those of plain decoding under the same setting, bit for
+        bit, whatever is drafted and whatever else runs (`docs/batched_numerics.md`); None: where a single
+        request runs at once and it costs next to nothing. Each sequence then has a context of its own.
+        Raises OutOfMemory, and SettingError for a corpus that cannot be used, or where `bitwise` is asked
+        for and the native library cannot give equal bits.
         """
         notices = list(self.notices)
         trained = self.target.trained_context
@@ -352,7 +371,16 @@ class Pair:
         drafters = self._free_drafters(lookup, corpus, progress, notices)
         size = max_running + kept_sequences
         capacity_tokens = capacity_tokens or (context_length or trained) * max_running
-        target = self.target.open(context_length, max_sequences=size, capacity_tokens=capacity_tokens)
+        target, found = open_target(
+            self.target,
+            context_length or trained,
+            max_sequences=size,
+            capacity_tokens=capacity_tokens,
+            bitwise=bitwise,
+            measuring=measuring,
+        )
+        if found is not None and bitwise:
+            notices.append(found.line(max_running))
         try:
             model = None
             if self.draft is not None and self.alignment is not None:
@@ -367,7 +395,7 @@ class Pair:
                 learned = Learned(policy or AutoSettings(), target, model, measuring)
                 notices += learned.notices
                 policy = learned.policy
-            return Session(
+            session = Session(
                 target,
                 drafters,
                 policy,
@@ -377,6 +405,8 @@ class Pair:
                 max_running=max_running,
                 max_pause_s=max_pause_s,
             )
+            session.bitwise_price = None if found is None else found.price
+            return session
         except BaseException:
             target.close()
             raise
@@ -429,13 +459,15 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
         "policy": describe_policy(policy),
     }
     drafts = [drafter.model for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
-    for role, model in (("target", target), *(("draft", draft) for draft in drafts)):
+    native = target.inner if isinstance(target, BitwiseModel) else target
+    settings["bitwise"] = session.bitwise
+    for role, model in (("target", native), *(("draft", draft) for draft in drafts)):
         if isinstance(model, GgufModel):
             settings[role] = asdict(model.options) | {
                 "name": model.name,
                 "build": model.weights.library.build_id,
                 "path": str(model.weights.path),
-                "context_length": model.context_length,
+                "context_length": (target if role == "target" else model).context_length,
                 "batch_tokens": model.max_batch_tokens,
                 "micro_batch_tokens": model.micro_batch_tokens,
                 "threads": model.threads,

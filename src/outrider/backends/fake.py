@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import PartOf, RewindKind
+from outrider.core.contracts import Model, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
 from outrider.vocab import tokenizer_id
@@ -117,11 +118,29 @@ def scripted_logits(vocabulary: FakeVocabulary, text: str) -> NextLogits:
     return next_logits
 
 
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How a model's logits depend on more than the tokens, as those of real kernels do.
+
+    `kernels` are the last sizes of calls that each kernel takes; a call of more rows or tokens is another
+    kernel's. With `mixes` the cells that other sequences have in the cache count too. The difference goes
+    into what is stored, and on from there; `scale` is how large it is, in logits.
+    """
+
+    kernels: tuple[int, ...] = ()
+    mixes: bool = True
+    scale: float = 1.0
+
+    def kernel(self, size: int) -> int:
+        """The number of the kernel that takes a call of this size."""
+        return sum(size > last for last in self.kernels)
+
+
 class FakeModel:
     """A model over `next_logits`, with the KV bookkeeping of a real one.
 
-    `rewind` "none" refuses to forget tokens, as a recurrent model does. `calls` holds the
-    spans of every call made.
+    `rewind` "none" refuses to forget tokens, as a recurrent model does. `rounding`: its logits are not
+    exact. `calls` holds the spans of every call made.
     """
 
     def __init__(
@@ -136,6 +155,7 @@ class FakeModel:
         max_batch_tokens: int = 64,
         max_rows: int = 64,
         rewind: RewindKind = "free",
+        rounding: Rounding | None = None,
     ) -> None:
         self.name = name
         self.vocabulary = vocabulary
@@ -148,7 +168,10 @@ class FakeModel:
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
         self._next_logits = next_logits
+        self._rounding = rounding
         self._stored: dict[int, list[int]] = {}
+        self._marks: dict[int, list[int]] = {}
+        """how each stored token was rounded, for every sequence"""
         self._handed_out: list[Logits] = []
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
@@ -159,21 +182,44 @@ class FakeModel:
         if self.fail_at_call == len(self.calls):
             raise BackendError("fake model", "it was told to fail at this call")
         try:
-            self._handed_out = [self._evaluate(span) for span in spans]
+            num_tokens, num_rows = (
+                sum(len(span.tokens) for span in spans),
+                sum(span.rows for span in spans),
+            )
+            self._handed_out = [self._evaluate(span, num_tokens, num_rows) for span in spans]
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
                 del self._stored.get(span.sequence, [])[span.start :]
+                del self._marks.get(span.sequence, [])[span.start :]
             raise
         return self._handed_out
 
-    def _evaluate(self, span: Span) -> Logits:
+    def _evaluate(self, span: Span, num_tokens: int, num_rows: int) -> Logits:
         stored = self._stored.setdefault(span.sequence, [])
+        marks = self._marks.setdefault(span.sequence, [])
         rows = np.empty((span.rows, self.vocabulary.size), dtype=np.float32)
         for i, token in enumerate(span.tokens):
             stored.append(token)
+            marks.append(self._mark(span.sequence, num_tokens))
             if (row := i - len(span.tokens) + span.rows) >= 0:
                 rows[row] = self._next_logits(stored)
+                if self._rounding is not None:
+                    rows[row] += self._rounding_error((*marks, self._rounding.kernel(num_rows)))
         return rows
+
+    def _mark(self, sequence: int, num_tokens: int) -> int:
+        """What a token's KV was rounded by: the kernel, and the cells of others beside its own."""
+        if self._rounding is None:
+            return 0
+        others = sum(len(stored) for other, stored in self._stored.items() if other != sequence)
+        return self._rounding.kernel(num_tokens) + 1000 * others * self._rounding.mixes
+
+    def _rounding_error(self, marks: tuple[int, ...]) -> _Row:
+        """Normal noise that a history of roundings fixes."""
+        assert self._rounding is not None
+        seed = int.from_bytes(hashlib.blake2b(repr(marks).encode(), digest_size=8).digest())
+        noise = np.random.default_rng(seed).standard_normal(self.vocabulary.size)
+        return (noise * self._rounding.scale).astype(np.float32)
 
     def _check(self, spans: Sequence[Span]) -> None:
         sequences = sorted(span.sequence for span in spans)
@@ -203,6 +249,7 @@ class FakeModel:
         if self.rewind == "none" and 0 < length < self.length(sequence):
             raise RewindUnsupported(self.name, "the model cannot forget single tokens")
         self._stored[sequence] = self._stored.get(sequence, [])[:length]
+        self._marks[sequence] = self._marks.get(sequence, [])[:length]
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         _insist(0 < length <= self.length(source), f"sequence {source} does not hold {length} tokens")
@@ -210,9 +257,20 @@ class FakeModel:
         if self.rewind == "none":
             raise RewindUnsupported(self.name, "the state of a part of the text is not kept")
         self._stored[sequence] = self._stored[source][:length]
+        self._marks[sequence] = self._marks[source][:length]
+
+    def adopt(self, other: Model, length: int) -> None:
+        """Hold the first `length` tokens of another model's sequence 0."""
+        _insist(isinstance(other, FakeModel), "only a model of its own kind can be taken over")
+        assert isinstance(other, FakeModel)
+        _insist(0 < length <= other.length(0), f"{length} tokens are not stored there")
+        _insist(not self.length(0), "something is stored here")
+        self._stored[0] = other._stored[0][:length]
+        self._marks[0] = other._marks[0][:length]
 
     def close(self) -> None:
         self._stored.clear()
+        self._marks.clear()
 
 
 def _insist(holds: bool, message: str) -> None:

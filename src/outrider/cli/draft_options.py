@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from outrider.cli.options import SPECULATION, option
 
 Rule = Annotated[
@@ -25,14 +27,17 @@ Lenience = Annotated[
         help="Below 1: accept more and CHANGE the text (tokens up to 1/L times too likely).",
     ),
 ]
-Strict = Annotated[
-    bool,
+Bitwise = Annotated[
+    bool | None,
     option(
         SPECULATION,
-        "--strict",
-        help="Greedy: decide close calls one by one; slower, fewer differences, no guarantee.",
+        "--bitwise/--no-bitwise",
+        help="Text equal to plain decoding's bit for bit, always, or an error where the library cannot. "
+        "By default where it costs nothing.",
     ),
 ]
+Strict = Annotated[bool, typer.Option("--strict", hidden=True)]
+"""What it promised is kept by --bitwise, which it now is another name of."""
 Policy = Annotated[
     str | None,
     option(

@@ -192,6 +192,7 @@ def _run(
     constrain_after: grammar_options.After = None,
     rule: draft_options.Rule = _VERIFICATION.rule,
     lenience: draft_options.Lenience = _VERIFICATION.lenience,
+    bitwise: draft_options.Bitwise = None,
     strict: draft_options.Strict = False,
     policy: draft_options.Policy = None,
     draft_max: draft_options.DraftMax = None,
@@ -233,7 +234,10 @@ def _run(
     llama_library: options.LlamaLibrary = None,
 ) -> None:
     arguments = dict(locals())
-    del arguments["ctx"]
+    del arguments["ctx"], arguments["strict"]
+    if strict:
+        typer.echo("note: --strict is --bitwise now, which keeps what it promised", err=True)
+        arguments["bitwise"] = True
     settings = RunSettings(**arguments)
     from outrider.backends.gguf import show_log
     from outrider.cli.chat import chat
@@ -273,6 +277,7 @@ def _verify(
     constrain_after: grammar_options.After = None,
     rule: draft_options.Rule = _VERIFICATION.rule,
     lenience: draft_options.Lenience = _VERIFICATION.lenience,
+    bitwise: draft_options.Bitwise = None,
     policy: draft_options.Policy = "fixed",
     draft_max: draft_options.DraftMax = None,
     draft_min: draft_options.DraftMin = None,

@@ -124,6 +124,7 @@ def open_session(settings: RunSettings, pair: Pair, prompt_tokens: int, errors: 
             progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
             policy=settings.choice(),
             measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
+            bitwise=settings.bitwise,
         )
 
 
@@ -236,7 +237,7 @@ def _report(
         target, draft = pair.target.name, pair.draft.name if pair.draft else None
         # An estimate has nothing to add to a measurement.
         estimate = comparison is None
-        library = pair.target.library_line
+        library = pair.target.library_line + ("; bit-equal text" if session.bitwise else "")
         print_readout(
             errors, readout, target, draft, explanation, request.grammar, estimate=estimate, library=library
         )

@@ -77,6 +77,7 @@ def _open(settings: ServeSettings, run_settings: RunSettings, pair: Pair, errors
             kept_sequences=settings.kept_sequences,
             max_pause_s=settings.max_pause,
             capacity_tokens=settings.kv_tokens or 0,
+            bitwise=settings.bitwise,
         )
 
 
@@ -94,6 +95,7 @@ def _overview(
         "context": f"{target.context_length} tokens a request, {settings.max_running} requests at once, "
         f"{target.capacity_tokens} KV cells for all",
         "drafts": f"by {names}, {how}" if engine.drafters else "none: plain decoding",
+        **({"bits": "texts equal plain decoding's bit for bit"} if session.bitwise else {}),
         "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
         "access": _access(settings, ring),
         "metrics": _metrics(settings, ring),

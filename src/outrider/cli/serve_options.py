@@ -46,6 +46,7 @@ _SHARED: dict[str, Any] = {
     "draft_p_min": draft_options.DraftPMin,
     "draft_sampling": draft_options.DraftSampling,
     "rule": draft_options.Rule,
+    "bitwise": draft_options.Bitwise,
     "lookup": draft_options.Lookup,
     "corpus": draft_options.Corpus,
     "costs": draft_options.CostsFile,

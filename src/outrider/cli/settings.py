@@ -19,9 +19,6 @@ from outrider.policy import FixedPolicy
 
 POLICIES = ("auto", "lookup", "model", "fixed", "plain")
 
-STRICT_MARGIN = 0.75
-"""Logits whose lead is below this are decided again under --strict; benchmarks/exactness measures it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -77,7 +74,7 @@ class RunSettings:
     constrain_after: str | None
     rule: str
     lenience: float
-    strict: bool
+    bitwise: bool | None
     policy: str | None
     draft_max: int | None
     draft_min: int | None
@@ -153,14 +150,12 @@ class RunSettings:
 
     def verification(self) -> Verification:
         """How drafts are checked. Raises SettingError."""
-        if self.strict and not self.sampling().is_greedy:
-            raise SettingError("--strict", "it is about greedy decoding", "Add --temp 0.")
-        return Verification(
+        verification = Verification(
             rule=cast(Rule, self.rule),
             draft_sampling=cast(DraftSampling, self.draft_sampling),
             lenience=self.lenience,
-            strict_margin=STRICT_MARGIN if self.strict else 0.0,
         )
+        return verification.bitwise(greedy=self.sampling().is_greedy) if self.bitwise else verification
 
     def grammar(self, stdin_gives: str | None = None) -> Grammar | None:
         """What the output is limited to; None for nothing. Reads its file or standard input (unless that is

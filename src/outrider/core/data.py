@@ -166,8 +166,8 @@ class Verdict:
     """What the target makes of a draft: the first `num_accepted` tokens stand, then `token`.
 
     `kind` is "recovered" when `token` replaces a rejected one and "bonus" when it follows
-    a draft that was accepted whole (an empty draft included). A "deferred" verdict has no token:
-    the next one is decided by a call of its own.
+    a draft that was accepted whole (an empty draft included). A "deferred" verdict has no token, since
+    none may follow.
     """
 
     num_accepted: int

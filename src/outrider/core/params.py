@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from outrider.core.errors import SettingError
@@ -152,8 +152,7 @@ class Verification:
     """How drafts are checked.
 
     `lenience` below 1 accepts tokens up to 1 / lenience times as likely as the target has them:
-    more tokens, other texts. `strict_margin` above 0 decides greedy tokens whose top two logits
-    lie closer than this in a call of their own; what drafts left in the KV cache stays rounded their way.
+    more tokens, other texts.
 
     Raises SettingError for a value out of range, or where two of them exclude each other.
     """
@@ -161,7 +160,6 @@ class Verification:
     rule: Rule = "auto"
     draft_sampling: DraftSampling = "auto"
     lenience: float = 1.0
-    strict_margin: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -171,15 +169,28 @@ class Verification:
             if value not in known:
                 raise SettingError(name, f"{value!r} is not known", f"Choose one of {', '.join(known)}.")
         _require(0 < self.lenience <= 1, "lenience", self.lenience, "lie in (0, 1]; 1 changes nothing")
-        _require(_finite(self.strict_margin, 0), "strict margin", self.strict_margin, "be 0 (off) or more")
         if self.lenience < 1 and self.rule not in ("auto", "token"):
             raise SettingError(
                 "lenience", f"it is defined for the token rule, not for {self.rule}", "Choose --rule token."
             )
-        if self.lenience < 1 and self.strict_margin:
-            raise SettingError("lenience", "it changes the text, strict keeps it", "Choose one of them.")
 
     @property
     def is_lossy(self) -> bool:
         """Whether the output may differ from plain decoding's."""
         return self.lenience < 1
+
+    def keeps_text(self, *, greedy: bool) -> bool:
+        """Whether a text depends on the logits and the seed alone, whatever is drafted."""
+        return not self.is_lossy and (greedy or self.rule == "stable")
+
+    def bitwise(self, *, greedy: bool) -> Verification:
+        """These settings where the text is to depend on nothing else: what is drawn is drawn by the
+        seed-stable rule. Raises SettingError where they ask for another."""
+        if self.is_lossy:
+            raise SettingError("lenience", "it changes the text, bitwise keeps it", "Choose one of them.")
+        if greedy or self.rule == "stable":
+            return self
+        if self.rule != "auto":
+            why = f"under it what is drawn depends on drafts, under bitwise it does not ({self.rule})"
+            raise SettingError("rule", why, "Choose --rule stable, or leave it out.")
+        return replace(self, rule="stable")

@@ -37,7 +37,7 @@ class CallTimer:
         self._model = model
         self._rows = rows
         self._clock = clock
-        self._tokens = _ordinary_tokens(model.vocabulary, rng)
+        self._tokens = ordinary_tokens(model.vocabulary, rng)
         self.largest = min(MOST_TOKENS, model.max_batch_tokens, model.context_length)
         if rows == "all":
             self.largest = min(self.largest, model.max_rows)
@@ -85,7 +85,7 @@ class CallTimer:
         return tuple(self._tokens[i % len(self._tokens)] for i in range(start, start + num_tokens))
 
 
-def _ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
+def ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
     """Tokens that stand for text, drawn anew each time: what a call costs may depend on them where a
     model sends tokens to different experts."""
     drawn = [rng.randrange(vocabulary.size) for _ in range(8 * MOST_TOKENS)]

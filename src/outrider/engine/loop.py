@@ -261,7 +261,7 @@ class Engine:
             if any(plan.draft is None for plan in plans):
                 self._pace.note(shared.batch_tokens, shared.verify_s)
             # All verdicts before the first commit: bad logits leave every request as it was.
-            judged = [judge(plan, row, shared) for plan, row in zip(plans, rows, strict=True)]
+            judged = [judge(plan, row) for plan, row in zip(plans, rows, strict=True)]
             updates = [self._settle(p, j, shared) for p, j in zip(plans, judged, strict=True)]
             self._learn(plans, updates)
             return updates
@@ -283,9 +283,6 @@ class Engine:
     def _plan(self, running: Sequence[Running], shared: Shared) -> list[Plan]:
         """Decoding sequences first, each with its draft, then chunks of the prompts that are being read."""
         decoding = [s for s in running if self.target.length(s.slot) == len(s.tokens) - 1]
-        alone = next((s for s in decoding if s.alone), None)
-        if alone:
-            return [Plan(alone, Span(alone.slot, (alone.tokens[-1],), len(alone.tokens) - 1, 1), Draft())]
         reading = self._read([s for s in running if s not in decoding], len(decoding))
         drafts = self._propose(decoding, sum(len(plan.span.tokens) for plan in reading), shared)
         plans = [
@@ -358,7 +355,6 @@ class Engine:
                 error = lost
             if error is not None and sequence.finish_reason is None:
                 pieces += fail(sequence, error)
-            sequence.alone = judged.verdict.kind == "deferred"
             rewind(self.target, sequence.slot, len(sequence.tokens) - 1)
             sequence.sampler.accept(sequence.tokens[position:])
             for drafter in self._drafters_of(sequence):

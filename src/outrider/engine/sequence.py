@@ -45,8 +45,6 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: OutriderError | None = None
     """why it could not go on"""
-    alone: bool = False
-    """the next token is to be decided in a call of its own, as plain decoding does"""
 
     @property
     def num_generated(self) -> int:

@@ -3,7 +3,7 @@
 from outrider.core.data import point_mass
 from outrider.sampling.chain import distribution
 from outrider.sampling.distributions import draw, probability
-from outrider.sampling.logprobs import score_tokens, top_gap
+from outrider.sampling.logprobs import score_tokens
 from outrider.sampling.sampler import LazyDistributions, RequestSampler
 from outrider.sampling.selection import argmax, confidence
 
@@ -17,5 +17,4 @@ __all__ = [
     "point_mass",
     "probability",
     "score_tokens",
-    "top_gap",
 ]

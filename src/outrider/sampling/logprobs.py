@@ -34,9 +34,3 @@ def _score(row: Row, token: int, num_top: int, *, forced: bool) -> TokenLogprob:
         tuple((int(other), float(row[other]) - log_total) for other in top),
         forced,
     )
-
-
-def top_gap(row: Row) -> float:
-    """By how much logit the best token leads the second."""
-    best, second = row[top_k(row, 2)]
-    return float(best - second)

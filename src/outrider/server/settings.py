@@ -51,6 +51,7 @@ class Speculation(_Table):
     draft_p_min: Share | None = None
     draft_sampling: str = "auto"
     rule: str = "auto"
+    bitwise: bool | None = None
     lookup: bool = True
     corpus: list[Path] = []
     costs: Path | None = None

@@ -7,17 +7,28 @@ from functools import cache
 from pathlib import Path
 
 from outrider.backends.gguf import GgufModel, physical_cores, processor_name
+from outrider.bitwise import BitwiseModel
 from outrider.costs import CallCosts, Subject, calibrate, fingerprint, load_costs, store_costs, store_refined
 from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
 from outrider.costs.timing import Rows
 from outrider.native.cpu import cpu_id
 
+Loaded = GgufModel | BitwiseModel
+"""A target as a session has it."""
+
 _LEAST_POINTS = 8
 _TOO_BUSY = "the machine was too busy to measure what calls cost: next time it is tried again"
 
 
+def native_of(model: Loaded) -> GgufModel:
+    """The context that computes, or one of them."""
+    native = model.inner if isinstance(model, BitwiseModel) else model
+    assert isinstance(native, GgufModel), "no other model is loaded from a file"
+    return native
+
+
 def costs_of(
-    model: GgufModel,
+    model: Loaded,
     *,
     rows: Rows = "all",
     seconds: float = DEFAULT_SECONDS,
@@ -40,21 +51,22 @@ def costs_of(
     return costs, notices
 
 
-def keep_costs(model: GgufModel, costs: CallCosts, *, rows: Rows = "all") -> str | None:
+def keep_costs(model: Loaded, costs: CallCosts, *, rows: Rows = "all") -> str | None:
     """At the end of a session: let the stored curve learn from its calls. A line where that fails."""
     return store_refined(subject_of(model, rows), costs)
 
 
-def subject_of(model: GgufModel, rows: Rows) -> Subject:
+def subject_of(model: Loaded, rows: Rows) -> Subject:
     """What the model's curve depends on."""
-    weights, options = model.weights.options, model.options
+    native = native_of(model)
+    weights, options = native.weights.options, native.options
     settings: dict[str, str | int | bool] = {
         "rows": rows,
         "several_sequences": model.max_sequences > 1,
-        "threads": model.threads,
-        "threads_batch": model.threads_batch,
+        "threads": native.threads,
+        "threads_batch": native.threads_batch,
         "micro_batch_tokens": options.micro_batch_tokens,
-        "flash_attention": model.flash_attention,
+        "flash_attention": native.flash_attention,
         "cache_type_k": options.cache_type_k,
         "cache_type_v": options.cache_type_v,
         "full_window": options.full_window,
@@ -63,11 +75,13 @@ def subject_of(model: GgufModel, rows: Rows) -> Subject:
         "main_gpu": weights.main_gpu,
         "extra_buffer_types": weights.extra_buffer_types,
     }
+    if isinstance(model, BitwiseModel):
+        settings["equal_sizes"] = str(model.sizes)
     return Subject(
         model=model.name,
-        file=file_id(model.weights.path),
-        build=model.weights.library.build_id,
-        machine=machine_id(model.weights.library.device_names),
+        file=file_id(native.weights.path),
+        build=native.weights.library.build_id,
+        machine=machine_id(native.weights.library.device_names),
         settings=tuple(settings.items()),
     )
 

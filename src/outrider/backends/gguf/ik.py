@@ -23,7 +23,7 @@ from outrider.backends.gguf.options import CONTEXT_TYPES, UNQUANTIZED, LoadOptio
 
 __all__ = ["Ik"]
 
-ENUM, FLOAT = ctypes.c_int, ctypes.c_float
+ENUM, FLOAT, SIZE = ctypes.c_int, ctypes.c_float, ctypes.c_size_t
 
 _CACHE_TYPES: list[tuple[str, Any]] = [
     *(("type_k_first", ENUM), ("type_k_last", ENUM), ("type_v_first", ENUM), ("type_v_last", ENUM)),
@@ -172,6 +172,7 @@ class Ik(Library):
     keeps_windows = False
     # iqk_fa_templates.h leaves out the blocks of cells, from the end, whose first cell is masked.
     flash_mixes_sequences = True
+    state_flags = (0,)
     split_modes = ("none", "layer")
     model_defaults = {  # noqa: RUF012
         "split_mode": 1,
@@ -225,6 +226,9 @@ class Ik(Library):
         "llama_kv_cache_view_update": (None, POINTER, ctypes.POINTER(_CacheView)),
         "llama_n_ctx_train": (INT, POINTER),
         "llama_n_layer": (INT, POINTER),
+        "llama_state_seq_get_data": (SIZE, POINTER, POINTER, SIZE, INT, UINT),
+        "llama_state_seq_get_size": (SIZE, POINTER, INT, UINT),
+        "llama_state_seq_set_data": (SIZE, POINTER, POINTER, SIZE, INT, UINT),
         "llama_token_get_attr": (ENUM, POINTER, INT),
         "llama_token_to_piece_vocab": (INT, POINTER, INT, TEXT, INT, INT, BOOL),
         "llama_vocab_tokenize": (INT, POINTER, TEXT, INT, POINTER, INT, BOOL, BOOL),

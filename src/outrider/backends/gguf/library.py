@@ -160,6 +160,8 @@ class Library(ABC):
     """whether tokens that a sliding window has left behind give way to others, even where all have room"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
+    state_flags: ClassVar[tuple[int, ...]] = ()
+    """what the functions about a sequence's state are given beyond the sequence"""
     split_modes: ClassVar[tuple[str, ...]]
     """how a model can be split over several GPUs"""
 
@@ -331,6 +333,15 @@ class Library(ABC):
     @abstractmethod
     def copy(self, context: int, source: int, sequence: int, length: int) -> None:
         """Let `sequence` share the first `length` tokens of `source`."""
+
+    def transfer(self, source: int, target: int) -> bool:
+        """Let sequence 0 of an empty context hold, bit by bit, what it holds in another one on the same
+        weights; False where the library cannot."""
+        native, flags = self.functions, self.state_flags
+        size = native.llama_state_seq_get_size(source, 0, *flags)
+        buffer = (ctypes.c_ubyte * size)()
+        written = native.llama_state_seq_get_data(source, buffer, size, 0, *flags)
+        return bool(written and native.llama_state_seq_set_data(target, buffer, written, 0, *flags))
 
     @abstractmethod
     def oldest_position(self, context: int, sequence: int) -> int:

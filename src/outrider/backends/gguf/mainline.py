@@ -19,7 +19,7 @@ from outrider.backends.gguf.options import CONTEXT_TYPES, FLASH_ATTENTION, LoadO
 
 __all__ = ["Mainline"]
 
-ENUM, FLOAT = ctypes.c_int, ctypes.c_float
+ENUM, FLOAT, SIZE = ctypes.c_int, ctypes.c_float, ctypes.c_size_t
 
 _LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
 """llama_load_mode by whether files are mapped and locked in memory."""
@@ -158,6 +158,9 @@ class Mainline(Library):
         "llama_model_n_head_kv": (INT, POINTER),
         "llama_model_n_layer": (INT, POINTER),
         "llama_model_n_swa": (INT, POINTER),
+        "llama_state_seq_get_data": (SIZE, POINTER, POINTER, SIZE, INT),
+        "llama_state_seq_get_size": (SIZE, POINTER, INT),
+        "llama_state_seq_set_data": (SIZE, POINTER, POINTER, SIZE, INT),
         "llama_token_to_piece": (INT, POINTER, INT, TEXT, INT, INT, BOOL),
         "llama_tokenize": (INT, POINTER, TEXT, INT, POINTER, INT, BOOL, BOOL),
         "llama_vocab_get_attr": (ENUM, POINTER, INT),

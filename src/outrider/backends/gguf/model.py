@@ -16,7 +16,7 @@ from outrider.backends.gguf.library import ContextSettings
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.memory import check_cache_types, check_room
 from outrider.backends.gguf.options import LoadOptions, physical_cores
-from outrider.core.contracts import RewindKind
+from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutOfMemory, RewindUnsupported, SettingError
 
@@ -199,6 +199,21 @@ class GgufModel:
         # One cache for all sequences: the cells are shared, nothing is moved.
         self._library.copy(context, source, sequence, length)
         self._lengths[sequence] = length
+
+    def adopt(self, other: Model, length: int) -> None:
+        """Hold the first `length` tokens of sequence 0 of another context on the same weights, bit by bit.
+        Raises RewindUnsupported where the library cannot; nothing is stored then."""
+        if not isinstance(other, GgufModel) or other.weights is not self.weights:
+            raise RewindUnsupported(self.name, "only what the same weights have computed can be taken over")
+        if not 0 < length <= other.length(0) <= self.context_length or self.length(0):
+            raise BackendError("adopt", f"{length} tokens are not there, or there is no room for them")
+        if self.rewind != "free" or not other._holds_window(0, length):
+            raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
+        if not self._library.transfer(other._native.pointer, self._native.pointer):
+            self._forget(0, -1)
+            raise RewindUnsupported(self.name, last_error(f"{self._library.title} cannot copy its state"))
+        self._lengths[0] = other.length(0)
+        self.truncate(0, length)
 
     def close(self) -> None:
         self._native.close()

@@ -50,6 +50,7 @@ def account_of(plan: Plan, jobs: Sequence[Job], policy: AutoPolicy | None) -> di
     """What speculation did. Of several choices counts add up, and `choices` has each one's."""
     each = [_of_choice(job, policy) for job in jobs]
     whole = {"policy": plan.policy, "rule": jobs[0].completion.rule, "lossy": jobs[0].completion.lossy}
+    whole["bitwise"] = plan.bitwise
     whole |= each[0] if len(each) == 1 else _together(each)
     whole["notices"] = list(plan.notices)
     return whole

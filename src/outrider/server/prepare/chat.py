@@ -12,7 +12,7 @@ from outrider.core.errors import InputError
 from outrider.core.params import Drafting
 from outrider.formats import Named, ToolChoice, ToolSpec
 from outrider.server.prepare.grammars import grammar_of
-from outrider.server.prepare.plan import Plan, choices_of, policy_of, prediction_of
+from outrider.server.prepare.plan import Plan, choices_of, is_bitwise, policy_of, prediction_of
 from outrider.server.prepare.settings import (
     drafting_of,
     fast_forward_of,
@@ -44,14 +44,15 @@ def plan_chat(service: Service, asked: ChatRequest, scope: str) -> Plan:
     grammar, grammar_notices = _grammar(service, asked, tools, choice, unmarked)
     drafting = drafting_of(asked.speculation, has_model=service.draft_name is not None)
     prediction, prediction_notices = prediction_of(service, asked.prediction)
+    sampling = sampling_of(asked, service.defaults)
     request = Request(
         prompt=service.check_prompt(tokens_of(service, text), "messages"),
-        sampling=sampling_of(asked, service.defaults),
+        sampling=sampling,
         max_tokens=service.limits.answer_tokens(*_asked_tokens(asked)),
         stop=stop_of(asked),
         ignore_end=bool(asked.ignore_eos),
         speculate=drafting is not None,
-        verification=verification_of(asked.speculation, service.verification),
+        verification=verification_of(asked, service.verification, sampling, bitwise=service.session.bitwise),
         logprobs=_logprobs(asked),
         grammar=grammar,
         drafting=drafting or Drafting(),
@@ -64,6 +65,7 @@ def plan_chat(service: Service, asked: ChatRequest, scope: str) -> Plan:
         requests=choices_of(request, number),
         choices_per_prompt=number,
         policy=policy_of(service, request),
+        bitwise=is_bitwise(service, request),
         notices=(*notices, *grammar_notices, *prediction_notices),
         reader=partial(
             service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=unmarked

@@ -9,7 +9,7 @@ from outrider.core.data import Request
 from outrider.core.errors import InputError
 from outrider.core.params import Drafting
 from outrider.server.prepare.grammars import grammar_of
-from outrider.server.prepare.plan import Plan, choices_of, policy_of, prediction_of
+from outrider.server.prepare.plan import Plan, choices_of, is_bitwise, policy_of, prediction_of
 from outrider.server.prepare.settings import (
     drafting_of,
     fast_forward_of,
@@ -49,6 +49,7 @@ def plan_completions(service: Service, asked: CompletionRequest, scope: str) -> 
     return Plan(
         requests=tuple(requests),
         policy=policy_of(service, model),
+        bitwise=is_bitwise(service, model),
         notices=notices,
         lead=tuple(lead),
         choices_per_prompt=number,
@@ -95,14 +96,15 @@ def _request(service: Service, asked: CompletionRequest, scope: str) -> tuple[Re
         notices = service.compile(grammar, field)
     drafting = drafting_of(asked.speculation, has_model=service.draft_name is not None)
     prediction, prediction_notices = prediction_of(service, asked.prediction)
+    sampling = sampling_of(asked, service.defaults)
     request = Request(
         prompt=(0,),  # each prompt takes its place
-        sampling=sampling_of(asked, service.defaults),
+        sampling=sampling,
         max_tokens=service.limits.answer_tokens(asked.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens"),
         stop=stop_of(asked),
         ignore_end=bool(asked.ignore_eos),
         speculate=drafting is not None,
-        verification=verification_of(asked.speculation, service.verification),
+        verification=verification_of(asked, service.verification, sampling, bitwise=service.session.bitwise),
         logprobs=asked.logprobs,
         grammar=grammar,
         drafting=drafting or Drafting(),

@@ -12,16 +12,17 @@ from outrider.server.problems import problem_of
 from outrider.server.service import Service
 from outrider.server.shapes.messages import Prediction, text_of
 
-__all__ = ["Plan", "choices_of", "policy_of", "prediction_of"]
+__all__ = ["Plan", "choices_of", "is_bitwise", "policy_of", "prediction_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Requests, one for each choice, in the order of their indices.
 
-    `policy` is who drafts, by name. `notices` are lines that belong into the answer. `reader` makes what
-    reads a choice's text; None: it is content from the first character to the last. `lead` is the text
-    that each choice's begins with (an echoed prompt).
+    `policy` is who drafts, by name. `bitwise`: the texts are those of plain decoding, bit for bit.
+    `notices` are lines that belong into the answer. `reader` makes what reads a choice's text; None: it is
+    content from the first character to the last. `lead` is the text that each choice's begins with (an
+    echoed prompt).
     """
 
     requests: tuple[Request, ...]
@@ -31,6 +32,7 @@ class Plan:
     lead: tuple[str, ...] = ()
     choices_per_prompt: int = 1
     show_sources: bool = False
+    bitwise: bool = False
 
 
 def choices_of(request: Request, number: int) -> tuple[Request, ...]:
@@ -47,6 +49,12 @@ def policy_of(service: Service, request: Request) -> str:
         return "plain"
     policy = request.drafting.policy
     return service.policy_name if policy == "auto" else policy
+
+
+def is_bitwise(service: Service, request: Request) -> bool:
+    """Whether a request's text is that of plain decoding, bit for bit."""
+    keeps_text = request.verification.keeps_text(greedy=request.sampling.is_greedy)
+    return service.session.bitwise and (keeps_text or not request.speculate)
 
 
 def prediction_of(service: Service, asked: Prediction | None) -> tuple[tuple[int, ...], tuple[str, ...]]:

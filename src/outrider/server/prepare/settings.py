@@ -117,8 +117,23 @@ def stop_of(fields: SamplingFields) -> tuple[str, ...]:
     return tuple(fields.stop or ())
 
 
-def verification_of(speculation: Speculation | None, defaults: Verification) -> Verification:
-    """How drafts are checked."""
+def verification_of(
+    fields: SamplingFields, defaults: Verification, sampling: SamplingParams, *, bitwise: bool
+) -> Verification:
+    """How drafts are checked; `bitwise`: this server can give equal bits. Raises Problem."""
+    verification = _verification(fields.speculation, defaults)
+    if not fields.bitwise:
+        return verification
+    if not bitwise:
+        why = "this server does not give equal bits. Start it with --bitwise, or leave it out."
+        raise wrong("bitwise", why, code="unsupported")
+    try:
+        return verification.bitwise(greedy=sampling.is_greedy)
+    except SettingError as error:
+        raise problem_of(error, "bitwise") from None
+
+
+def _verification(speculation: Speculation | None, defaults: Verification) -> Verification:
     if speculation is None:
         return defaults
     asked = {

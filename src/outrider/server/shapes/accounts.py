@@ -78,5 +78,6 @@ class Account(ChoiceAccount):
     policy: str
     rule: str
     lossy: bool
+    bitwise: bool
     notices: list[str]
     choices: list[ChoiceAccount] | None = None

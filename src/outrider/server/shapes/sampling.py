@@ -103,4 +103,9 @@ class SamplingFields(Shape):
     min_tokens: Annotated[int, Field(ge=0, le=_BIG), WHOLE] | None = None
     ignore_eos: bool | None = None
     stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
+    bitwise: bool | None = Field(
+        None,
+        description="True: the text of plain decoding bit for bit, whatever is drafted and whoever else "
+        "asks; what is drawn is drawn by the seed-stable rule. An error where the server does not keep it.",
+    )
     speculation: Speculation | None = None

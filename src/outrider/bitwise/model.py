@@ -1,0 +1,146 @@
+"""A model that makes calls of equal sizes only, and keeps every sequence to itself.
+
+What is summed up in a call depends, in its last bits, on how many tokens the call has and on where in the
+cache a sequence's tokens lie among others'. So each sequence has a context of its own on the shared weights,
+in which its tokens lie in order from the first cell on, and every native call has one of the sizes that
+were found to give equal bits (`outrider.bitwise.probe`). Engine, policy and the reuse of KV need not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+
+from outrider.bitwise.sizes import EqualSizes
+from outrider.core.contracts import Model, RewindKind
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError, OutriderError
+
+__all__ = ["BitwiseModel", "Lane"]
+
+
+class Lane(Model, Protocol):
+    """A model with a single sequence, which it can take over from another one on the same weights."""
+
+    def adopt(self, other: Model, length: int) -> None:
+        """Hold the first `length` tokens of the other's sequence 0, bit by bit; nothing may be stored here.
+        Raises RewindUnsupported where that is impossible; nothing is changed then."""
+        ...
+
+
+class BitwiseModel:
+    """A Model over one context for each sequence. `open_lane` opens one of `context_length` tokens, which
+    has to be able to rewind; as many are opened at once as there are sequences.
+
+    A call of fewer tokens than an equal size has is padded with a filler that is forgotten again, a longer
+    span is evaluated in several calls. Rows are asked for of a whole call or not at all, since how many
+    there are is a size as well.
+    """
+
+    rewind: RewindKind = "free"
+
+    def __init__(
+        self,
+        open_lane: Callable[[int], Lane],
+        sizes: EqualSizes,
+        *,
+        context_length: int,
+        max_sequences: int = 1,
+        capacity_tokens: int = 0,
+    ) -> None:
+        self.sizes = sizes
+        self._lanes: list[Lane] = []
+        try:
+            for _ in range(max_sequences):  # fillers need a little room beyond the context
+                self._lanes.append(open_lane(context_length + sizes.padding))
+        except BaseException:
+            self.close()
+            raise
+        self.inner = self._lanes[0]
+        """one of the contexts, to be asked for what all of them have in common"""
+        self.name = self.inner.name
+        self.vocabulary = self.inner.vocabulary
+        self.max_sequences = max_sequences
+        self.context_length = min(context_length, self.inner.context_length - sizes.padding)
+        self.capacity_tokens = min(
+            capacity_tokens or context_length * max_sequences, self.context_length * max_sequences
+        )
+        self.max_batch_tokens = self.inner.max_batch_tokens
+        self.max_rows = self.inner.max_rows
+        if sizes.most > min(self.max_rows, self.max_batch_tokens):
+            raise BackendError(self.name, f"it makes no calls of {sizes.most} tokens", "Probe it anew.")
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        self._check(spans)
+        try:
+            return [self._evaluate(self._lanes[span.sequence], span) for span in spans]
+        except BaseException:  # an interrupt as well
+            for span in spans:
+                self._undo(self._lanes[span.sequence], span.start)
+            raise
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        """What would be found out too late otherwise, when other sequences have been evaluated."""
+        num_tokens, num_rows = sum(len(s.tokens) for s in spans), sum(span.rows for span in spans)
+        if num_tokens > self.max_batch_tokens or num_rows > self.max_rows:
+            why = f"a call takes {self.max_batch_tokens} tokens and gives {self.max_rows} rows at most"
+            raise BackendError("span", why)
+        for span in spans:
+            stored = self.length(span.sequence)
+            if span.start != stored:
+                raise BackendError("span", f"it starts at {span.start}, but {stored} tokens are stored")
+            if span.start + len(span.tokens) > self.context_length:
+                raise BackendError("span", f"it does not fit a context of {self.context_length} tokens")
+            if not 0 <= span.rows <= len(span.tokens):
+                raise BackendError("span", f"{len(span.tokens)} tokens cannot give {span.rows} rows")
+
+    def _evaluate(self, lane: Lane, span: Span) -> Logits:
+        """The wanted rows of one span; views where they come from a single call."""
+        rows: list[Logits] = []
+        start, first = 0, len(span.tokens) - span.rows
+        parts = self.sizes.parts(len(span.tokens)) if span.tokens else []
+        for num_tokens, size in parts:
+            end = start + num_tokens
+            tokens = span.tokens[start:end] + (span.tokens[end - 1],) * (size - num_tokens)
+            wanted = max(end - max(start, first), 0)
+            logits = lane.decode([Span(0, tokens, span.start + start, size if wanted else 0)])[0]
+            if size > num_tokens:
+                lane.truncate(0, span.start + end)
+            if wanted:
+                rows.append(logits[num_tokens - wanted : num_tokens])
+                if end < len(span.tokens):
+                    rows[-1] = rows[-1].copy()
+            start = end
+        if not rows:
+            return np.empty((0, self.vocabulary.size), dtype=np.float32)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _undo(self, lane: Lane, length: int) -> None:
+        if lane.length(0) > length:
+            with suppress(OutriderError):
+                lane.truncate(0, length)
+        if lane.length(0) > length:
+            lane.truncate(0, 0)
+
+    def length(self, sequence: int) -> int:
+        if not 0 <= sequence < self.max_sequences:
+            raise BackendError("sequence", f"there is none numbered {sequence}")
+        return self._lanes[sequence].length(0)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self.length(sequence)
+        self._lanes[sequence].truncate(0, length)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        if not 0 < length <= self.length(source):
+            raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
+        if self.length(sequence):
+            raise BackendError("copy", f"sequence {sequence} is not empty")
+        self._lanes[sequence].adopt(self._lanes[source], length)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()

@@ -1,0 +1,228 @@
+"""For which sizes of calls does a model give a token the same bits? Found out by calls.
+
+A kernel may change with any size, and with the length of the context. So only sizes that were tried are ever
+used, they are tried behind more tokens than the attention kernels take in one block, and every comparison is
+of many rows: two kernels that sum in another order agree on some rows by chance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import repeat
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from outrider.bitwise.sizes import EqualSizes
+from outrider.core.contracts import Model
+from outrider.core.data import Span
+from outrider.costs.timing import Clock, ordinary_tokens
+
+__all__ = ["Equality", "Price", "find_equality", "measure_price", "needs_no_padding"]
+
+TRIED = (*range(1, 10), 12, 16, 20, 24, 28, 31, 32, 48, 64)
+"""Drafts are mostly short; kernels step at multiples of 4, 8 and 16, at 32 and at 64."""
+CONTEXT_TOKENS = 264
+"""Attention kernels pad a cache to 256 cells, and may change beyond the first 256."""
+_CHAIN_TOKENS = 12
+"""Rows that calls of a small size are compared by."""
+_FILL_TOKENS = 8
+_REJECTED_SHARE = 0.3
+"""of the calls of the last comparison hold tokens that are forgotten, as rejected drafts are"""
+_PRICE_ROUNDS = 5
+_PROMPT_TOKENS = 128
+
+Progress = Callable[[float], None]
+"""Told which part is done, from 0 to 1."""
+
+Digests = list[bytes]
+"""The bits of rows of logits, one digest for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """What was found: the sizes, or None and why there are none."""
+
+    sizes: EqualSizes | None
+    reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"sizes": list(self.sizes.sizes) if self.sizes else [], "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Equality:
+        """What `as_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
+        sizes = data["sizes"]
+        return cls(EqualSizes.from_json(sizes) if sizes else None, str(data["reason"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What equal bits cost: how much longer a plain step and reading a prompt take, as parts of the time
+    that they took."""
+
+    step: float
+    prompt: float
+
+    def __str__(self) -> str:
+        return f"a plain step takes {_percent(self.step)}, reading a prompt {_percent(self.prompt)}"
+
+
+def _percent(part: float) -> str:
+    return "as long as else" if round(part, 2) <= 0 else f"{part:.0%} longer"
+
+
+def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed: int = 0) -> Equality:
+    """Try calls on sequence 0 of `model`, which is empty before and after.
+
+    Of several groups of sizes that agree the one with the smallest call is taken. Raises BackendError when
+    a call fails.
+    """
+    if model.rewind == "none":
+        return Equality(None, "the model cannot forget single tokens")
+    calls = _Calls(model, seed)
+    if calls.room == 0:
+        return Equality(None, f"a context of {model.context_length} tokens is too small to find out")
+    try:
+        filled = calls.fill((size, size) for size in repeat(calls.fill_size))
+        progress(0.3)
+        groups = list[_Group]()
+        for size in calls.sizes:
+            _sort_in(groups, size, calls.chain(size))
+        progress(0.6)
+        equal = [group.sizes for group in groups if len(group.sizes) > 1]
+        if not equal:
+            return Equality(None, "no two sizes of calls give a token the same bits")
+        sizes = EqualSizes(tuple(min(equal)))
+        calls.clear()
+        again = calls.fill(calls.any_of(sizes, 1))
+        if calls.fill_size not in sizes.sizes:
+            calls.clear()
+            filled = calls.fill(calls.any_of(sizes, 2))
+        progress(1.0)
+        if again != filled:
+            return Equality(None, f"calls of {sizes} tokens agree, but not everywhere in a longer text")
+        return Equality(sizes)
+    finally:
+        calls.clear()
+
+
+def needs_no_padding(model: Model, *, seed: int = 0) -> bool:
+    """Whether calls over single tokens agree with calls over two: a few calls that may save the others."""
+    if model.rewind == "none":
+        return False
+    calls = _Calls(model, seed)
+    try:
+        return calls.room > 0 and calls.chain(1) == calls.chain(2)
+    finally:
+        calls.clear()
+
+
+@dataclass(slots=True)
+class _Group:
+    """Sizes that gave the same bits so far, and the longest of their rows."""
+
+    sizes: list[int]
+    rows: Digests
+
+
+def _sort_in(groups: list[_Group], size: int, rows: Digests) -> None:
+    for group in groups:
+        if all(a == b for a, b in zip(group.rows, rows, strict=False)):
+            group.sizes.append(size)
+            group.rows = max(group.rows, rows, key=len)
+            return
+    groups.append(_Group([size], rows))
+
+
+class _Calls:
+    """Calls on a text of random ordinary tokens."""
+
+    def __init__(self, model: Model, seed: int) -> None:
+        self._model = model
+        self._rng = random.Random(seed)
+        largest = min(model.max_rows, model.max_batch_tokens, model.context_length // 2)
+        self.sizes = [size for size in TRIED if size <= largest]
+        longest = max(self.sizes[-1], 2 * _CHAIN_TOKENS)
+        self.fill_size = min(_FILL_TOKENS, self.sizes[-1])
+        self.room = max(min(CONTEXT_TOKENS, model.context_length - longest), 0)
+        self.room -= self.room % self.fill_size
+        """tokens that the sizes are tried behind"""
+        tokens = ordinary_tokens(model.vocabulary, self._rng)
+        self._text = [tokens[i % len(tokens)] for i in range(CONTEXT_TOKENS + 2 * longest)]
+
+    def clear(self) -> None:
+        """Leave the sequence empty."""
+        self._model.truncate(0, 0)
+
+    def any_of(self, sizes: EqualSizes, seed: int) -> Iterator[tuple[int, int]]:
+        """Calls of these sizes in any order, and how many tokens of each are kept."""
+        rng = random.Random(seed)
+        while True:
+            size = rng.choice(sizes.sizes)
+            kept = rng.randint(1, size) if rng.random() < _REJECTED_SHARE else size
+            yield size, kept
+
+    def fill(self, calls: Iterable[tuple[int, int]]) -> Digests:
+        """Read the text by these calls; the bits of its rows. What a call holds beyond the tokens that are
+        kept is forgotten again."""
+        digests: Digests = []
+        for size, kept in calls:
+            start = len(digests)
+            kept = min(kept, self.room - start)
+            rest = (self._rng.choice(self._text) for _ in range(size - kept))
+            digests += self._rows((*self._text[start : start + kept], *rest))[:kept]
+            self._model.truncate(0, len(digests))
+            if len(digests) == self.room:
+                break
+        return digests
+
+    def chain(self, size: int) -> Digests:
+        """A dozen rows at least, of calls of one size behind what is stored."""
+        start = self._model.length(0)
+        digests: Digests = []
+        while len(digests) < _CHAIN_TOKENS:
+            place = start + len(digests)
+            digests += self._rows(self._text[place : place + size])
+        self._model.truncate(0, start)
+        return digests
+
+    def _rows(self, tokens: Sequence[int]) -> Digests:
+        span = Span(0, tuple(tokens), self._model.length(0), len(tokens))
+        return [blake2b(row.tobytes(), digest_size=16).digest() for row in self._model.decode([span])[0]]
+
+
+def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter, seed: int = 0) -> Price:
+    """The two models' times of a plain step and of a prompt, call by call in turn, behind a short context.
+    Sequence 0 of both is empty afterwards."""
+    tokens = ordinary_tokens(plain.vocabulary, random.Random(seed))
+    models = (plain, equal)
+    room = min(min(model.context_length, model.max_batch_tokens) for model in models) - 1
+    size = min(_PROMPT_TOKENS, room, len(tokens))
+    steps: list[list[float]] = [[], []]
+    prompts: list[list[float]] = [[], []]
+    try:
+        for i in range(_PRICE_ROUNDS):
+            for j in (0, 1) if i % 2 else (1, 0):
+                models[j].truncate(0, 0)
+                prompts[j].append(_seconds(models[j], tokens[:size], 0, clock))
+                steps[j].append(_seconds(models[j], tokens[:1], 1, clock))
+    finally:
+        for model in models:
+            model.truncate(0, 0)
+    return Price(_excess(steps), _excess(prompts))
+
+
+def _excess(times: list[list[float]]) -> float:
+    return median(times[1]) / median(times[0]) - 1
+
+
+def _seconds(model: Model, tokens: Sequence[int], rows: int, clock: Clock) -> float:
+    span = Span(0, tuple(tokens), model.length(0), rows)
+    before = clock()
+    model.decode([span])
+    return clock() - before

@@ -1,0 +1,258 @@
+"""Calls of equal sizes: how they are found, how a model keeps to them, and what its text then depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import LANGUAGE, VOCABULARY
+from outrider.backends.fake import FakeModel, Rounding, random_logits
+from outrider.bitwise import BitwiseModel, Equality, EqualSizes, find_equality
+from outrider.bitwise.probe import TRIED, measure_price, needs_no_padding
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError
+from timed_models import TimedModel
+
+NO_SINGLE = Rounding((1,))
+UP_TO_SEVEN = Rounding((7, 63))
+
+
+def rounded(rounding: Rounding, context_length: int = 512, **options: Any) -> FakeModel:
+    settings = {"max_sequences": 1, "max_batch_tokens": 128, "max_rows": 128} | options
+    return FakeModel(VOCABULARY, LANGUAGE, context_length=context_length, rounding=rounding, **settings)
+
+
+def bitwise(rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1, **options: Any) -> BitwiseModel:
+    return BitwiseModel(
+        lambda length: rounded(rounding, length, **options),
+        EqualSizes(tuple(sizes)),
+        context_length=256,
+        max_sequences=num_sequences,
+    )
+
+
+def rows_of(model: FakeModel | BitwiseModel, tokens: Sequence[int], cuts: Sequence[int]) -> list[bytes]:
+    """The bits of all rows of a text that is read in parts of these sizes, over and over."""
+    rows: list[bytes] = []
+    while len(rows) < len(tokens):
+        for cut in cuts:
+            part = tuple(tokens[len(rows) : len(rows) + cut])
+            if part:
+                rows += [row.tobytes() for row in model.decode([Span(0, part, len(rows), len(part))])[0]]
+    model.truncate(0, 0)
+    return rows
+
+
+# Sizes
+
+
+@given(st.sets(st.integers(1, 70), min_size=1), st.integers(1, 300))
+def test_any_number_of_tokens_is_cut_into_calls_of_known_sizes(known: set[int], num_tokens: int) -> None:
+    sizes = EqualSizes(tuple(sorted(known)))
+    parts = sizes.parts(num_tokens)
+    assert sum(taken for taken, _ in parts) == num_tokens
+    assert len(parts) == -(-num_tokens // max(known))
+    for taken, size in parts:
+        assert size in known and 0 < taken <= size
+        assert not [other for other in known if taken <= other < size]
+        assert size - taken <= sizes.padding
+
+
+def test_sizes_in_words_and_as_data() -> None:
+    sizes = EqualSizes((2, 3, 4, 8, 12, 13))
+    assert str(sizes) == "2-4, 8, 12-13"
+    found = Equality(sizes)
+    assert Equality.from_json(found.as_json()) == found
+    assert Equality.from_json(Equality(None, "why").as_json()) == Equality(None, "why")
+    for wrong in ((), (0, 1), (3, 2), (2, 2)):
+        with pytest.raises(ValueError, match="no sizes"):
+            EqualSizes(wrong)
+
+
+# The probe
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        ((), TRIED),
+        ((1,), TRIED[1:]),
+        ((31,), tuple(size for size in TRIED if size <= 31)),
+        ((7, 63), tuple(range(1, 8))),
+        ((1, 2, 3, 7), (4, 5, 6, 7)),
+    ],
+)
+def test_the_sizes_that_agree_are_found(kernels: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    model = rounded(Rounding(kernels))
+    assert find_equality(model) == Equality(EqualSizes(expected))
+    assert model.length(0) == 0
+    assert needs_no_padding(model) == (1 not in kernels)
+
+
+def test_no_two_sizes_agree() -> None:
+    found = find_equality(rounded(Rounding(TRIED)))
+    assert found.sizes is None and "no two sizes" in found.reason
+
+
+def test_sizes_that_agree_on_a_short_text_alone_are_refused() -> None:
+    class Forgetful(FakeModel):
+        """Beyond some tokens another kernel takes over, which knows more sizes."""
+
+        def _mark(self, sequence: int, num_tokens: int) -> int:
+            beyond = len(self.stored(sequence)) == 100
+            return super()._mark(sequence, num_tokens) + 7 * num_tokens * beyond
+
+    model = Forgetful(
+        VOCABULARY,
+        LANGUAGE,
+        context_length=512,
+        max_sequences=1,
+        max_batch_tokens=128,
+        max_rows=128,
+        rounding=Rounding(()),
+    )
+    found = find_equality(model)
+    assert found.sizes is None and "longer text" in found.reason
+
+
+def test_models_that_cannot_be_probed_say_why() -> None:
+    recurrent = FakeModel(VOCABULARY, LANGUAGE, rewind="none")
+    assert "cannot forget" in find_equality(recurrent).reason and not needs_no_padding(recurrent)
+    tiny = rounded(NO_SINGLE, 16)
+    assert "too small" in find_equality(tiny).reason and not needs_no_padding(tiny)
+
+
+def test_the_price_is_measured_against_the_plain_model() -> None:
+    made: list[TimedModel] = []
+
+    def open_lane(length: int) -> TimedModel:
+        made.append(TimedModel(lambda num_tokens, *_: 1.0 + 0.1 * num_tokens, context_length=length))
+        return made[-1]
+
+    plain = open_lane(512)
+    lanes = BitwiseModel(open_lane, EqualSizes((2, 4)), context_length=512)
+    price = measure_price(plain, lanes, clock=lambda: sum(model.now for model in made))
+    assert price.step == pytest.approx(1.2 / 1.1 - 1)
+    assert price.prompt == pytest.approx(128 / 4 * 1.4 / (1 + 12.8) - 1)
+    assert str(price) == "a plain step takes 9% longer, reading a prompt 225% longer"
+    assert plain.length(0) == lanes.length(0) == 0
+
+
+# The model
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 1000))
+def test_the_bits_do_not_depend_on_how_a_text_is_cut(cuts: list[int], seed: int) -> None:
+    text = np.random.default_rng(seed).integers(0, VOCABULARY.size, 60).tolist()
+    for rounding, sizes in ((NO_SINGLE, (2, 3, 5, 9)), (UP_TO_SEVEN, (1, 2, 7)), (UP_TO_SEVEN, (8, 16, 63))):
+        model = bitwise(rounding, sizes)
+        assert rows_of(model, text, cuts) == rows_of(model, text, [1])
+
+
+def test_without_it_they_do() -> None:
+    model, text = rounded(NO_SINGLE), [0, 1, 2, 3, 0, 1, 2, 3]
+    assert rows_of(model, text, [8]) != rows_of(model, text, [1])
+
+
+@given(st.integers(1, 30), st.data())
+def test_the_rows_that_were_wanted_are_those_of_the_last_tokens(num_tokens: int, data: st.DataObject) -> None:
+    num_rows = data.draw(st.integers(0, num_tokens))
+    tokens = tuple(i % VOCABULARY.size for i in range(num_tokens))
+    model, exact = bitwise(Rounding(()), (2, 4, 8)), FakeModel(VOCABULARY, LANGUAGE)
+    [rows] = model.decode([Span(0, tokens, 0, num_rows)])
+    assert rows.shape == (num_rows, VOCABULARY.size) and model.length(0) == num_tokens
+    whole = bitwise(Rounding(()), (2, 4, 8)).decode([Span(0, tokens, 0, num_tokens)])[0]
+    assert (rows == whole[num_tokens - num_rows :]).all()
+    assert exact.decode([Span(0, tokens, 0, num_rows)])[0].shape == rows.shape
+
+
+def test_sequences_share_a_call_and_nothing_else() -> None:
+    model = bitwise(NO_SINGLE, (2, 4), num_sequences=3)
+    alone = bitwise(NO_SINGLE, (2, 4))
+    first = alone.decode([Span(0, (0, 1, 2), 0, 3)])[0].copy()
+    last = alone.decode([Span(0, (3,), 3, 1)])[0].copy()
+    rows: list[Logits] = model.decode([Span(2, (3, 3), 0, 1), Span(1, (0, 1, 2), 0, 3)])
+    assert (rows[1] == first).all()
+    rows = model.decode([Span(0, (1,), 0, 1), Span(1, (3,), 3, 1)])
+    assert (rows[1] == last).all()
+    assert [model.length(i) for i in range(3)] == [1, 4, 2]
+
+
+def test_a_copied_beginning_goes_on_as_the_original() -> None:
+    model = bitwise(NO_SINGLE, (2, 4), num_sequences=2)
+    model.decode([Span(0, (0, 1, 2, 3), 0, 4)])
+    model.copy(0, 1, 3)
+    model.truncate(0, 3)
+    rows = model.decode([Span(0, (1, 2), 3, 2), Span(1, (1, 2), 3, 2)])
+    assert (rows[0] == rows[1]).all()
+    with pytest.raises(BackendError, match="not empty"):
+        model.copy(0, 1, 1)
+    with pytest.raises(BackendError, match="does not hold"):
+        model.copy(0, 1, 9)
+
+
+def test_a_call_that_fails_stores_nothing() -> None:
+    lanes: list[FakeModel] = []
+
+    def open_lane(length: int) -> FakeModel:
+        lanes.append(rounded(NO_SINGLE, length))
+        return lanes[-1]
+
+    model = BitwiseModel(open_lane, EqualSizes((2, 4)), context_length=64, max_sequences=2)
+    model.decode([Span(0, (0, 1), 0, 1), Span(1, (0,), 0, 1)])
+    lanes[1].fail_at_call = len(lanes[1].calls) + 2  # the second part of its span
+    with pytest.raises(BackendError, match="told to fail"):
+        model.decode([Span(0, (2, 3), 2, 2), Span(1, (1,) * 7, 1, 7)])
+    assert [model.length(0), model.length(1)] == [2, 1]
+    assert [lane.length(0) for lane in lanes] == [2, 1]
+
+
+def test_a_context_is_filled_to_its_last_token() -> None:
+    model = bitwise(NO_SINGLE, (2, 8))
+    assert model.context_length == 256
+    for start in range(256):
+        model.decode([Span(0, (0,), start, 1)])
+    with pytest.raises(BackendError, match="does not fit"):
+        model.decode([Span(0, (0,), 256, 1)])
+
+
+def test_what_breaks_the_contract_is_refused_before_any_call() -> None:
+    model = bitwise(NO_SINGLE, (2, 4), num_sequences=2)
+    good = Span(0, (0, 1), 0, 2)
+    for wrong in (
+        Span(1, (0,), 5, 1),
+        Span(1, (0,), 0, 2),
+        Span(7, (0,), 0, 1),
+        Span(1, (0,) * 127, 0, 0),
+        Span(1, (0,) * 100, 0, 127),
+    ):
+        with pytest.raises(BackendError):
+            model.decode([good, wrong])
+        assert model.length(0) == 0
+    with pytest.raises(BackendError, match="no calls of 200"):
+        bitwise(NO_SINGLE, (2, 200))
+
+
+def test_lanes_are_closed_when_one_cannot_be_opened() -> None:
+    opened: list[FakeModel] = []
+
+    class Closing(FakeModel):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    def open_lane(length: int) -> FakeModel:
+        if opened:
+            raise BackendError("lane", "there is no room for another")
+        opened.append(Closing(VOCABULARY, random_logits(VOCABULARY.size), context_length=length))
+        return opened[0]
+
+    with pytest.raises(BackendError, match="no room"):
+        BitwiseModel(open_lane, EqualSizes((1, 2)), context_length=64, max_sequences=2)
+    assert opened[0].closed  # type: ignore[attr-defined]
