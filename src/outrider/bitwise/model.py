@@ -84,6 +84,8 @@ class BitwiseModel:
 
     def _check(self, spans: Sequence[Span]) -> None:
         """What would be found out too late otherwise, when other sequences have been evaluated."""
+        if not spans:
+            raise BackendError("span", "a call needs at least one")
         num_tokens, num_rows = sum(len(s.tokens) for s in spans), sum(span.rows for span in spans)
         if num_tokens > self.max_batch_tokens or num_rows > self.max_rows:
             why = f"a call takes {self.max_batch_tokens} tokens and gives {self.max_rows} rows at most"

@@ -75,6 +75,8 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
     tuned = None if data is None else data.get("tuned")
     if data is None or not isinstance(tuned, dict) or not set(tuned) <= set(_TUNED):
         return None
+    if tuned.get("library") not in {str(library.file.path) for library in candidates(options)}:
+        return None
     try:
         trials = tuple(_read_trial(options, trial) for trial in data.get("trials", ()))
         return Tuning(replace(options, **tuned), trials, str(data.get("compared", "")))

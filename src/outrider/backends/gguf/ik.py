@@ -235,7 +235,9 @@ class Ik(Library):
     }
 
     def suits(self, options: LoadOptions) -> bool:
-        # Any other type of V needs flash attention, which several sequences cannot have.
+        # Several sequences cannot have flash attention; whether there will be some is not known here.
+        if options.flash_attention == "on":
+            return False
         types = options.cache_type_k in _FLASH_TYPES and options.cache_type_v == "f16"
         return options.full_window and types and options.split_mode in self.split_modes
 
