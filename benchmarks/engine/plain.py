@@ -57,7 +57,7 @@ def llama_cpp_python(model: Path, threads: int) -> Contestant:
     prompt = llama.tokenize(PROMPT.encode())
 
     def decode(num_tokens: int) -> float:
-        llama.reset()  # type: ignore[no-untyped-call]
+        llama.reset()
         tokens = llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0)
         next(tokens)
         before = time.perf_counter()
