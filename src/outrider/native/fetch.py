@@ -18,7 +18,7 @@ __all__ = ["fetched"]
 def fetched(source: Source, folder: Path, progress: Callable[[float], None]) -> Path:
     """The folder of the source that is compiled, somewhere below `folder`.
 
-    `progress` learns how much of it is there, from 0 to 1. Raises BuildError.
+    `progress` is called with the part of it that is there, from 0 to 1. Raises BuildError.
     """
     failures = fetch_source(
         source.requirement,
