@@ -9,7 +9,7 @@ drafter and no rule had a hand in the difference; else something did.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,12 @@ __all__ = ["Choice", "Decide", "Difference", "Run", "audit", "best_of", "first_d
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A generation from `prompt`, which may hold generated tokens of an earlier run."""
+    """A generation from `prompt`, which may hold generated tokens of an earlier run. `rows` are digests of
+    its logits (`outrider.certify.rows`), where they were noted."""
 
     prompt: tuple[int, ...]
     completion: Completion
+    rows: Mapping[tuple[int, ...], bytes] | None = None
 
     @property
     def text(self) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """The certificate: what was found, on what, in a form that outlives the terminal.
 
 The JSON's schema is `outrider.verify/1`. It is self-contained: models by their hashes, versions,
-machine, settings in force, every near-tie with its margins and every test with its p-value.
+machine, settings in force, the kind of verdict, every near-tie with its margins and every test with its
+p-value.
 """
 
 from __future__ import annotations
@@ -16,9 +17,22 @@ from outrider.certify.sampled import LENGTH, POWER_SHIFT
 from outrider.certify.texts import Compared, Counts
 from outrider.files import write_whole
 
-__all__ = ["SCHEMA", "Certificate", "as_json", "reasons", "totals", "write_certificate"]
+__all__ = [
+    "BIT_EQUAL",
+    "NEAR_TIES",
+    "SCHEMA",
+    "Certificate",
+    "as_json",
+    "reasons",
+    "totals",
+    "write_certificate",
+]
 
 SCHEMA = "outrider.verify/1"
+BIT_EQUAL = "bit-equal"
+"""the kind of verdict under which no text may differ, nor any bit of the logits behind it"""
+NEAR_TIES = "equal but for near-ties"
+"""the kind under which two tokens as good as level may change places"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +61,24 @@ class Certificate:
 
 def totals(findings: Findings) -> Counts:
     """What all runs on the real models took, those behind the samples left out."""
-    texts = [part.counts for part in (*findings.greedy, *findings.stable)]
+    texts = [part.counts for part in findings.texts]
     return sum((*texts, *(run.counts for run in findings.repeated)), Counts())
 
 
 def reasons(findings: Findings) -> list[str]:
     """Why a certificate does not hold, one line for each kind of test; nothing where it does."""
     lines = []
-    for name, parts in (("greedy", findings.greedy), ("seed-stable", findings.stable)):
-        failed = [part for part in parts if not part.holds]
+    for name, parts in _kinds(findings):
+        failed = [part for part in parts if part.differences and not part.holds]
         if failed:
             worst = failed[0].differences[-1]
+            how = "" if findings.bit_equal else ", not by rounding"
             lines.append(
-                f"{name}: {len(failed)} of {len(parts)} texts differ, not by rounding; first in prompt "
+                f"{name}: {len(failed)} of {len(parts)} texts differ{how}; first in prompt "
                 f"{failed[0].prompt + 1} at token {worst.position + 1}: {worst.speculative_text!r} "
                 f"instead of {worst.plain_text!r}"
             )
+    lines += _rows_reasons(findings)
     unsteady = [run for run in findings.repeated if run.position is not None]
     if unsteady:
         lines.append(f"same seed twice: {len(unsteady)} of {len(findings.repeated)} texts differ")
@@ -77,12 +93,39 @@ def reasons(findings: Findings) -> list[str]:
     return lines
 
 
+def _kinds(findings: Findings) -> tuple[tuple[str, tuple[Compared, ...]], ...]:
+    return (
+        ("greedy", findings.greedy),
+        ("greedy, beside another request", findings.beside),
+        ("seed-stable", findings.stable),
+    )
+
+
+def _rows_reasons(findings: Findings) -> list[str]:
+    """Why the bits of logits are not as they should be."""
+    if findings.bit_equal and not findings.compared_rows:
+        return ["logits: none were compared"]
+    lines = []
+    for name, parts in _kinds(findings):
+        rows = [(part.prompt, part.rows) for part in parts if part.rows is not None]
+        failed = [(prompt, found) for prompt, found in rows if found.first is not None]
+        if failed:
+            prompt, found = failed[0]
+            lines.append(
+                f"logits, {name}: their bits differ at {sum(found.differing for _, found in failed)} of "
+                f"{sum(found.positions for _, found in rows)} positions; first in prompt {prompt + 1} "
+                f"at token {(found.first or 0) + 1}"
+            )
+    return lines
+
+
 def as_json(certificate: Certificate) -> dict[str, Any]:
     """The certificate as plain data."""
     findings, plan = certificate.findings, certificate.plan
     return {
         "schema": SCHEMA,
         "verdict": "holds" if findings.holds else "does not hold",
+        "kind": BIT_EQUAL if findings.bit_equal else NEAR_TIES,
         "reasons": reasons(findings),
         "speculated": findings.speculates,
         "lossy": plan.verification.is_lossy,
@@ -98,6 +141,8 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         "plan": asdict(plan),
         "counts": _counts(certificate),
         "greedy": _compared(findings.greedy),
+        "beside_another_request": _compared(findings.beside) if findings.beside else None,
+        "logits": _logits(findings),
         "determinism": {
             "same_seed_twice": [asdict(run) for run in findings.repeated],
             "with_and_without_drafters": _compared(findings.stable),
@@ -112,14 +157,28 @@ def _counts(certificate: Certificate) -> dict[str, int]:
     return {
         "prompts": len(certificate.prompts),
         **asdict(totals(findings)),
-        "near_ties": sum(
-            difference.near_tie
-            for part in (*findings.greedy, *findings.stable)
-            for difference in part.differences
-        ),
+        "near_ties": sum(difference.near_tie for part in findings.texts for difference in part.differences),
         "tests": len(findings.sampled),
         "samples": sum(test.samples for test in findings.sampled),
         "sampled_model_calls": findings.sampled_calls,
+    }
+
+
+def _logits(findings: Findings) -> dict[str, Any] | None:
+    """How the bits of logits compare, position by position; None where texts need not be bit-equal."""
+    if not findings.bit_equal:
+        return None
+    entries = [
+        {"prompt": part.prompt, "temperature": part.temperature, "test": name, **asdict(part.rows)}
+        for name, parts in _kinds(findings)
+        for part in parts
+        if part.rows is not None
+    ]
+    return {
+        "holds": bool(findings.compared_rows) and not any(entry["differing"] for entry in entries),
+        "compared_positions": findings.compared_rows,
+        "differing_positions": sum(entry["differing"] for entry in entries),
+        "differences": [entry for entry in entries if entry["differing"]],
     }
 
 

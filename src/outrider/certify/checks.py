@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from outrider.certify.faults import judge_with
+from outrider.certify.calls import break_calls
+from outrider.certify.faults import CALL_FAULTS, judge_with
 from outrider.certify.masks import Constrain, break_masks
 from outrider.certify.plan import Findings, Plan, Progress, Subject
 from outrider.certify.remembered import sampled_tests
+from outrider.certify.rows import NotingModel
 from outrider.certify.sampled import LENGTH, SampledTest
 from outrider.certify.starts import LOOKED_AT
 from outrider.certify.statistics import holm
@@ -30,14 +33,19 @@ def certify(
 ) -> Findings:
     """Run every test on these prompts (tokens of the target).
 
-    The models' sequence 0 is used and forgotten. Where nothing is drafted the sampled tests are left
-    out. Raises PromptError without prompts, or for one that leaves no room in the context, SettingError
-    for a grammar without `Subject.constrain`.
+    The models' sequence 0 is used and forgotten, and another one where there is one and texts must be
+    bit-equal. Where nothing is drafted the sampled tests are left out. Raises PromptError without prompts,
+    or for one that leaves no room in the context, SettingError for a grammar without `Subject.constrain` and
+    for a fault that cannot show.
     """
     _check(subject, prompts, plan)
     constrain, speculates = subject.constrain, subject.speculates(plan.grammar)
+    target = break_calls(plan.fault, subject.target)
+    if plan.fault in CALL_FAULTS and not speculates:
+        why = "it breaks the calls that check drafts, and nothing is drafted"
+        raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
     engine = Engine(
-        subject.target,
+        NotingModel(target) if subject.bit_equal else target,
         subject.drafters,
         subject.policy,
         judge=judge_with(plan.fault),
@@ -46,14 +54,8 @@ def certify(
     greedy = []
     for i, prompt in enumerate(prompts):
         progress("greedy", i, len(prompts))
-        request = Request(
-            prompt,
-            SamplingParams(temperature=0),
-            plan.num_tokens,
-            verification=plan.verification,
-            grammar=plan.grammar,
-        )
-        greedy.append(compare_greedy(engine, request, i, constrain))
+        greedy.append(compare_greedy(engine, _greedy(prompt, plan), i, constrain))
+    beside = _check_beside(engine, prompts, plan, progress, constrain) if subject.bit_equal else []
     stable, repeated = _check_seeds(engine, prompts, plan, progress, constrain)
     engine.reset()
     tests: list[SampledTest] = []
@@ -69,7 +71,33 @@ def certify(
         sampled=tuple(tests),
         rejected=tuple(holm([test.p_value for test in tests], plan.significance)),
         sampled_calls=calls,
+        bit_equal=subject.bit_equal,
+        beside=tuple(beside),
     )
+
+
+def _greedy(prompt: tuple[int, ...], plan: Plan) -> Request:
+    sampling = SamplingParams(temperature=0)
+    return Request(prompt, sampling, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
+
+
+def _check_beside(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    plan: Plan,
+    progress: Progress,
+    constrain: Constrain | None,
+) -> list[Compared]:
+    """Greedy texts that are generated while the next prompt's is, where the target has room for two."""
+    if engine.target.max_sequences < 2:
+        return []
+    chosen = list(enumerate(prompts))[: plan.num_repeated]
+    compared = []
+    for done, (i, prompt) in enumerate(chosen):
+        progress("beside", done, len(chosen))
+        other = replace(_greedy(prompts[(i + 1) % len(prompts)], plan), grammar=None, ignore_end=True)
+        compared.append(compare_greedy(engine, _greedy(prompt, plan), i, constrain, other))
+    return compared
 
 
 def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan) -> None:

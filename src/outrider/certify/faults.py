@@ -15,7 +15,16 @@ from outrider.core.errors import SettingError
 from outrider.sampling import draw, point_mass
 from outrider.verify import Judge, Verifier, accept_probability, residual, verify_tokens
 
-__all__ = ["FAULTS", "MASK_FAULTS", "Fault", "MaskFault", "check_fault", "judge_with"]
+__all__ = [
+    "CALL_FAULTS",
+    "FAULTS",
+    "MASK_FAULTS",
+    "CallFault",
+    "Fault",
+    "MaskFault",
+    "check_fault",
+    "judge_with",
+]
 
 Fault = Literal[
     "no-residual",
@@ -25,19 +34,26 @@ Fault = Literal[
     "kept-rejected",
     "unmasked-drafts",
     "forcing-mask",
+    "unequal-calls",
 ]
 """no-residual: a rejected token is replaced by one from the target's whole distribution.
 swapped: target and draft exchange their roles in the decision and in the residual.
 argmax-draft: the likeliest token is offered as if it had been drawn.
 reused-random: one random number serves all decisions and draws of a step.
 kept-rejected: a rejected token is emitted all the same.
-The last two break a grammar's masks, not the rule (`outrider.certify.masks`)."""
+The next two break a grammar's masks, not the rule (`outrider.certify.masks`), the last one the calls of
+bit-equal text (`outrider.certify.calls`)."""
 
 MaskFault = Literal["unmasked-drafts", "forcing-mask"]
 """unmasked-drafts: behind a drafted token everything is allowed.
 forcing-mask: where text is forced only its usual tokens are allowed, as in canonical decoding."""
 
 MASK_FAULTS: tuple[MaskFault, ...] = get_args(MaskFault)
+
+CallFault = Literal["unequal-calls"]
+"""unequal-calls: drafts are checked in calls of sizes that do not give equal bits."""
+
+CALL_FAULTS: tuple[CallFault, ...] = get_args(CallFault)
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
@@ -51,7 +67,7 @@ def check_fault(name: str) -> Fault:
 
 def judge_with(fault: Fault | None) -> Callable[[Request, int], Judge]:
     """What makes an engine's judges: broken ones for requests that speculate, sound ones else."""
-    if fault is None or fault in MASK_FAULTS:
+    if fault is None or fault in MASK_FAULTS or fault in CALL_FAULTS:
         return Verifier.of
     broken = fault
 

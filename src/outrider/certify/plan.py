@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from outrider.bitwise import BitwiseModel
 from outrider.certify.faults import Fault
 from outrider.certify.masks import Constrain, check_shows
 from outrider.certify.sampled import SampledTest
@@ -36,6 +37,11 @@ class Subject:
     draft: Model | None = None
     alignment: Alignment | None = None
     constrain: Constrain | None = None
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether the target makes equal calls alone, so that texts must be bit-equal."""
+        return isinstance(self.target, BitwiseModel)
 
     def speculates(self, grammar: Grammar | None = None) -> bool:
         """Whether anything is ever drafted for this target: what a grammar forces needs no drafter."""
@@ -104,11 +110,27 @@ class Findings:
     sampled_calls: int
     """calls of the real models behind all samples"""
 
+    bit_equal: bool = False
+    """whether texts had to be equal without exception, and the bits of logits too"""
+    beside: tuple[Compared, ...] = ()
+    """greedy texts that were generated while another request ran, where the target has room for two"""
+
+    @property
+    def texts(self) -> tuple[Compared, ...]:
+        """All that was compared with plain decoding, token by token."""
+        return (*self.greedy, *self.beside, *self.stable)
+
+    @property
+    def compared_rows(self) -> int:
+        """At how many positions the bits of logits were compared."""
+        return sum(part.rows.positions for part in self.texts if part.rows is not None)
+
     @property
     def holds(self) -> bool:
         """Whether every test holds."""
         return (
-            all(compared.holds for compared in (*self.greedy, *self.stable))
+            all(compared.holds for compared in self.texts)
+            and (not self.bit_equal or self.compared_rows > 0)
             and all(run.position is None for run in self.repeated)
             and not any(self.rejected)
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from outrider.certify.audit import Choice, Decide, Difference, Run, audit, best_of, first_difference
 from outrider.certify.masks import Constrain, behind
+from outrider.certify.rows import ComparedRows, NotingModel, compare_rows
 from outrider.certify.runs import generate
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request, Row
@@ -16,6 +18,9 @@ from outrider.sampling import RequestSampler
 from outrider.verify import scores
 
 __all__ = ["Compared", "Counts", "Repeated", "compare_greedy", "compare_stable", "repeat"]
+
+_STEPS_AHEAD = 3
+"""that a request which runs beside another one has made when that begins"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +55,20 @@ def _count(completion: Completion) -> Counts:
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One prompt's outcome: how many tokens of the speculative text were compared, and every
-    difference that was found."""
+    difference that was found. `rows` compares the bits of the logits, where texts must be bit-equal."""
 
     prompt: int
     temperature: float
     tokens: int
     differences: tuple[Difference, ...]
     counts: Counts
+    rows: ComparedRows | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether nothing differs but near-ties."""
+        """Whether nothing differs but near-ties; nothing at all where texts must be bit-equal."""
+        if self.rows is not None:
+            return not self.differences and self.rows.holds
         return all(difference.near_tie for difference in self.differences)
 
 
@@ -76,17 +84,24 @@ class Repeated:
 
 
 def compare_greedy(
-    engine: Engine, request: Request, prompt: int = 0, constrain: Constrain | None = None
+    engine: Engine,
+    request: Request,
+    prompt: int = 0,
+    constrain: Constrain | None = None,
+    beside: Request | None = None,
 ) -> Compared:
     """Compare the greedy text of `request` with plain decoding's; `constrain` makes the constraint of its
     grammar.
 
     Behind a near-tie plain decoding goes on from the speculative text, the flipped token included, so
-    that every token is compared. A difference that is none ends the comparison.
+    that every token is compared. A difference that is none ends the comparison. Where the engine's target
+    notes its rows (`NotingModel`) no difference is excused, and the bits of the logits are compared too.
+    With `beside` the speculative text is generated while that request runs.
     """
     decide = _likeliest(_sampler(engine, request, constrain))
-    speculative = _run(engine, replace(request, speculate=True))
+    speculative = _run(engine, replace(request, speculate=True), beside)
     plain = _run(engine, replace(request, speculate=False))
+    rows = _rows(speculative, plain)
     differences: list[Difference] = []
     counts = _count(speculative.completion) + _count(plain.completion)
     num_tokens = len(speculative.completion.tokens)
@@ -99,7 +114,7 @@ def compare_greedy(
         plain = _resume(engine, request, speculative.completion.tokens[:num_compared], constrain)
         counts += _count(plain.completion)
     engine.reset()
-    return Compared(prompt, 0.0, num_tokens, tuple(differences), counts)
+    return Compared(prompt, 0.0, num_tokens, tuple(differences), counts, rows)
 
 
 def compare_stable(
@@ -118,7 +133,8 @@ def compare_stable(
     tokens = len(speculative.completion.tokens) if found is None else found.position + 1
     counts = _count(speculative.completion) + _count(plain.completion)
     differences = () if found is None else (found,)
-    return Compared(prompt, request.sampling.temperature, tokens, differences, counts)
+    rows = _rows(speculative, plain)
+    return Compared(prompt, request.sampling.temperature, tokens, differences, counts, rows)
 
 
 def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
@@ -130,9 +146,20 @@ def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
     return Repeated(prompt, request.sampling.temperature, request.verification.rule, position, counts)
 
 
-def _run(engine: Engine, request: Request) -> Run:
+def _run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
+    """A run from a cold start; another request is in the middle of its own all the while, if given."""
     engine.reset()
-    return Run(request.prompt, generate(engine, request))
+    target = engine.target
+    if isinstance(target, NotingModel):
+        target.rows.clear()
+    if beside is None:
+        completion = generate(engine, request)
+    else:
+        with closing(engine.stream(beside)) as other:
+            for _ in range(_STEPS_AHEAD):
+                next(other, None)
+            completion = generate(engine, request)
+    return Run(request.prompt, completion, dict(target.rows) if isinstance(target, NotingModel) else None)
 
 
 def _run_cold(engine: Engine, request: Request) -> Run:
@@ -160,6 +187,13 @@ def _sampler(engine: Engine, request: Request, constrain: Constrain | None) -> R
     return RequestSampler(request.sampling, engine.target.vocabulary, request.prompt, constraint)
 
 
+def _rows(speculative: Run, plain: Run) -> ComparedRows | None:
+    """How the bits of two runs' logits compare; None where they were not noted."""
+    if speculative.rows is None or plain.rows is None:
+        return None
+    return compare_rows(speculative.rows, plain.rows, len(plain.prompt))
+
+
 def _differ(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Difference | None:
     """The first difference behind the plain run's prompt, audited."""
     num_prompt, start = len(speculative.prompt), len(plain.prompt)
@@ -179,6 +213,8 @@ def _differ(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Dif
         _shown(vocabulary, their_token),
         near_tie=False,
     )
+    if speculative.rows is not None:  # texts must be bit-equal: rounding is no excuse
+        return difference
     if our_token is None or their_token is None:  # no rounding ends a text early
         return difference
     spoken, said = audit(engine.target, speculative, plain, start + at, decide)

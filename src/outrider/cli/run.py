@@ -109,8 +109,10 @@ def load_pair(settings: RunSettings, errors: Console) -> Pair:
         )
 
 
-def open_session(settings: RunSettings, pair: Pair, prompt_tokens: int, errors: Console) -> Session:
-    """Open contexts that hold prompt and answer, unless their size was given."""
+def open_session(
+    settings: RunSettings, pair: Pair, prompt_tokens: int, errors: Console, *, max_running: int = 1
+) -> Session:
+    """Open contexts that hold prompt and answer, unless their size was given, for `max_running` requests."""
     context = settings.ctx_size
     if context is None:
         wanted = prompt_tokens + (settings.max_tokens() or _UNLIMITED_TOKENS) + 1
@@ -125,6 +127,7 @@ def open_session(settings: RunSettings, pair: Pair, prompt_tokens: int, errors: 
             policy=settings.choice(),
             measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
             bitwise=settings.bitwise,
+            max_running=max_running,
         )
 
 

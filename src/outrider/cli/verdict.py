@@ -43,9 +43,10 @@ def _headline(certificate: Certificate) -> Text:
             ": this target decoded plainly", "not bold"
         )
     else:
-        headline = Text("HOLDS", style="bold green").append(
-            ": speculation did not change the output", "not bold"
+        how = (
+            "gives plain decoding's text, bit for bit" if findings.bit_equal else "did not change the output"
         )
+        headline = Text("HOLDS", style="bold green").append(f": speculation {how}", "not bold")
     if plan.fault:
         headline.append(f" (fault injected: {plan.fault})", "not bold")
     if plan.verification.is_lossy:
@@ -64,9 +65,13 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
         rows.append(("structure", structure_line(certificate.plan.grammar)))
     rows.append(("greedy", _texts_line(findings.greedy)))
     rows += [("", line) for line in _tie_lines(findings.greedy)]
+    if findings.beside:
+        rows.append(("", f"while another request runs: {_texts_line(findings.beside)}"))
     rows.append(("same seed", _seeds_line(findings)))
     if findings.stable:
         rows.append(("seed-stable", f"with and without drafts: {_texts_line(findings.stable)}"))
+    if findings.bit_equal:
+        rows.append(("logits", _logits_line(findings)))
     rows.append(("sampled", _sampled_line(certificate)))
     counts = totals(findings)
     rows.append(
@@ -88,12 +93,19 @@ def _texts_line(parts: tuple[Compared, ...]) -> str:
     if not differences:
         return line + "the same, token for token"
     if failed:
-        line += f"{failed} differ beyond rounding" + (", " if ties else "")
+        line += f"{failed} differ" + ("" if any(part.rows for part in parts) else " beyond rounding")
+        line += ", " if ties else ""
     if ties:
         line += "" if failed else "the same but for "
         noun = "near-tie" if len(ties) == 1 else "near-ties"
         line += f"{len(ties)} {noun} that rounding flips (widest {_widest(ties):.3f})"
     return line
+
+
+def _logits_line(findings: Findings) -> str:
+    differing = sum(part.rows.differing for part in findings.texts if part.rows is not None)
+    line = f"{findings.compared_rows} positions, with drafts and without: "
+    return line + (f"other bits at {differing}" if differing else "the same bits")
 
 
 def _widest(ties: list[Difference]) -> float:

@@ -119,7 +119,9 @@ def _certify(
     _spare_models(place, pair)
     sampling = SamplingParams(temperature=0)
     greedy = Request(prompts[0], sampling, verification=plan.verification, grammar=plan.grammar)
-    with open_session(settings.run, pair, max(map(len, prompts)), errors) as session:
+    with open_session(
+        settings.run, pair, max(map(len, prompts)), errors, max_running=2 if settings.run.bitwise else 1
+    ) as session:
         if plan.grammar is not None:
             session.compile(plan.grammar)
         print_notices(session, errors)
@@ -225,6 +227,7 @@ def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
 _TITLES = {
     "hashing": "models' hashes",
     "greedy": "greedy texts",
+    "beside": "two at once",
     "seeds": "seeded texts",
     "sampled": "samples",
 }

@@ -36,7 +36,8 @@ Inject = Annotated[
         "--inject",
         metavar="FAULT",
         help="Break the rule, to see the tests fail: no-residual, swapped, argmax-draft, reused-random "
-        "or kept-rejected; or a grammar's masks: unmasked-drafts or forcing-mask.",
+        "or kept-rejected; or a grammar's masks: unmasked-drafts or forcing-mask; or the calls of "
+        "bit-equal text: unequal-calls.",
     ),
 ]
 CertificateFile = Annotated[
