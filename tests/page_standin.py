@@ -30,6 +30,7 @@ STATUS = {
     "plain_token_s": 0.05,
     "calls_s": [0.048 + 0.0035 * n + (0.02 if n > 8 else 0) + (0.03 if n > 16 else 0) for n in range(32)],
     "policy": "auto",
+    "bitwise": True,
 }
 
 RICH: Pieces = [
@@ -78,6 +79,7 @@ def report(**changes: Any) -> Chunk:
         "lookup": {"drafted_tokens": 30, "accepted_tokens": 20, "calls_saved": 20},
     }
     told = {
+        "bitwise": True,
         "target_calls": 40,
         "draft_calls": 95,
         "generated_tokens": 120,
@@ -166,7 +168,12 @@ async def structured(_: str) -> AsyncIterator[Chunk | str]:
     for one in of_pieces([('{"', "grammar"), ("*na_me_*", "target"), ('": ', "grammar"), ("1}", "draft")]):
         yield one
     yield chunk({}, finish="stop")
-    yield report(forced_tokens=7, estimated_speedup=None, estimated_speedup_unknown="others ran beside it")
+    yield report(
+        forced_tokens=7,
+        bitwise=False,
+        estimated_speedup=None,
+        estimated_speedup_unknown="others ran beside it",
+    )
 
 
 async def untold(_: str) -> AsyncIterator[Chunk | str]:
@@ -302,7 +309,12 @@ def standin() -> FastAPI:
     away.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
     app.mount("/keyed", api(STATUS, seen, KEY))
     app.mount(
-        "/bare", api(STATUS | {"draft": None, "drafters": [], "plain_token_s": None, "calls_s": None}, seen)
+        "/bare",
+        api(
+            STATUS
+            | {"draft": None, "drafters": [], "plain_token_s": None, "calls_s": None, "bitwise": False},
+            seen,
+        ),
     )
     app.mount("/away", away)
     return app

@@ -416,7 +416,7 @@ def test_health_and_status(served: Serving) -> None:
     assert client.get("/health").json() == {"status": "ok"}
     status = client.get("/outrider/status").json()
     assert (status["model"], status["draft"], status["context_tokens"]) == ("tiny", None, 2048)
-    assert status["drafters"] == ["prediction", "lookup"]
+    assert status["drafters"] == ["prediction", "lookup"] and status["bitwise"] is False
     assert status["calls_s"] is None and status["plain_token_s"] is None
 
 

@@ -73,7 +73,7 @@ export async function numbers_at_the_end_are_those_of_the_server({ open, seen })
   const summary = "120 tokens · 40 target calls, 3.00 tokens each · about 2.50× (2.40–2.60) over plain decoding · 50.0 tokens/s";
   assert.equal(await text(page, ".summary"), summary);
   const account = await text(page, "#account");
-  for (const part of ["Accepted80 (67%)", "Draft model calls95", "draft model9060 (67%)", "lookup3020 (67%)"]) {
+  for (const part of ["Accepted80 (67%)", "Bit-equal to plain decodingyes", "Draft model calls95", "draft model9060 (67%)", "lookup3020 (67%)"]) {
     assert.ok(account.includes(part), account);
   }
   const [{ body }] = await seen();
@@ -99,6 +99,8 @@ export async function a_server_that_tells_nothing_is_shown_as_such({ open }) {
   assert.match(await text(page, "#chart"), /not known yet/);
   assert.match(await text(page, "#models"), /without a draft model/);
   assert.equal(await page.$eval("#policy [value=model]", (option) => option.disabled), true);
+  assert.equal(await page.$eval("#bitwise", (input) => input.disabled), true);
+  assert.match(await text(page, "#bitwise-note"), /started without --bitwise/);
   await ask(page, "untold");
   assert.equal(await last(page), "Nothing is known.");
   assert.deepEqual(await texts(page, "#legend .piece"), ["target model", "not told"]);
@@ -389,9 +391,13 @@ export async function settings_are_sent({ open, seen }) {
   assert.equal(body.seed, 7);
   assert.deepEqual(body.speculation, { show_sources: true, policy: "fixed", max_draft: 5 });
   assert.deepEqual(body.prediction, { type: "content", content: "as before\n" });
+  assert.equal("bitwise" in body, false);
   await page.select("#policy", "plain");
+  await page.click("#bitwise");
   await ask(page, "Again");
-  assert.deepEqual((await seen())[1].body.speculation, { show_sources: true, policy: "plain" });
+  const again = (await seen())[1].body;
+  assert.deepEqual(again.speculation, { show_sources: true, policy: "plain" });
+  assert.equal(again.bitwise, true);
 }
 
 export async function settings_that_cannot_be_sent_are_named({ open, seen }) {
@@ -434,7 +440,7 @@ export async function a_schema_is_checked_and_sent({ open, seen }) {
   assert.equal(format.json_schema.strict, true);
   assert.deepEqual(format.json_schema.schema, JSON.parse(await value(page, "#schema")));
   assert.equal(await text(page, ".content code"), '{"*na_me_*": 1}');
-  assert.match(await text(page, "#account"), /Forced by grammar7.*not known: others ran beside it\./);
+  assert.match(await text(page, "#account"), /Forced by grammar7.*plain decodingno.*not known: others ran beside it\./);
 }
 
 // Refusals

@@ -72,6 +72,7 @@ function accountOf({ report, usage }) {
     ["Forced by grammar", number(report.forced_tokens)],
     ["Reading the prompt", duration(report.times?.prefill_s)],
     ["Writing", duration(report.times?.decode_s)],
+    ["Bit-equal to plain decoding", report.bitwise ? "yes" : "no"],
     ["Over plain decoding", report.estimated_speedup ? speedupOf(report.estimated_speedup) : "not known"],
   ];
   const why = report.estimated_speedup_unknown;

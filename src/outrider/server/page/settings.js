@@ -59,6 +59,7 @@ class Settings {
     }
     const content = byId("prediction").value;
     if (content.trim()) body.prediction = { type: "content", content };
+    if (byId("bitwise").checked) body.bitwise = true;
     return body;
   }
 
@@ -106,8 +107,13 @@ class Settings {
   }
 
   /** Leave out what this server cannot do, as `status` says. */
-  offer({ draft }) {
+  offer({ draft, bitwise }) {
     byId("policy").querySelector("[value=model]").disabled = !draft;
+    byId("bitwise").disabled = !bitwise;
+    if (!bitwise) byId("bitwise").checked = false;
+    byId("bitwise-note").textContent = bitwise
+      ? "The text of plain decoding, bit for bit; what is drawn is drawn by the seed-stable rule."
+      : "This server does not keep it: it was started without --bitwise.";
   }
 }
 

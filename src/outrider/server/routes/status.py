@@ -29,6 +29,7 @@ def status_router(service: Service) -> APIRouter:
             "context_tokens": service.context_tokens,
             "drafters": [drafter.name for drafter in service.session.engine.drafters],
             "policy": service.policy_name,
+            "bitwise": service.session.bitwise,
             "chat_format": service.format.name if service.template is not None else None,
             "plain_token_s": calls_s[0] if calls_s else None,
             "calls_s": calls_s,

@@ -182,6 +182,7 @@ class Status(Answer):
     context_tokens: int
     drafters: list[str]
     policy: str
+    bitwise: bool
     chat_format: str | None
     plain_token_s: float | None
     calls_s: list[float] | None

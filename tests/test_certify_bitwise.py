@@ -1,0 +1,167 @@
+"""The certificate of bit-equal text: no near-tie is excused, and the bits of the logits count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engines import PROMPT, VOCABULARY, ScriptedDrafter, oracle
+from outrider.backends.fake import FakeModel, Rounding, random_logits
+from outrider.bitwise import BitwiseModel, EqualSizes
+from outrider.bitwise.probe import TRIED
+from outrider.certify import Certificate, Findings, Plan, Subject, as_json, certify, check_fault, reasons
+from outrider.certify.calls import unequal_sizes
+from outrider.certify.rows import compare_rows
+from outrider.cli.verdict import print_verdict
+from outrider.core.data import Logits, Span
+from outrider.core.errors import SettingError
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.policy import FixedPolicy
+
+LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
+QUICK = Plan(num_tokens=24, num_seeded=16, num_repeated=2, num_sampled=1, samples=150, significance=0.01)
+PROMPTS = [PROMPT, (2, 3, 1, 1)]
+EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
+PADDED = Rounding((1,)), TRIED[1:]
+"""single tokens have another kernel"""
+SHORT = Rounding((7,)), TRIED[:7]
+"""long calls have another kernel"""
+NEEDED = replace(QUICK, fault=check_fault("unequal-calls"))
+
+
+def bitwise(rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1) -> BitwiseModel:
+    return BitwiseModel(
+        lambda length: FakeModel(
+            VOCABULARY, LANGUAGE, context_length=length, max_sequences=1, rounding=rounding
+        ),
+        EqualSizes(tuple(sizes)),
+        context_length=256,
+        max_sequences=num_sequences,
+    )
+
+
+def subject(model: BitwiseModel | FakeModel) -> Subject:
+    drafters = (SuffixDrafter(min_match=1), ScriptedDrafter(oracle(LANGUAGE, 3)))
+    return Subject(model, drafters, EAGER)
+
+
+def certificate_of(findings: Findings, plan: Plan = QUICK) -> Certificate:
+    return Certificate(plan, findings, ("a", "b"), {}, {}, {}, {}, "2024-01-01T00:00:00+00:00", 1.0)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+@pytest.mark.parametrize("kernels", [PADDED, SHORT])
+def test_equal_calls_hold_bit_for_bit(
+    kernels: tuple[Rounding, Sequence[int]], num_sequences: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = certify(subject(bitwise(*kernels, num_sequences)), PROMPTS, QUICK)
+    assert findings.holds and reasons(findings) == []
+    assert len(findings.beside) == (2 if num_sequences == 2 else 0)
+    tokens = sum(part.tokens for part in findings.texts)
+    document = as_json(certificate_of(findings))
+    assert document["kind"] == "bit-equal"
+    assert document["logits"] == {
+        "holds": True, "compared_positions": tokens, "differing_positions": 0, "differences": []
+    }  # fmt: skip
+    assert sum(part.counts.accepted_tokens for part in findings.texts) > 0
+    print_verdict(certificate_of(findings), None)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "bit for bit" in said and f"{tokens} positions, with drafts and without: the same bits" in said
+    assert ("while another request runs" in said) == (num_sequences == 2)
+
+
+def test_other_targets_are_compared_but_for_near_ties() -> None:
+    findings = certify(subject(FakeModel(VOCABULARY, LANGUAGE)), PROMPTS, QUICK)
+    document = as_json(certificate_of(findings))
+    assert document["kind"] == "equal but for near-ties"
+    assert document["logits"] is None and document["beside_another_request"] is None
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+@pytest.mark.parametrize("kernels", [PADDED, SHORT])
+def test_unequal_calls_are_found(
+    kernels: tuple[Rounding, Sequence[int]], num_sequences: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = bitwise(*kernels, num_sequences)
+    findings = certify(subject(model), PROMPTS, NEEDED)
+    assert not findings.holds and any("logits, greedy" in reason for reason in reasons(findings))
+    document = as_json(certificate_of(findings, NEEDED))
+    assert document["verdict"] == "does not hold" and document["fault"] == "unequal-calls"
+    logits = document["logits"]
+    assert not logits["holds"] and 0 < logits["differing_positions"] <= logits["compared_positions"]
+    assert logits["differences"][0]["first"] is not None
+    print_verdict(certificate_of(findings, NEEDED), None)
+    assert "DOES NOT HOLD" in capsys.readouterr().out
+    assert model.sizes.sizes == tuple(kernels[1])  # the fault is gone with the test
+
+
+class Whispering(FakeModel):
+    """In calls over several tokens every logit is off by its last bit, and no token is ever another one."""
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        found = super().decode(spans)
+        if sum(len(span.tokens) for span in spans) > 1:
+            for rows in found:
+                rows[:] = np.nextafter(rows, np.float32(np.inf))
+        return found
+
+
+def test_bits_that_differ_fail_where_every_text_is_equal() -> None:
+    model = BitwiseModel(
+        lambda length: Whispering(VOCABULARY, LANGUAGE, context_length=length, max_sequences=1),
+        EqualSizes((1, 2, 3, 4, 5)),
+        context_length=256,
+    )
+    findings = certify(subject(model), PROMPTS, QUICK)
+    assert not any(part.differences for part in findings.texts)
+    assert not findings.holds and all("logits" in reason for reason in reasons(findings))
+
+
+def test_a_near_tie_is_no_excuse() -> None:
+    class Flipping(FakeModel):
+        """In calls over several tokens the two best tokens change places at some lengths."""
+
+        def decode(self, spans: Sequence[Span]) -> list[Logits]:
+            found = super().decode(spans)
+            for span, rows in zip(spans, found, strict=True):
+                for i, row in enumerate(rows):
+                    at = span.start + len(span.tokens) - span.rows + i + 1
+                    best, second = np.argsort(row)[[-1, -2]]
+                    row[best] = row[second] + (0.1 if len(span.tokens) == 1 or at % 3 else -0.1)
+            return found
+
+    def make(length: int) -> FakeModel:
+        return Flipping(VOCABULARY, LANGUAGE, context_length=length, max_sequences=1)
+
+    shared = certify(subject(make(256)), PROMPTS, QUICK)
+    assert all(part.holds for part in shared.greedy) and any(part.differences for part in shared.greedy)
+    kept = BitwiseModel(make, EqualSizes((1, 2, 3, 4, 5)), context_length=256)
+    findings = certify(subject(kept), PROMPTS, QUICK)
+    assert not findings.holds and "texts differ; first in prompt" in reasons(findings)[0]
+    assert as_json(certificate_of(findings))["greedy"]["near_ties"] == []
+
+
+def test_a_broken_rule_is_found_there_too() -> None:
+    findings = certify(subject(bitwise(*PADDED)), PROMPTS, replace(QUICK, fault=check_fault("kept-rejected")))
+    assert not findings.holds
+
+
+def test_the_fault_is_refused_where_it_cannot_show() -> None:
+    with pytest.raises(SettingError, match="Add --bitwise"):
+        certify(subject(FakeModel(VOCABULARY, LANGUAGE)), PROMPTS, NEEDED)
+    whole = bitwise(Rounding(()), TRIED)
+    assert unequal_sizes(whole) == ()
+    with pytest.raises(SettingError, match="changes nothing"):
+        certify(subject(whole), PROMPTS, NEEDED)
+    with pytest.raises(SettingError, match="nothing is drafted"):
+        certify(Subject(bitwise(*PADDED)), PROMPTS, NEEDED)
+
+
+def test_rows_are_compared_where_both_runs_have_them() -> None:
+    ours = {(1,): b"x", (1, 2): b"a", (1, 2, 3): b"b", (1, 2, 9): b"r"}
+    theirs = {(1,): b"y", (1, 2): b"a", (1, 2, 3): b"c", (1, 2, 3, 4): b"d"}
+    compared = compare_rows(ours, theirs, num_prompt=2)
+    assert (compared.positions, compared.differing, compared.first) == (2, 1, 1)
