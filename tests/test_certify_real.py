@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
-PLAN = Plan(num_tokens=24, num_seeded=16, num_repeated=1, num_sampled=1, samples=20)
+PLAN = Plan(num_tokens=24, num_seeded=16, num_repeated=1, num_sampled=1, samples=20, rule="stable")
 PROMPTS = ["Repeat this line three times: The quick brown fox jumps over the lazy dog.", "Count to nine."]
 
 pytestmark = [
@@ -42,9 +43,7 @@ def test_bit_equal_text_is_certified_and_unequal_calls_are_found(backend: str) -
         assert findings.bit_equal and findings.holds, reasons(findings)
         assert findings.compared_rows == sum(part.tokens for part in findings.texts) > 0
         assert sum(part.counts.drafted_tokens for part in findings.beside) > 0
-        broken = Plan(
-            num_tokens=24, num_seeded=16, num_repeated=1, samples=20, fault=check_fault("unequal-calls")
-        )
+        broken = replace(PLAN, fault=check_fault("unequal-calls"))
         assert isinstance(session.target, BitwiseModel)
         if not unequal_sizes(session.target):
             with pytest.raises(SettingError, match="changes nothing"):

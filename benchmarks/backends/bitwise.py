@@ -279,15 +279,16 @@ def measure_answers(
     batches = [answers[i : i + size] for i in range(0, len(answers), size)]
     if len(done) == len(batches):
         return
-    with pair.open(arguments.context, bitwise=True, max_running=size + arguments.load) as many:
-        for number, batch in enumerate(batches):
-            if number in done:
-                continue
-            rng = random.Random(f"{arguments.seed} {number}")
-            found = compare(alone, many, batch, arguments.load, rng)
-            append(arguments.out, {"kind": "answers", "batch": number, "answers": found})
-            wrong = sum(sum(answer["differing"].values()) for answer in found)
-            print(f"batch {number + 1} of {len(batches)}: {wrong} tokens differ", flush=True)
+    many = pair.open(arguments.context, bitwise=True, max_running=size + arguments.load)
+    for number, batch in enumerate(batches):
+        if number in done:
+            continue
+        rng = random.Random(f"{arguments.seed} {number}")
+        found = compare(alone, many, batch, arguments.load, rng)
+        append(arguments.out, {"kind": "answers", "batch": number, "answers": found})
+        wrong = sum(sum(answer["differing"].values()) for answer in found)
+        print(f"batch {number + 1} of {len(batches)}: {wrong} tokens differ", flush=True)
+    many.target.close()
 
 
 if __name__ == "__main__":
