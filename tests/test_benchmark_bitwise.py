@@ -14,7 +14,7 @@ import pytest
 from engines import GREEDY, PROMPT, VOCABULARY, ScriptedDrafter, oracle
 from outrider.backends.fake import FakeModel, Rounding, random_logits
 from outrider.bitwise import BitwiseModel, EqualSizes
-from outrider.core.contracts import Model
+from outrider.core.contracts import Drafter, Model
 from outrider.core.data import Request
 from outrider.core.params import Verification
 from outrider.drafters.prediction import PredictionDrafter
@@ -53,7 +53,11 @@ def equal(num_sequences: int) -> BitwiseModel:
 
 def session(model: Model) -> Session:
     """As much of a session as is needed."""
-    drafters = [PredictionDrafter(), SuffixDrafter(min_match=1), ScriptedDrafter(oracle(LANGUAGE, 3))]
+    drafters: list[Drafter] = [
+        PredictionDrafter(),
+        SuffixDrafter(min_match=1),
+        ScriptedDrafter(oracle(LANGUAGE, 3)),
+    ]
     return cast(Session, SimpleNamespace(engine=Engine(model, drafters, AutoPolicy())))
 
 

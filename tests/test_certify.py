@@ -25,7 +25,7 @@ from outrider.certify import (
     reasons,
     write_certificate,
 )
-from outrider.certify.faults import MASK_FAULTS, judge_with
+from outrider.certify.faults import CALL_FAULTS, MASK_FAULTS, judge_with
 from outrider.certify.memo import Disturbed, Memory, RememberedModel
 from outrider.certify.sampled import exact_distribution
 from outrider.certify.texts import compare_greedy, compare_stable, repeat
@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_findings() -> None:
     assert [test.p_value for test in other.sampled] != [test.p_value for test in first.sampled]
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in MASK_FAULTS])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in (*MASK_FAULTS, *CALL_FAULTS)])
 def test_every_fault_is_found(fault: str) -> None:
     plan = replace(QUICK, fault=check_fault(fault))
     findings = certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, plan)

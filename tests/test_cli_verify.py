@@ -82,6 +82,21 @@ def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
     assert document["fault"] == "swapped" and document["reasons"]
 
 
+def test_bit_equal_text_is_the_stronger_verdict(verify: Call) -> None:
+    document = json.loads(verify("--bitwise", "--json", "-p", "a b", "-p", "c").out)
+    assert document["verdict"] == "holds" and document["kind"] == "bit-equal"
+    assert document["logits"]["compared_positions"] > 0 == document["logits"]["differing_positions"]
+    assert document["beside_another_request"]["texts"] == 1 and document["settings"]["bitwise"] is True
+    document = json.loads(verify("--no-bitwise", "--json", "-p", "a b").out)
+    assert document["kind"] == "equal but for near-ties" and document["logits"] is None
+
+
+def test_unequal_calls_need_equal_ones(verify: Call) -> None:
+    outcome = verify("--inject", "unequal-calls", "--no-bitwise", "-p", "a b")
+    assert outcome.status == 2 and outcome.out == "" and outcome.err.count("\n") == 1
+    assert outcome.err.startswith("error: --inject unequal-calls") and "Add --bitwise." in outcome.err
+
+
 def test_lenience_is_named_lossy(verify: Call) -> None:
     outcome = verify("--lenience", "0.01", "--json")
     document = json.loads(outcome.out)

@@ -217,7 +217,7 @@ def percent(rows: Sequence[Row], kind: str, field: str) -> float:
     """The median over prompts of how much longer it takes with the flag, in percent."""
 
     def middle(row: Row, name: str) -> float:
-        return median(run[field] for run in row[name][kind])
+        return float(median(run[field] for run in row[name][kind]))
 
     return 100 * median(middle(row, "bitwise") / middle(row, "shared") - 1 for row in rows)
 
