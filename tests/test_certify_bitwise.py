@@ -158,6 +158,9 @@ def test_the_fault_is_refused_where_it_cannot_show() -> None:
         certify(subject(whole), PROMPTS, NEEDED)
     with pytest.raises(SettingError, match="nothing is drafted"):
         certify(Subject(bitwise(*PADDED)), PROMPTS, NEEDED)
+    unable = Subject(bitwise(*PADDED), (SuffixDrafter(min_match=50),), EAGER)
+    with pytest.raises(SettingError, match="no draft was checked"):
+        certify(unable, PROMPTS, NEEDED)
 
 
 def test_rows_are_compared_where_both_runs_have_them() -> None:

@@ -11,7 +11,7 @@ from outrider.core.contracts import Model, Vocabulary
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
 
-__all__ = ["break_calls", "unequal_sizes"]
+__all__ = ["break_calls", "check_shown", "unequal_sizes"]
 
 
 def unequal_sizes(model: BitwiseModel) -> tuple[int, ...]:
@@ -37,6 +37,14 @@ def break_calls(fault: Fault | None, target: Model) -> Model:
     return _UnequalCalls(target, EqualSizes(unequal))
 
 
+def check_shown(fault: Fault | None, target: Model) -> None:
+    """Refuse to judge by texts in which nothing was checked that this fault breaks; `target` is what
+    `break_calls` gave. Raises SettingError."""
+    if isinstance(target, _UnequalCalls) and not target.num_broken:
+        why = "no draft was checked in these texts, so it could not show"
+        raise SettingError(f"--inject {fault}", why, "Give a draft (-md), more tokens (-n) or other prompts.")
+
+
 class _UnequalCalls:
     """A model of equal calls that makes calls of other sizes for spans that are checked: padding is left
     out, or there is too much of it."""
@@ -44,6 +52,8 @@ class _UnequalCalls:
     def __init__(self, sound: BitwiseModel, unequal: EqualSizes) -> None:
         self._sound = sound
         self._unequal = unequal
+        self.num_broken = 0
+        """calls so far that were not as they should be"""
         self.name = sound.name
         self.vocabulary: Vocabulary = sound.vocabulary
         self.context_length = sound.context_length
@@ -57,6 +67,7 @@ class _UnequalCalls:
         equal = self._sound.sizes
         if any(span.rows > 1 for span in spans) and all(map(self._fits, spans)):
             self._sound.sizes = self._unequal
+            self.num_broken += 1
         try:
             return self._sound.decode(spans)
         finally:

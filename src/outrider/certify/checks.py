@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.certify.calls import break_calls
+from outrider.certify.calls import break_calls, check_shown
 from outrider.certify.faults import CALL_FAULTS, judge_with
 from outrider.certify.masks import Constrain, break_masks
 from outrider.certify.plan import Findings, Plan, Progress, Subject
@@ -57,6 +57,7 @@ def certify(
         greedy.append(compare_greedy(engine, _greedy(prompt, plan), i, constrain))
     beside = _check_beside(engine, prompts, plan, progress, constrain) if subject.bit_equal else []
     stable, repeated = _check_seeds(engine, prompts, plan, progress, constrain)
+    check_shown(plan.fault, target)
     engine.reset()
     tests: list[SampledTest] = []
     calls = 0
