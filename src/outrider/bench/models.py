@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.core.errors import ModelFileError
@@ -22,7 +22,7 @@ from outrider.models import (
     resolve,
 )
 
-__all__ = ["DEFAULT", "ModelFile", "find_models"]
+__all__ = ["DEFAULT", "ModelFile", "find_models", "under_backends"]
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
@@ -41,6 +41,17 @@ class ModelFile:
     card: ModelCard
     fingerprint: str
     """of the file's content"""
+    backend: str = "auto"
+    """what loads it, where it is a target: one of `LoadOptions`' backends"""
+
+
+def under_backends(models: Sequence[ModelFile], backends: Sequence[str], *, several: bool) -> list[ModelFile]:
+    """Every model under each backend; where there are `several`, its name says which: "model (ik)"."""
+    return [
+        replace(model, name=f"{model.name} ({backend})" if several else model.name, backend=backend)
+        for model in models
+        for backend in backends
+    ]
 
 
 def find_models(

@@ -20,7 +20,7 @@ from outrider.bench.ledger import LEAST_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.measure import Rival
-from outrider.bench.models import ModelFile
+from outrider.bench.models import ModelFile, under_backends
 from outrider.bench.plan import Plan
 from outrider.bench.progress import Meter, Progress
 from outrider.bench.prompts import Workload
@@ -83,18 +83,46 @@ class _Sweep:
     """of targets that could not be loaded"""
 
     def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
-        self._check_files([*targets, *drafts])
-        groups = families(targets, self.plan.references)
-        self.cards = {model.name: model.card for model in targets}
-        self.relatives = {model.name: group[0].name for group in groups for model in group}
-        ordered = [model for group in groups for model in group]
+        ordered = self._under_backends(families(targets, self.plan.references))
+        self._check_files([*ordered, *drafts])
+        self.cards = {model.name: model.card for model in ordered}
         waiting = [file for file in ordered if not self._is_done(file.name)]
         for file in waiting:
             self._expect(file, drafts)
         for file in waiting:
             self._target(file, drafts)
-        if len(self.failures) == len(targets):
+        if len(self.failures) == len(ordered):
             raise self.failures[0]
+
+    def _under_backends(self, groups: Sequence[Sequence[ModelFile]]) -> list[ModelFile]:
+        """Every target under each backend that is here. Quality is compared under the first of them alone: it
+        is the file's.
+
+        Raises BackendError where none is here.
+        """
+        backends, several = self._backends(), len(self.plan.backends) > 1
+        for group in groups:
+            alike = under_backends(group, backends[:1], several=several)
+            self.relatives |= {model.name: alike[0].name for model in alike}
+        return [model for group in groups for model in under_backends(group, backends, several=several)]
+
+    def _backends(self) -> Sequence[str]:
+        """Those of the plan that are here; a row names each that is not. One alone is left to the loading,
+        which says what is wrong with it. Raises BackendError where there is none."""
+        usable, failure = list[str](), None
+        for backend in self.plan.backends if len(self.plan.backends) > 1 else ():
+            try:
+                self.loader.check_backend(backend)
+            except BackendError as error:
+                failure = error
+                skipped = SkippedRow(what=f"backend {backend}", why=error.why)
+                if skipped not in self.store.rows:
+                    self.store.append(skipped)
+            else:
+                usable.append(backend)
+        if failure is not None and not usable:
+            raise failure
+        return usable or self.plan.backends
 
     def _check_files(self, files: Sequence[ModelFile]) -> None:
         """Rows of another file by the same name are no rows of this one."""
@@ -138,7 +166,7 @@ class _Sweep:
                 return
             stages.measure_target()
             if self.plan.quality:
-                self._quality(stages, target.name, self.relatives[file.name])
+                self._quality(stages, target.name, self.relatives.get(file.name, file.name))
             self._score(stages, file, drafts)
             for name in [*([None] if self.plan.lookup_only or not stages.can_draft else []), *stages.drafts]:
                 stages.predict(name)

@@ -7,6 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from outrider.bench.report import lists, numbers, words
+from outrider.bench.report.choice import choices
 from outrider.bench.report.pictures import PICTURES, Missing, Panel, Picture
 from outrider.bench.report.pictures.drawing import share_letters
 from outrider.bench.report.tables import Table
@@ -57,6 +58,7 @@ def _opening(view: View, name: str) -> Iterable[str]:
         "Nothing was measured yet."
     ]
     yield '<section class="verdicts" aria-label="Verdict">'
+    sentences += [words.taken(choice) for choice in choices(view)]
     yield from (f"<p>{_text(sentence)}</p>" for sentence in sentences)
     yield "</section>"
     lines = [*words.notes(view), words.prediction_line(view), words.time_line(view)]

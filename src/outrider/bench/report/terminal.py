@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from outrider.bench.report import lists, numbers, words
+from outrider.bench.report.choice import choices
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import Cell, View
 from outrider.bench.results import Results
@@ -27,6 +28,8 @@ def print_report(results: Results, console: Console) -> None:
         _say(console, words.verdict(view, target))
     if not results.targets:
         _say(console, "Nothing was measured yet.")
+    for choice in choices(view):
+        _say(console, f"\n{words.taken(choice)}")
     for table in (lists.engines(view), lists.quality(view), lists.skipped(view)):
         if table.rows:
             _say(console, f"\n{table.caption}", "bold")
