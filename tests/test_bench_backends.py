@@ -1,4 +1,4 @@
-"""A sweep under several native libraries: what is measured under each, what is said of them, what is left out."""
+"""A sweep under several native libraries: what is measured under each, what is said, what is left out."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from rich.console import Console
 from bench_models import FakeLoader, plan
 from bench_rows import bench_rows
 from cli_helpers import call
+from outrider.backends.gguf import LoadOptions, candidates
 from outrider.bench.changes import changes, differences
 from outrider.bench.export import export
-from outrider.bench.plan import Plan
+from outrider.bench.plan import Plan, WorkloadSpec
 from outrider.bench.plan_file import make_plan, read_plan
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Results
-from outrider.bench.rows import AnswerRow, ModelRow, QualityRow, Row, RunRow, SkippedRow
+from outrider.bench.rows import AnswerRow, ModelRow, Row, RunRow, SkippedRow
 from outrider.bench.settings import Setting
 from outrider.bench.store import Store
+from outrider.bench.summary import quality_of
 from outrider.bench.sweep import run_sweep
 from outrider.cli.bench_json import summary_json
 from outrider.core.errors import BackendError, SettingError
+from outrider.costs import PairCosts, export_costs
+from outrider.models import HubOptions
 from outrider.session import describe_policy
-from recordings import FLAT, curve
+from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny
 
 BOTH = ("llama.cpp", "ik")
@@ -62,7 +66,7 @@ def test_one_backend_may_be_named_as_everywhere_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"backends": ["cuda"]}, "'cuda' is not known; choose one of auto, llama.cpp, ik"),
+        ({"backends": ["cuda"]}, "'cuda': input should be 'auto', 'llama.cpp' or 'ik'"),
         ({"backends": []}, "at least 1 item"),
         ({"backends": ["auto", "ik"]}, "auto takes one of them by itself"),
         ({"backends": BOTH, "library": "libllama.so"}, "library is one of them"),
@@ -134,11 +138,13 @@ def test_a_run_that_was_broken_goes_on_where_it_was(
 
 def test_quantizations_are_scored_under_one_backend(tmp_path: Path) -> None:
     """The file is what is scored: what it costs in quality is said of it under either."""
-    asked = small(tmp_path, targets=("target", "smaller"), drafts=(), quality=True)
+    asked = small(tmp_path, targets=("target-Q8_0", "target-Q4_0"), drafts=(), quality=True)
     results = run_sweep(asked, tmp_path / "run", loader=FakeLoader())
     assert {(row.target, row.reference) for row in results.quality} == {
-        ("smaller (llama.cpp)", "target (llama.cpp)")
+        ("target-Q4_0 (llama.cpp)", "target-Q8_0 (llama.cpp)")
     }
+    scored = [target for target in results.targets if quality_of(results, target)]
+    assert scored == ["target-Q4_0 (llama.cpp)", "target-Q4_0 (ik)"]
 
 
 # What is said
@@ -248,6 +254,40 @@ def test_the_commands_flags_ask_for_the_setting(
     usual = ("run", "-m", file, "-md", file, "-t", "1", "-n", "1", "-p", "the", "--raw", "--json")
     outcome = call(monkeypatch, capfdbinary, *usual, *Setting.of(name).flags)
     wanted = Setting.of(name).policy(curve(FLAT), {"draft": curve(FLAT)})
-    shown = json.loads(outcome.out)["policy"]
-    print(shown, wanted)
-    assert shown == describe_policy(wanted)
+    settings = json.loads(outcome.out)["settings"]
+    assert settings["policy"] == describe_policy(wanted)
+    if name in ("model 3", "both 2/0.75"):
+        assert ("lookup" in settings["drafters"]) == Setting.of(name).uses_lookup, settings["drafters"]
+
+
+@pytest.mark.skipif(
+    {library.backend for library in candidates(LoadOptions())} != {*BOTH},
+    reason="it takes both native libraries",
+)
+def test_real_files_run_in_the_library_that_is_named(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "big.gguf")
+    write_tiny(tmp_path / "draft.gguf", noise=0.3)
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "the re and the re"}\n{"prompt": "def the(re): return"}')
+    export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
+    asked = Plan(
+        targets=(str(tmp_path / "big.gguf"),),
+        drafts=(str(tmp_path / "draft.gguf"),),
+        backends=("llama.cpp", "ik"),
+        workloads=(WorkloadSpec(file=str(tmp_path / "mine.jsonl"), max_tokens=16),),
+        draft_lengths=(2,),
+        p_mins=(0.0,),
+        repetitions_least=1,
+        repetitions_most=1,
+        costs=tmp_path / "costs.json",
+        context=512,
+        threads=1,
+    )
+    results = run_sweep(asked, tmp_path / "run", hub=HubOptions(offline=True))
+    assert results.targets == ("big (llama.cpp)", "big (ik)") and not results.skipped
+    ran = {(row.model, row.role): row.effective["backend"] for row in results.models if row.role == "target"}
+    assert ran == {(f"big ({backend})", "target"): backend for backend in BOTH}
+    drafts = [row for row in results.models if row.role == "draft"]
+    assert [(row.backend, row.effective["backend"]) for row in drafts] == [(name, name) for name in BOTH]
+    assert {(row.target, row.draft) for row in results.runs if row.setting == "auto"} == {
+        (f"big ({backend})", "draft") for backend in BOTH
+    }

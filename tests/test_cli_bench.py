@@ -101,7 +101,8 @@ def test_without_anything_the_defaults_are_swept(run: Run, sweep: Sweep, tmp_pat
 def test_flags_override_the_file(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     plan = tmp_path / "mine.toml"
     plan.write_text(
-        'targets = ["a.gguf"]\nbackend = "ik"\nfinalists = 5\nworkloads = ["chat", {name = "code", max_tokens = 9}]'
+        'targets = ["a.gguf"]\nbackend = "ik"\nfinalists = 5\n'
+        'workloads = ["chat", {name = "code", max_tokens = 9}]'
     )
     assert run(plan, "-md", "d.gguf", "-md", "e*.gguf", "--finalists", 1, "--temp", "0.5").status == 0
     found = sweep.plans[0]
@@ -171,7 +172,7 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         ("--contestant x=serve", "--contestant: its command does not say {port}"),
         ("--workload none.jsonl", "none.jsonl: no such file"),
         ("--workload other/file", "other/file: it holds no prompts"),
-        ("--backend cuda", "--backend: "),
+        ("--backend cuda", "--backend: 'cuda': input should be 'auto', 'llama.cpp' or 'ik'"),
         ("--backend auto,ik", "several backends: auto takes one of them by itself"),
         ("-ngl some", "-ngl some: it is no number of layers"),
         ("--costs none.json", "none.json: there is no such file"),

@@ -196,7 +196,9 @@ class Plan(_Part):
     mlock: bool = False
     full_window: bool = True
     extra_buffer_types: bool = True
-    backends: Annotated[Names, Field(min_length=1)] = ("auto",)
+    backends: Annotated[
+        tuple[Literal["auto", "llama.cpp", "ik"], ...], BeforeValidator(_several), Field(min_length=1)
+    ] = ("auto",)
     """native libraries, each target under each; "auto": the one that is faster for it"""
     library: str = ""
 
