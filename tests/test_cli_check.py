@@ -161,7 +161,7 @@ def test_which_library_to_take_is_said_where_both_were_tried(
         assert (other in shown["library_to_take"]) == (shown["backend"] != both["backend"])
         assert said.removeprefix(f"take --backend {both['backend']} ") in shown["library_to_take"]
     text = " ".join(check("target.gguf").out.split())
-    assert f"measured with {both['backend']}" in text and said in text
+    assert f"measured with --backend {both['backend']}" in text and said in text
 
 
 def test_a_library_that_is_not_here_is_named_in_a_line(check: Call, monkeypatch: pytest.MonkeyPatch) -> None:

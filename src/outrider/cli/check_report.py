@@ -86,7 +86,7 @@ def _target_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _library_rows(report: Report) -> list[tuple[str, str]]:
-    rows = [("verdict", f"measured with {report.backend}")]
+    rows = [("verdict", f"measured with --backend {report.backend}")]
     return [*rows, ("", report.library_to_take)] if report.library_to_take else rows
 
 
