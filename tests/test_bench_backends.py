@@ -291,3 +291,15 @@ def test_real_files_run_in_the_library_that_is_named(tmp_path: Path) -> None:
     assert {(row.target, row.draft) for row in results.runs if row.setting == "auto"} == {
         (f"big ({backend})", "draft") for backend in BOTH
     }
+
+
+def test_a_command_that_is_longer_than_the_line_can_be_pasted() -> None:
+    console = Console(file=StringIO(), width=60)
+    print_report(Results.of(rows_of("ik", 1.0, BIG)), console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    lines = text[text.index("  outrider run") :].split("\n\n")[0]
+    assert shlex.split(lines.replace("\\\n", "")) == [
+        *("outrider", "run", "-m", f"models/{BIG}.gguf", "-md", "models/small-Q8_0.gguf", "--backend", "ik")
+    ]
+    assert lines.count("\\\n") >= 1

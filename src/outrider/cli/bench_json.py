@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "rival": None if choice.rival is None else choice.rival.ran.target,
         "gain": _interval(choice.gain),
         "outcome": None if choice.gain is None else choice.outcome,
-        "command": choice.command,
+        "command": shlex.join(choice.command),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,15 +16,15 @@ __all__ = ["Choice", "best_cell", "choices"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to run a file with. `ran` is what was measured; `rival` the best of the same file under another
-    backend (None: there is no other), `gain` how much faster than that it is and `outcome` whether that is
-    beyond the noise."""
+    """What to run a file with. `ran` is what was measured; `rival` the fastest of the same file under another
+    backend, be it for certain or not (None: there is no other), `gain` how much faster than that it is and
+    `outcome` whether that is beyond the noise."""
 
     ran: Ran
     backend: str
     speed: Interval
-    command: str
-    """for the shell"""
+    command: tuple[str, ...]
+    """`outrider run` as it was measured, in words"""
     rival: Choice | None = None
     gain: Interval | None = None
     outcome: summary.Outcome = "tie"
@@ -56,29 +55,29 @@ def choices(view: View) -> list[Choice]:
 def _against(view: View, ranked: Sequence[Choice]) -> Choice:
     """The first of them, against the second."""
     first, *others = ranked
-    compared = summary.faster_than(view.results, first.ran, others[0].ran) if others else None
+    rival = _choice(view, others[0].ran.target, certain=False) if others else None
+    compared = summary.faster_than(view.results, first.ran, rival.ran) if rival else None
     if compared is None:
         return first
     gain, outcome = compared
-    return replace(first, rival=others[0], gain=gain, outcome=outcome)
+    return replace(first, rival=rival, gain=gain, outcome=outcome)
 
 
-def _choice(view: View, target: str) -> Choice | None:
-    """The best of one target: plain decoding where nothing measured is faster for certain."""
+def _choice(view: View, target: str, *, certain: bool = True) -> Choice | None:
+    """The best of one target: plain decoding where nothing measured is faster, for `certain` or at all."""
     first = view.pooled_first[0] if view.pooled_first else None
     best = best_cell(view, target)
-    if best is None or not best.is_measured or best.outcome != "faster":
-        ran = Ran(target, None, PLAIN.name, first)
-    else:
-        ran = Ran(target, best.draft, best.setting, first)
+    ran = Ran(target, None, PLAIN.name, first)
+    if best is not None and best.is_measured and best.speedup is not None:
+        is_faster = best.outcome == "faster" if certain else best.speedup.value > 1
+        ran = Ran(target, best.draft, best.setting, first) if is_faster else ran
     speed = summary.measured_speed(view.results, ran.target, ran.draft, ran.setting, ran.workload)
     if speed is None:
         return None
     return Choice(ran, view.results.backend(target), speed, _command(view, ran))
 
 
-def _command(view: View, ran: Ran) -> str:
-    """`outrider run` as it was measured."""
+def _command(view: View, ran: Ran) -> tuple[str, ...]:
     backend = view.results.backend(ran.target)
     words = ["outrider", "run"]
     for flag, name, role in (("-m", ran.target, "target"), ("-md", ran.draft, "draft")):
@@ -86,7 +85,7 @@ def _command(view: View, ran: Ran) -> str:
         if row is not None:
             words += [flag, row.path]
     words += ["--backend", backend] if backend else []
-    return shlex.join([*words, *Setting.of(ran.setting).flags])
+    return (*words, *Setting.of(ran.setting).flags)
 
 
 def _rank(cell: Cell) -> tuple[bool, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -58,8 +59,10 @@ def _opening(view: View, name: str) -> Iterable[str]:
         "Nothing was measured yet."
     ]
     yield '<section class="verdicts" aria-label="Verdict">'
-    sentences += [words.taken(choice) for choice in choices(view)]
     yield from (f"<p>{_text(sentence)}</p>" for sentence in sentences)
+    for choice in choices(view):
+        command = escape(numbers.printable(shlex.join(choice.command)))
+        yield f"<p>{_text(words.taken(choice))} <code>{command}</code></p>"
     yield "</section>"
     lines = [*words.notes(view), words.prediction_line(view), words.time_line(view)]
     yield "<ul>" + "".join(f"<li>{_text(line)}</li>" for line in lines) + "</ul>"

@@ -60,10 +60,10 @@ def verdict(view: View, target: str) -> str:
 
 
 def taken(choice: Choice) -> str:
-    """Which library to take for a file, and with what, in a sentence; how it is run."""
+    """Which library to take for a file, and with what, in a sentence that ends before the command."""
     name = choice.ran.target.removesuffix(f" ({choice.backend})")
     if choice.rival is None or choice.gain is None:
-        return f"Run {name} so: {choice.command}"
+        return f"Run {name} so:"
     rival = choice.rival
     speeds = f"{numbers.rate(choice.speed)} tokens/s against {numbers.rate(rival.speed)}"
     gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)})"
@@ -72,7 +72,7 @@ def taken(choice: Choice) -> str:
     else:
         said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain} "
         said += "the best under"
-    return f"{said} {rival.backend}, {_setting(rival.ran)}; {speeds}. Run it so: {choice.command}"
+    return f"{said} {rival.backend} ({_setting(rival.ran)}); {speeds}. Run it so:"
 
 
 def _setting(ran: Ran) -> str:
