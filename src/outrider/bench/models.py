@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.errors import ModelFileError
@@ -22,7 +22,7 @@ from outrider.models import (
     resolve,
 )
 
-__all__ = ["DEFAULT", "ModelFile", "find_models", "under_backends"]
+__all__ = ["DEFAULT", "ModelFile", "find_models"]
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
@@ -43,15 +43,6 @@ class ModelFile:
     """of the file's content"""
     backend: str = "auto"
     """what loads it, where it is a target: one of `LoadOptions`' backends"""
-
-
-def under_backends(models: Sequence[ModelFile], backends: Sequence[str], *, several: bool) -> list[ModelFile]:
-    """Every model under each backend; where there are `several`, its name says which: "model (ik)"."""
-    return [
-        replace(model, name=f"{model.name} ({backend})" if several else model.name, backend=backend)
-        for model in models
-        for backend in backends
-    ]
 
 
 def find_models(

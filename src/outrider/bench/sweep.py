@@ -15,12 +15,13 @@ from time import perf_counter
 from typing import Any
 
 from outrider.backends.gguf import physical_cores
+from outrider.bench.backends import under_backends, usable_backends
 from outrider.bench.contestants import Answer, Contestant, ContestantError
 from outrider.bench.ledger import LEAST_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.measure import Rival
-from outrider.bench.models import ModelFile, under_backends
+from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
 from outrider.bench.progress import Meter, Progress
 from outrider.bench.prompts import Workload
@@ -109,20 +110,14 @@ class _Sweep:
     def _backends(self) -> Sequence[str]:
         """Those of the plan that are here; a row names each that is not. One alone is left to the loading,
         which says what is wrong with it. Raises BackendError where there is none."""
-        usable, failure = list[str](), None
-        for backend in self.plan.backends if len(self.plan.backends) > 1 else ():
-            try:
-                self.loader.check_backend(backend)
-            except BackendError as error:
-                failure = error
-                skipped = SkippedRow(what=f"backend {backend}", why=error.why)
-                if skipped not in self.store.rows:
-                    self.store.append(skipped)
-            else:
-                usable.append(backend)
-        if failure is not None and not usable:
-            raise failure
-        return usable or self.plan.backends
+        if len(self.plan.backends) == 1:
+            return self.plan.backends
+        usable, refused = usable_backends(self.plan.backends, self.loader.check_backend)
+        for backend, error in refused.items():
+            skipped = SkippedRow(what=f"backend {backend}", why=error.why)
+            if skipped not in self.store.rows:
+                self.store.append(skipped)
+        return usable
 
     def _check_files(self, files: Sequence[ModelFile]) -> None:
         """Rows of another file by the same name are no rows of this one."""

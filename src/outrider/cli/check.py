@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import LoadOptions, candidates
+from outrider.bench.backends import usable_backends
 from outrider.bench.models import DEFAULT, ModelFile, find_models
 from outrider.bench.plan import WorkloadSpec
 from outrider.bench.prompts import Workload
@@ -23,7 +24,7 @@ from outrider.cli.check_report import print_check
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
 from outrider.cli.settings import RunSettings
-from outrider.core.errors import BackendError, ModelFileError, SettingError
+from outrider.core.errors import ModelFileError, SettingError
 from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.hub import HubOptions
 
@@ -83,18 +84,14 @@ def _backend(asked: str, errors: Console) -> str:
         return names[0]
     if "auto" in names:
         raise SettingError(f"--backend {asked}", "auto takes one of them by itself", "Leave it out.")
-    usable, failure = list[str](), None
-    for name in names:
-        try:
-            next(candidates(LoadOptions(backend=name)))
-        except BackendError as error:
-            failure = error
-            errors.print(Text(readable(f"note: {error.what}: {error.why}"), style="yellow"))
-        else:
-            usable.append(name)
-    if failure is not None and not usable:
-        raise failure
+    usable, refused = usable_backends(names, lambda name: _open(LoadOptions(backend=name)))
+    for error in refused.values():
+        errors.print(Text(readable(f"note: {error.what}: {error.why}"), style="yellow"))
     return "auto" if len(usable) > 1 else usable[0]
+
+
+def _open(options: LoadOptions) -> None:
+    next(candidates(options))
 
 
 def _own_draft(target: str) -> list[str]:
