@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from machine import describe
 from outrider import LoadOptions, Request, SamplingParams, Session, Span, read_out
 from outrider.backends.gguf import GgufModel
+from outrider.bitwise import BitwiseModel
 from outrider.core.errors import OutriderError
 from rows import Row, append
 
