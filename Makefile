@@ -52,6 +52,9 @@ demo: setup
 	nets and the nets sink into the cold water. In the evenning the boat crosses the river again and the fishermen \
 	sell their fish at the market. Nobody speeks on the way home, for the day was long and the wind was strong."
 
+# The tests start hundreds of programs: without bytecode each of them would compile all of its modules anew.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)
 	@$(BIN)/python -m pytest -q -m "not slow"
 

@@ -13,6 +13,7 @@ from outrider.bench.plan import Plan
 from outrider.bench.rows import ModelRow, PairRow, Role
 from outrider.bench.score import pair_row
 from outrider.core.data import Row
+from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
 from outrider.models.gguf import ModelCard
 from outrider.vocab import align
@@ -39,14 +40,20 @@ SPOKEN = {"target": language(1), "twin": language(1), "stranger": language(2)}
 
 
 class FakeLoader:
-    """The Loader of a sweep over fake models; `loaded` are those that it was asked for."""
+    """The Loader of a sweep over fake models; `loaded` are those that it was asked for.
+    Every backend is here but those that are `missing`."""
 
-    def __init__(self) -> None:
+    def __init__(self, missing: Sequence[str] = ()) -> None:
         self.loaded: list[str] = []
+        self._missing = missing
 
     def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
         del taken
         return [ModelFile(name, Path(f"{name}.gguf"), card(name), name) for name in references]
+
+    def check_backend(self, backend: str) -> None:
+        if backend in self._missing:
+            raise BackendError(f"backend {backend}", "it is not installed")
 
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
         self.loaded.append(file.name)
@@ -101,6 +108,7 @@ def row(file: ModelFile, role: Role) -> ModelRow:
         file_bytes=4000,
         trained_context=512,
         effective={},
+        backend=file.backend,
     )
 
 

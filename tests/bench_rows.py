@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from zlib import crc32
 
 from outrider.bench.rows import (
@@ -73,11 +74,13 @@ class Cell:
     @property
     def settings(self) -> list[Setting]:
         """Those that need no draft model stand in the cell without one."""
-        found = grid(LENGTHS, (0.0, 0.75), ("lookup", "model", "both"), has_model=self.draft is not None)
-        return [setting for setting in found if setting.uses_model == (self.draft is not None)]
+        return list(_settings(self.draft is not None))
 
     def outcome(self, setting: Setting, case: str, tokens: int) -> CaseOutcome:
         """What the setting makes of a case: expected counts, rounded."""
+        return _outcome(self, setting, case, tokens)
+
+    def _worked_out(self, setting: Setting, case: str, tokens: int) -> CaseOutcome:
         if setting.is_auto:
             like = [s for s in self.settings if s.draft_max and s.drafters == setting.drafters]
             best = min((self.outcome(s, case, tokens) for s in like), key=lambda o: o.seconds)
@@ -131,6 +134,18 @@ class Cell:
         return max(model, lookup, 0.9 * (model + lookup * (1 - model))) * (
             0.94 + 0.01 * (crc32(case.encode()) % 7)
         )
+
+
+@cache
+def _settings(has_model: bool) -> tuple[Setting, ...]:
+    found = grid(LENGTHS, (0.0, 0.75), ("lookup", "model", "both"), has_model=has_model)
+    return tuple(setting for setting in found if setting.uses_model == has_model)
+
+
+@cache
+def _outcome(cell: Cell, setting: Setting, case: str, tokens: int) -> CaseOutcome:
+    """Asked for again and again: by each repetition, and for the automatic choice by each of its kind."""
+    return cell._worked_out(setting, case, tokens)
 
 
 def bench_rows(

@@ -135,13 +135,14 @@ def test_files_that_are_no_plans(tmp_path: Path) -> None:
 def test_load_options_are_those_of_the_plan() -> None:
     options = make_plan(
         {"threads": 2, "gpu_layers": "all", "flash_attention": "on", "mmap": False}
-    ).load_options()
+    ).load_options("ik")
     assert (options.threads, options.gpu_layers, options.flash_attention, options.mmap) == (
         2,
         -1,
         "on",
         False,
     )
+    assert options.backend == "ik"
 
 
 # Models

@@ -101,10 +101,12 @@ def test_without_anything_the_defaults_are_swept(run: Run, sweep: Sweep, tmp_pat
 def test_flags_override_the_file(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     plan = tmp_path / "mine.toml"
     plan.write_text(
-        'targets = ["a.gguf"]\nfinalists = 5\nworkloads = ["chat", {name = "code", max_tokens = 9}]'
+        'targets = ["a.gguf"]\nbackend = "ik"\nfinalists = 5\n'
+        'workloads = ["chat", {name = "code", max_tokens = 9}]'
     )
     assert run(plan, "-md", "d.gguf", "-md", "e*.gguf", "--finalists", 1, "--temp", "0.5").status == 0
     found = sweep.plans[0]
+    assert found.backends == ("ik",)
     assert found.targets == (str(tmp_path / "a.gguf"),) and found.drafts == ("d.gguf", "e*.gguf")
     assert found.finalists == 1 and found.name == "mine" and sweep.folders == [Path("mine")]
     assert found.workloads == (
@@ -120,7 +122,7 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         -m t.gguf --draft d.gguf --no-lookup-only --workload edits --workload q.jsonl#math --prompts 3
         --max-tokens 40 --temp 0.2 --seed 7 --drafters lookup,model --draft-lengths 2,4-6 --p-mins 0,0.9
         --finalists 4 --control auto --repetitions 2-5 --interval 0.1 --minutes 1.5 --costs costs.json
-        -c 512 -t 2 -tb 3 -ngl 12 -fa on --no-quality --offline -hft secret -o out
+        -c 512 -t 2 -tb 3 -ngl 12 -fa on --backend llama.cpp,ik --no-quality --offline -hft secret -o out
     """)
     outcome = run(
         *flags, "--contestant", "up=http://h:1/v1", "--contestant", f"ls={sys.executable} {{target}} {{port}}"
@@ -137,7 +139,8 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     assert (plan.finalists, plan.controls, plan.seed) == (4, ("auto",), 7)
     assert (plan.repetitions_least, plan.repetitions_most, plan.interval_ratio) == (2, 5, 0.1)
     assert (plan.minutes, plan.costs, plan.context, plan.quality) == (1.5, Path("costs.json"), 512, False)
-    options = plan.load_options()
+    assert plan.backends == ("llama.cpp", "ik")
+    options = plan.load_options("ik")
     assert (options.threads, options.threads_batch, options.gpu_layers, options.flash_attention) == (
         2,
         3,
@@ -169,6 +172,8 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         ("--contestant x=serve", "--contestant: its command does not say {port}"),
         ("--workload none.jsonl", "none.jsonl: no such file"),
         ("--workload other/file", "other/file: it holds no prompts"),
+        ("--backend cuda", "--backend: 'cuda': input should be 'auto', 'llama.cpp' or 'ik'"),
+        ("--backend auto,ik", "several backends: auto takes one of them by itself"),
         ("-ngl some", "-ngl some: it is no number of layers"),
         ("--costs none.json", "none.json: there is no such file"),
         ("-o other", "other: the folder holds other files, and no run to go on with"),

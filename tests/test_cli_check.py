@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights, candidates, libraries
 from outrider.models import embedded_default
+from outrider.tuning import options as tuning
 from outrider.vocab import tokenizer_id
 from tiny_gguf import MERGES, Reduced, write_tiny
 
@@ -87,7 +88,7 @@ def test_a_file_that_is_named_twice_is_asked_once(check: Call) -> None:
 def test_without_a_draft_lookup_is_judged(check: Call) -> None:
     outcome = check("target.gguf", "--json")
     shown = as_json(outcome)
-    assert shown["drafts"] == [] and shown["verdict"] == shown["lookup"]["verdict"]["sentence"]
+    assert shown["drafts"] == [] and shown["verdict"].startswith(shown["lookup"]["verdict"]["sentence"])
     assert outcome.status == (0 if shown["lookup"]["verdict"]["pays"] else 1)
 
 
@@ -132,6 +133,49 @@ def test_experts_are_shown(check: Call) -> None:
     assert "no chat template" in outcome.err or outcome.err == ""
 
 
+needs_both = pytest.mark.skipif(
+    {library.backend for library in candidates(LoadOptions())} != {"llama.cpp", "ik"},
+    reason="it takes both native libraries",
+)
+
+
+@needs_both
+def test_which_library_to_take_is_said_where_both_were_tried(
+    check: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    alone = as_json(check("target.gguf", "--backend", "ik", "--json"))
+    assert (alone["backend"], alone["library_to_take"]) == ("ik", "")
+    assert alone["verdict"].endswith("(measured with ik_llama.cpp)")
+
+    monkeypatch.setattr(tuning, "_WORTH_BYTES", 1)
+    monkeypatch.setattr(tuning, "_QUICK_SECONDS", 0.2)
+    both = as_json(check("target.gguf", "--backend", "llama.cpp,ik", "--json"))
+    said = both["library_to_take"]
+    assert said.startswith(f"take --backend {both['backend']} (") and " a check of 4 tokens " in said
+    monkeypatch.setattr(tuning, "_measure", None)  # what is kept is not measured again
+    for backend in ("auto", "llama.cpp", "ik"):
+        shown = as_json(check("target.gguf", "--backend", backend, "--json"))
+        assert backend in ("auto", shown["backend"])
+        other = f", not {backend}, which was asked for"
+        assert (other in shown["library_to_take"]) == (shown["backend"] != both["backend"])
+        assert said.removeprefix(f"take --backend {both['backend']} ") in shown["library_to_take"]
+    text = " ".join(check("target.gguf").out.split())
+    assert f"measured with --backend {both['backend']}" in text and said in text
+
+
+def test_a_library_that_is_not_here_is_named_in_a_line(check: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    [first, *_] = [library.backend for library in candidates(LoadOptions())]
+    missing = "ik" if first == "llama.cpp" else "llama.cpp"
+    kept = [library.file for library in candidates(LoadOptions(backend=first))]
+    monkeypatch.setattr(libraries, "installed", lambda: tuple(kept))
+    outcome = check("target.gguf", "--backend", "llama.cpp,ik", "--json")
+    assert as_json(outcome)["backend"] == first
+    assert outcome.err.startswith(f"note: backend {missing}: ") and outcome.err.count("\n") == 1
+    alone = check("target.gguf", "--backend", missing)
+    assert alone.status == 2 and f"backend {missing}: " in alone.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -142,6 +186,8 @@ def test_experts_are_shown(check: Call) -> None:
         (("target.gguf", "--prompts", "no.jsonl"), "error: no.jsonl: "),
         (("target.gguf", "--seconds", "0"), "error: --seconds 0: "),
         (("target.gguf", "--seconds", "nan"), "error: --seconds nan: "),
+        (("target.gguf", "--backend", "ik,auto"), "error: --backend ik,auto: auto takes one"),
+        (("target.gguf", "--backend", "ik,cuda"), "error: backend: 'cuda' is not known"),
         (("target.gguf", "-c", "-1"), "error: -c -1: "),
         (("target.gguf", "-c", "32"), "error: prompts: "),
     ],

@@ -164,6 +164,7 @@ def test_models_side_by_side_share_what_slows_them() -> None:
     slow, fast = measure_side_by_side(models, seconds=600, clock=clock.clock)
     for n in (1, 2, 4, 16, 32):
         assert fast.call_s(n, context=0) / slow.call_s(n, context=0) == pytest.approx(0.9, rel=0.02)
+    assert fast.prefill_s(100) / slow.prefill_s(100) == pytest.approx(0.9, rel=0.05)
     assert [model.length(0) for model in models] == [0, 0]
 
 

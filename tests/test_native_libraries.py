@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from backends import FILES
 from outrider.backends.gguf import LoadOptions, candidates, installed, libraries, quantize_params
 from outrider.backends.gguf.ik import Ik
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile, LibraryRefused
@@ -167,6 +168,40 @@ def test_what_is_refused_is_passed_over_and_said(tmp_path: Path, monkeypatch: py
     assert [library.backend for library in candidates(LoadOptions(gpu_layers=0))] == ["ik", "llama.cpp"]
     [line] = libraries.refusals()
     assert str(broken) in line and "cannot be loaded" in line
+
+
+def lacking_gomp(folder: Path, name: str) -> Path:
+    """A library that is here, made to need one that is nowhere in place of its OpenMP runtime."""
+    folders = {file.path.parent for file in FILES.values()}
+    needing = [
+        path for place in folders for path in place.glob("*.so") if b"libgomp.so.1\0" in path.read_bytes()
+    ]
+    if not needing:
+        pytest.skip("no library here needs an OpenMP runtime of the system")
+    smallest = min(needing, key=lambda path: path.stat().st_size)
+    copy = folder / "libllama.so"
+    copy.write_bytes(smallest.read_bytes().replace(b"libgomp.so.1\0", name.encode() + b"\0"))
+    return copy
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="words of Linux's loader")
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [("libgomp.so.7", "apt install libgomp1"), ("libnone.so.7", "install what brings it")],
+)
+def test_a_library_that_lacks_another_one_says_which_and_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way_out: str
+) -> None:
+    path = lacking_gomp(tmp_path, name)
+    with pytest.raises(SettingError) as caught:
+        next(candidates(LoadOptions(library=str(path))))
+    assert caught.value.why.startswith(f"it needs {name}, which this machine lacks: ")
+    assert way_out in caught.value.why and "\n" not in str(caught.value)
+    monkeypatch.setattr(libraries, "_refused", {})
+    monkeypatch.setattr(libraries, "installed", lambda: (LibraryFile(path, "xllamacpp", "1"),))
+    with pytest.raises(BackendError) as alone:
+        next(candidates(LoadOptions()))
+    assert name in alone.value.why and way_out in alone.value.why
 
 
 def test_options_that_ik_cannot_follow_are_left_to_llama_cpp() -> None:

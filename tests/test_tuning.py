@@ -48,8 +48,13 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_tiny(tmp_path / "tiny.gguf")
 
 
-def script(monkeypatch: pytest.MonkeyPatch, speed: Speed) -> list[list[LoadOptions]]:
-    """Let calls take what `speed` says; returns the sets that are measured together, as they come."""
+def script(
+    monkeypatch: pytest.MonkeyPatch,
+    speed: Speed,
+    reading: Callable[[LoadOptions], float] = lambda _given: 1.0,
+) -> list[list[LoadOptions]]:
+    """Let calls take what `speed` says, and prompts what `reading` says; returns the sets that are measured
+    together, as they come."""
     measured: list[list[LoadOptions]] = []
 
     def measure(models: Sequence[Model], **_settings: Any) -> list[CallCosts]:
@@ -60,7 +65,8 @@ def script(monkeypatch: pytest.MonkeyPatch, speed: Speed) -> list[list[LoadOptio
                 [
                     CallPoint(n, (1 + 0.2 * (n - 1)) * speed(given, n), spread_ratio=0.001)
                     for n in (1, 2, 4, 8, 16, 32)
-                ]
+                ],
+                prefill_token_s=0.2 * reading(given),
             )
             for given in sets
         ]
@@ -83,7 +89,7 @@ def _alike(_given: LoadOptions, _n: int) -> float:
 
 
 def test_each_option_is_tried_against_the_best_so_far(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = script(monkeypatch, _plain_kernels_win)
+    measured = script(monkeypatch, _plain_kernels_win, lambda given: _plain_kernels_win(given, 1))
     found = tune(model, LoadOptions())
     assert found.options == named(extra_buffer_types=False)
     assert [len(sets) for sets in measured] == [2, 2, 3]
@@ -218,6 +224,19 @@ def test_the_faster_library_is_chosen_and_named_in_a_line(
     assert {given.backend for given in measured[0]} == {"ik", "llama.cpp"}
     again = tuned_options(model, LoadOptions(threads=1))
     assert again is not None and (again.options, again.compared) == (found.options, found.compared)
+
+
+@pytest.mark.parametrize(("ik_reading", "chosen"), [(1.0, "ik"), (4.0, "llama.cpp")])
+def test_prompts_are_waited_for_too(
+    model: Path, monkeypatch: pytest.MonkeyPatch, ik_reading: float, chosen: str
+) -> None:
+    both(monkeypatch)
+    script(
+        monkeypatch,
+        lambda given, n: 0.8 if given.backend == "ik" and n > 1 else 1.0,
+        lambda given: ik_reading if given.backend == "ik" else 1.0,
+    )
+    assert tune(model, LoadOptions(threads=1), quick=True).options.backend == chosen
 
 
 def test_a_library_with_slower_plain_steps_is_not_chosen(

@@ -21,13 +21,13 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from machine import describe, turn
 from outrider import LoadOptions
 from outrider.core.errors import OutriderError
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session
 from policy.bench import Bench, Plan, Run, middle
-from policy.choices import AUTO, PLAIN
+from policy.choices import AUTO, PLAIN, Choice
 from policy.curves import as_row
 from policy.live import in_force, measure_costs, positive
 from policy.summary import token_s
@@ -48,6 +48,7 @@ class Way:
     pair: Pair
     session: Session
     bench: Bench
+    modes: tuple[Choice, ...]
 
 
 def parse() -> argparse.Namespace:
@@ -64,6 +65,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-c", "--context", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--plain", action="append", default=[], metavar="NAME", help="a library to decode plainly only"
+    )
+    parser.add_argument("--lock", type=Path, help="a file to hold (flock) during each answer")
     parser.add_argument("--calibration", type=float, default=10.0, metavar="SECONDS", help="for each model")
     return parser.parse_args()
 
@@ -76,34 +81,41 @@ def open_way(arguments: argparse.Namespace, name: str, file: str, plan: Plan, ou
     append(
         out, as_row(costs) | {"library": name, "settings": in_force(session), "notices": list(pair.notices)}
     )
-    return Way(name, pair, session, Bench(session, pair.alignment, costs, plan))
+    modes = (PLAIN,) if name in arguments.plain else (PLAIN, AUTO)
+    return Way(name, pair, session, Bench(session, pair.alignment, costs, plan), modes)
 
 
-def measure(ways: list[Way], prompt: Prompt, plan: Plan, rng: random.Random) -> Row:
-    """One prompt, answered by every library in both ways."""
+def measure(ways: list[Way], prompt: Prompt, plan: Plan, rng: random.Random, lock: Path | None) -> Row:
+    """One prompt, answered by every library in its ways."""
     tokens = ways[0].session.encode([{"role": "user", "content": prompt.text}])
-    turns = [(way, mode) for way in ways for mode in (PLAIN, AUTO)]
-    runs: dict[str, dict[str, list[Run]]] = {way.name: {"plain": [], "auto": []} for way in ways}
+    turns = [(way, mode) for way in ways for mode in way.modes]
+    runs: dict[str, dict[str, list[Run]]] = {way.name: {mode.name: [] for mode in way.modes} for way in ways}
     for number in range(plan.repetitions):
         for way, mode in rng.sample(turns, len(turns)):
-            time.sleep(_PAUSE_S)
-            runs[way.name][mode.name].append(way.bench.answer(tokens, mode, number))
+            with turn(lock):
+                time.sleep(_PAUSE_S)
+                runs[way.name][mode.name].append(way.bench.answer(tokens, mode, number))
     row: Row = {
         "kind": "prompt",
         "id": prompt.id,
         "category": prompt.category,
         "prompt_tokens": len(tokens),
-        "libraries": {way.name: of_library(way, prompt, tokens, runs[way.name]) for way in ways},
     }
+    with turn(lock):
+        row["libraries"] = {way.name: of_library(way, prompt, tokens, runs[way.name]) for way in ways}
     return row
 
 
 def of_library(way: Way, prompt: Prompt, tokens: tuple[int, ...], runs: dict[str, list[Run]]) -> Row:
-    plain, chosen = middle(runs["plain"]), middle(runs["auto"])
+    taken: Row = {
+        mode: [run.as_json() | {"prefill_s": prefill_s(run)} for run in runs[mode]] for mode in runs
+    }
+    if AUTO.name not in runs:
+        return taken
+    plain, chosen = middle(runs[PLAIN.name]), middle(runs[AUTO.name])
     recording = way.bench.record(prompt, tokens, chosen.completion)
-    hindsight = way.bench.hindsight(recording, [*runs["plain"], *runs["auto"]], plain)
-    return {
-        **{mode: [run.as_json() | {"prefill_s": prefill_s(run)} for run in runs[mode]] for mode in runs},
+    hindsight = way.bench.hindsight(recording, [*runs[PLAIN.name], *runs[AUTO.name]], plain)
+    return taken | {
         "equal": len({run.completion.tokens for found in runs.values() for run in found}) == 1,
         "text_tokens": hindsight["text_tokens"],
         "bound_s": hindsight["bound_s"],
@@ -119,8 +131,12 @@ def line(row: Row) -> str:
     base = None
     parts = []
     for name, found in row["libraries"].items():
-        plain_s, auto_s = (median(map(token_s, found[mode])) for mode in ("plain", "auto"))
+        plain_s = median(map(token_s, found["plain"]))
         base = base or plain_s
+        if "auto" not in found:
+            parts.append(f"{name} {base / plain_s:.2f}x plain")
+            continue
+        auto_s = median(map(token_s, found["auto"]))
         share = found["bound_s"] / found["text_tokens"] / auto_s
         parts.append(f"{name} {base / plain_s:.2f}x plain, {base / auto_s:.2f}x auto ({share:.0%} of bound)")
     return f"{row['id']} {row['category']}: " + "; ".join(parts)
@@ -137,9 +153,10 @@ def main() -> None:
     head |= {"tokens": arguments.tokens, "repetitions": arguments.repetitions, "libraries": list(files)}
     head |= {"threads": arguments.threads, "context": arguments.context}
     done = {row["id"] for row in resume(arguments.out, head, SAME) if row["kind"] == "prompt"}
-    ways = [open_way(arguments, name, file, plan, arguments.out) for name, file in files.items()]
+    with turn(arguments.lock):
+        ways = [open_way(arguments, name, file, plan, arguments.out) for name, file in files.items()]
     for prompt in (prompt for prompt in prompts if prompt.id not in done):
-        row = measure(ways, prompt, plan, rng)
+        row = measure(ways, prompt, plan, rng, arguments.lock)
         append(arguments.out, row)
         print(line(row), flush=True)
 

@@ -382,11 +382,8 @@ class Pair:
         if found is not None and bitwise:
             notices.append(found.line(max_running))
         try:
-            model = None
-            if self.draft is not None and self.alignment is not None:
-                length = draft_context_length or min(target.context_length, self.draft.trained_context)
-                capacity = max(length, min(capacity_tokens + max_running * LONGEST_DRAFT, length * size))
-                model = self.draft.open(length, max_sequences=size, capacity_tokens=capacity)
+            model = self._open_draft(target, draft_context_length, capacity_tokens, max_running)
+            if model is not None and self.alignment is not None:
                 drafters.append(ModelDrafter(model, self.alignment))
             learned = None
             if target.rewind == "none":
@@ -410,6 +407,18 @@ class Pair:
         except BaseException:
             target.close()
             raise
+
+    def _open_draft(
+        self, target: GgufModel | BitwiseModel, context_length: int, capacity_tokens: int, max_running: int
+    ) -> GgufModel | None:
+        """The draft's context beside the target's, for as many sequences, with room for their drafts; None
+        where there is no draft."""
+        if self.draft is None or self.alignment is None:
+            return None
+        size = target.max_sequences
+        length = context_length or min(target.context_length, self.draft.trained_context)
+        capacity = max(length, min(capacity_tokens + max_running * LONGEST_DRAFT, length * size))
+        return self.draft.open(length, max_sequences=size, capacity_tokens=capacity)
 
     def _free_drafters(
         self,
@@ -463,14 +472,18 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
     settings["bitwise"] = session.bitwise
     for role, model in (("target", native), *(("draft", draft) for draft in drafts)):
         if isinstance(model, GgufModel):
-            settings[role] = asdict(model.options) | {
-                "name": model.name,
-                "build": model.weights.library.build_id,
-                "path": str(model.weights.path),
-                "context_length": (target if role == "target" else model).context_length,
-                "batch_tokens": model.max_batch_tokens,
-                "micro_batch_tokens": model.micro_batch_tokens,
-                "threads": model.threads,
-                "threads_batch": model.threads_batch,
-            }
+            context = (target if role == "target" else model).context_length
+            settings[role] = _native_settings(model) | {"context_length": context}
     return settings
+
+
+def _native_settings(model: GgufModel) -> dict[str, Any]:
+    return asdict(model.options) | {
+        "name": model.name,
+        "build": model.weights.library.build_id,
+        "path": str(model.weights.path),
+        "batch_tokens": model.max_batch_tokens,
+        "micro_batch_tokens": model.micro_batch_tokens,
+        "threads": model.threads,
+        "threads_batch": model.threads_batch,
+    }

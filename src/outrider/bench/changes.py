@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from rich.console import Console
@@ -44,6 +44,7 @@ class Change:
 def changes(before: Results, after: Results) -> list[Change]:
     """Every cell of one workload that ran in both, plain decoding's speed first. By Holm's procedure the
     chance that any change that is told is none is at most 5 %."""
+    after = _called_alike(before, after)
     found: list[tuple[Cell, Estimate, Interval | None]] = []
     shared = [cell for cell in before.runs_by_cell if cell in after.runs_by_cell]
     for cell in sorted(shared, key=lambda cell: cell.setting != PLAIN.name):
@@ -63,6 +64,7 @@ def changes(before: Results, after: Results) -> list[Change]:
 
 def differences(before: Results, after: Results) -> list[str]:
     """What else is not the same in two runs, one line each: machine, build, models, plan, what ran."""
+    after = _called_alike(before, after)
     told = [
         *_unlike("machine", before.head.machine, after.head.machine),
         *_unlike("plan", before.head.plan, after.head.plan),
@@ -93,6 +95,40 @@ def print_changes(before: Results, after: Results, console: Console) -> None:
     if ties := len(found) - len(changed):
         where, figures = "In the rest no" if changed else "No", "figure" if ties == 1 else "figures"
         console.print(f"{where} change beyond the noise: {ties} {figures}.")
+
+
+def _called_alike(before: Results, after: Results) -> Results:
+    """The second run with its targets called as in the first: a run under several backends calls "model (ik)"
+    what a run under one calls "model"."""
+    known = {
+        (row.fingerprint, row.backend): row.model
+        for row in before.models
+        if row.role == "target" and row.backend and row.model not in after.targets
+    }
+    others = [row for row in after.models if row.role == "target" and row.model not in before.targets]
+    names = {
+        row.model: known[row.fingerprint, row.backend]
+        for row in others
+        if (row.fingerprint, row.backend) in known
+    }
+    if not names:
+        return after
+    kinds = [field.name for field in fields(after) if field.name != "head"]
+    renamed: dict[str, Any] = {
+        kind: tuple(_called(row, names) for row in getattr(after, kind)) for kind in kinds
+    }
+    return replace(after, **renamed)
+
+
+def _called(row: Any, names: Mapping[str, str]) -> Any:
+    """A row with the targets in it renamed."""
+    own = ["model"] if getattr(row, "role", "") == "target" else []
+    found = {
+        name: names[getattr(row, name)]
+        for name in (*own, "target", "beside", "reference")
+        if getattr(row, name, None) in names
+    }
+    return row.model_copy(update=found) if found else row
 
 
 def _is_plain(cell: Cell) -> bool:

@@ -22,6 +22,7 @@ COLUMNS: Mapping[str, type] = {
     "run_started": str,
     "target": str,
     "target_fingerprint": str,
+    "backend": str,
     "draft": str,
     "draft_fingerprint": str,
     "contestant": str,
@@ -52,7 +53,8 @@ COLUMNS: Mapping[str, type] = {
     "finish_reason": str,
     "seed": int,
 }
-"""What each column holds. `kind` is "run" or "prediction"; in predictions `decode_s` is the replayed time and
+"""What each column holds. `kind` is "run" or "prediction"; `backend` is the library of
+our own engine; in predictions `decode_s` is the replayed time and
 `plain_s` that of plain decoding. Counts by position are JSON lists."""
 
 _OF_RUN = (
@@ -73,6 +75,7 @@ def table(results: Results) -> list[dict[str, Any]]:
         row |= {
             "run_started": results.head.started,
             "target_fingerprint": prints.get(row["target"]),
+            "backend": None if row.get("contestant") else results.backend(row["target"]) or None,
             "draft_fingerprint": prints.get(row["draft"]),
         }
         found.append({name: row.get(name) for name in COLUMNS})

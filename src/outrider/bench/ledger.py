@@ -55,9 +55,9 @@ class Ledger:
             self.append(SkippedRow(what=what, why=why))
 
     def note_model(self, row: ModelRow) -> None:
-        """Write down a model in its role, once."""
+        """Write down a model in its role under its backend, once."""
         known = [known for known in self.rows if isinstance(known, ModelRow)]
-        if (row.model, row.role) not in {(known.model, known.role) for known in known}:
+        if (row.model, row.role, row.backend) not in {(row.model, row.role, row.backend) for row in known}:
             self.append(row)
 
     def cases(self, workload: str) -> list[tuple[Case, AnswerRow]]:

@@ -161,6 +161,7 @@ def model_row(
         file_bytes=file.card.file_bytes,
         trained_context=file.card.context_length,
         effective=effective,
+        backend=model.options.backend,
         memory_bytes=memory_bytes,
     )
 

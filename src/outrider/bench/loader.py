@@ -1,10 +1,10 @@
-"""Loads the models of a sweep through llama.cpp, and measures what their calls cost."""
+"""Loads the models of a sweep through their native library, and measures what their calls cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.backends.gguf import GgufModel
+from outrider.backends.gguf import GgufModel, LoadOptions, candidates
 from outrider.bench.loaded import LoadedDraft, LoadedTarget, load_model, model_row, template_for
 from outrider.bench.models import ModelFile, find_models
 from outrider.bench.plan import Plan
@@ -15,7 +15,7 @@ from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.timing import Rows
 from outrider.learned import prior_in
-from outrider.loading import why_no_draft
+from outrider.loading import in_same_library, why_no_draft
 from outrider.models.hub import HubOptions
 from outrider.tuning import costs_of
 from outrider.vocab import compare
@@ -37,19 +37,22 @@ class LlamaCppLoader:
         """Raises ModelFileError and HubError, which name the reference that leads nowhere."""
         return find_models(references, hub=self._hub, taken=taken)
 
+    def check_backend(self, backend: str) -> None:
+        """Raises BackendError where no library here is of this backend."""
+        next(candidates(self._plan.load_options(backend)))
+
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
         """Raises ModelFileError or OutOfMemory."""
         notices: list[str] = []
-        model, grown = load_model(file, self._plan.load_options(), self._context, notices)
+        model, grown = load_model(file, self._plan.load_options(file.backend), self._context, notices)
         row = model_row(file, "target", model, grown, notices)
         return LoadedTarget(file.name, model, template_for(model, file)), row
 
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
         """Raises ModelFileError or OutOfMemory."""
         notices: list[str] = []
-        model, grown = load_model(
-            file, self._plan.load_options(), self._context, notices, beside=target.model
-        )
+        options = self._draft_options(target)
+        model, grown = load_model(file, options, self._context, notices, beside=target.model)
         try:
             alignment = compare(target.model.vocabulary, model.vocabulary)
             useless = None
@@ -66,6 +69,12 @@ class LlamaCppLoader:
             raise
         loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
         return loaded, model_row(file, "draft", model, grown, notices)
+
+    def _draft_options(self, target: LoadedTarget) -> LoadOptions:
+        """Of several backends a draft takes its target's, nothing else."""
+        if len(self._plan.backends) == 1 or not isinstance(target.model, GgufModel):
+            return self._plan.load_options(self._plan.backends[0])
+        return in_same_library(target.model.options, self._plan.load_options("auto"))
 
     def costs(self, model: LoadedTarget | LoadedDraft, role: Role) -> CallCosts:
         """Measured now, or those of the plan's file. Raises SettingError, or BackendError when a call

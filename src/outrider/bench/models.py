@@ -41,6 +41,8 @@ class ModelFile:
     card: ModelCard
     fingerprint: str
     """of the file's content"""
+    backend: str = "auto"
+    """what loads it, where it is a target: one of `LoadOptions`' backends"""
 
 
 def find_models(

@@ -196,8 +196,23 @@ class Plan(_Part):
     mlock: bool = False
     full_window: bool = True
     extra_buffer_types: bool = True
-    backend: str = "auto"
+    backends: Annotated[
+        tuple[Literal["auto", "llama.cpp", "ik"], ...], BeforeValidator(_several), Field(min_length=1)
+    ] = ("auto",)
+    """native libraries, each target under each; "auto": the one that is faster for it"""
     library: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_backend(cls, data: Any) -> Any:
+        """`backend`, as everywhere else, is `backends`."""
+        if not isinstance(data, dict) or "backend" not in data:
+            return data
+        if "backends" in data:
+            raise ValueError("backend and backends are one setting: give one of them")
+        return {name: value for name, value in data.items() if name != "backend"} | {
+            "backends": data["backend"]
+        }
 
     @field_validator("gpu_layers", mode="before")
     @classmethod
@@ -213,7 +228,7 @@ class Plan(_Part):
             raise ValueError(f"{error.what}: {error.why}; {_lower(error.way_out).rstrip('.')}") from None
         return tuple(dict.fromkeys(setting.name for setting in found if setting != PLAIN))
 
-    @field_validator("p_mins", "drafters")
+    @field_validator("p_mins", "drafters", "backends")
     @classmethod
     def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(values))
@@ -228,16 +243,20 @@ class Plan(_Part):
         way_out = 'call one of them otherwise: name = "…" beside its file'
         _require_distinct("workloads", [spec.name for spec in self.workloads], way_out)
         _require_distinct("contestants", [spec.name for spec in self.contestants], "rename one of them")
+        if len(self.backends) > 1 and ("auto" in self.backends or self.library):
+            what = "auto takes one of them by itself" if "auto" in self.backends else "library is one of them"
+            raise ValueError(f"several backends: {what}; leave it out, or name one backend")
         try:
-            self.load_options()
+            for backend in self.backends:
+                self.load_options(backend)
         except SettingError as error:
             raise ValueError(f"{error.what}: {error.why}; {_lower(error.way_out).rstrip('.')}") from None
         return self
 
-    def load_options(self) -> LoadOptions:
-        """How the weights of every model are loaded."""
+    def load_options(self, backend: str) -> LoadOptions:
+        """How the weights of every model are loaded under this backend."""
         names = LoadOptions.__dataclass_fields__.keys() & Plan.model_fields.keys()
-        return LoadOptions(**{name: getattr(self, name) for name in names})
+        return LoadOptions(backend=backend, **{name: getattr(self, name) for name in names})
 
 
 def _lower(text: str) -> str:

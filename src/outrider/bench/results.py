@@ -81,7 +81,7 @@ class Results:
         cases = ("target", "workload", "case")
         return cls(
             head=heads[0],
-            models=_last(rows, ModelRow, "model", "role"),
+            models=_last(rows, ModelRow, "model", "role", "backend"),
             pairs=_last(rows, PairRow, "target", "draft"),
             answers=_last(rows, AnswerRow, *cases),
             costs=_last(rows, CostsRow, "model", "role", "beside"),
@@ -125,10 +125,23 @@ class Results:
         """Predictions, by what was replayed; always of a single workload."""
         return {Cell(r.target, r.draft, r.setting, r.workload): r for r in self.predictions}
 
-    def model(self, name: str, role: str) -> ModelRow | None:
-        """The row of a model in this role; in the other one, where only that is there."""
+    def model(self, name: str, role: str, backend: str | None = None) -> ModelRow | None:
+        """The row of a model in this role, under this backend if there is one; in the other role, where only
+        that is there."""
         found = [row for row in self.models if row.model == name]
-        return next((row for row in found if row.role == role), found[0] if found else None)
+        found.sort(key=lambda row: (row.role != role, backend is not None and row.backend != backend))
+        return found[0] if found else None
+
+    def backend(self, target: str) -> str:
+        """The native library that ran a target; empty where that is not known."""
+        row = self.model(target, "target")
+        return "" if row is None else row.backend
+
+    def same_file(self, target: str) -> tuple[str, ...]:
+        """The targets that are the same file, itself included: under other backends."""
+        prints = {row.model: row.fingerprint for row in self.models if row.role == "target"}
+        known = prints.get(target)
+        return tuple(name for name in self.targets if known and prints.get(name) == known) or (target,)
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:

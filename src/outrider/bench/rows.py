@@ -73,6 +73,8 @@ class ModelRow(_Row):
     trained_context: int | None
     effective: dict[str, Any]
     """the load options in force: threads, GPU layers, batch sizes"""
+    backend: str = ""
+    """the native library that ran it: "llama.cpp" or "ik"; empty where a run does not say"""
     memory_bytes: int | None = None
     """what loading weights and contexts added to the process; None where it was not measured"""
 

@@ -56,6 +56,20 @@ class Setting:
         return self.drafters in ("lookup", "both")
 
     @property
+    def flags(self) -> list[str]:
+        """What `outrider run` is given for it, beside the models.
+
+        >>> Setting("lookup", 8).flags
+        ['--policy', 'fixed', '--draft-max', '8', '--draft-p-min', '0']
+        """
+        if self.drafters == "none":
+            return ["--policy", "plain"]
+        if self.draft_max is None:
+            return [] if self.drafters == "both" else ["--policy", self.drafters]
+        lengths = ["--draft-max", str(self.draft_max), "--draft-p-min", f"{self.p_min:g}"]
+        return ["--policy", "fixed", *lengths, *([] if self.uses_lookup else ["--no-lookup"])]
+
+    @property
     def is_auto(self) -> bool:
         """Whether it decides by itself."""
         return self.drafters != "none" and self.draft_max is None

@@ -45,6 +45,10 @@ class Loader(Protocol):
         """The models that are meant, each once; files among `taken` keep their names."""
         ...
 
+    def check_backend(self, backend: str) -> None:
+        """Raises BackendError where no library here is of this backend."""
+        ...
+
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]: ...
 
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:

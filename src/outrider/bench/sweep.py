@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from outrider.backends.gguf import physical_cores
+from outrider.bench.backends import under_backends, usable_backends
 from outrider.bench.contestants import Answer, Contestant, ContestantError
 from outrider.bench.ledger import LEAST_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
@@ -83,18 +84,40 @@ class _Sweep:
     """of targets that could not be loaded"""
 
     def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
-        self._check_files([*targets, *drafts])
-        groups = families(targets, self.plan.references)
-        self.cards = {model.name: model.card for model in targets}
-        self.relatives = {model.name: group[0].name for group in groups for model in group}
-        ordered = [model for group in groups for model in group]
+        ordered = self._under_backends(families(targets, self.plan.references))
+        self._check_files([*ordered, *drafts])
+        self.cards = {model.name: model.card for model in ordered}
         waiting = [file for file in ordered if not self._is_done(file.name)]
         for file in waiting:
             self._expect(file, drafts)
         for file in waiting:
             self._target(file, drafts)
-        if len(self.failures) == len(targets):
+        if len(self.failures) == len(ordered):
             raise self.failures[0]
+
+    def _under_backends(self, groups: Sequence[Sequence[ModelFile]]) -> list[ModelFile]:
+        """Every target under each backend that is here. Quality is compared under the first of them alone: it
+        is the file's.
+
+        Raises BackendError where none is here.
+        """
+        backends, several = self._backends(), len(self.plan.backends) > 1
+        for group in groups:
+            alike = under_backends(group, backends[:1], several=several)
+            self.relatives |= {model.name: alike[0].name for model in alike}
+        return [model for group in groups for model in under_backends(group, backends, several=several)]
+
+    def _backends(self) -> Sequence[str]:
+        """Those of the plan that are here; a row names each that is not. One alone is left to the loading,
+        which says what is wrong with it. Raises BackendError where there is none."""
+        if len(self.plan.backends) == 1:
+            return self.plan.backends
+        usable, refused = usable_backends(self.plan.backends, self.loader.check_backend)
+        for backend, error in refused.items():
+            skipped = SkippedRow(what=f"backend {backend}", why=error.why)
+            if skipped not in self.store.rows:
+                self.store.append(skipped)
+        return usable
 
     def _check_files(self, files: Sequence[ModelFile]) -> None:
         """Rows of another file by the same name are no rows of this one."""
@@ -138,7 +161,7 @@ class _Sweep:
                 return
             stages.measure_target()
             if self.plan.quality:
-                self._quality(stages, target.name, self.relatives[file.name])
+                self._quality(stages, target.name, self.relatives.get(file.name, file.name))
             self._score(stages, file, drafts)
             for name in [*([None] if self.plan.lookup_only or not stages.can_draft else []), *stages.drafts]:
                 stages.predict(name)

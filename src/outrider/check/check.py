@@ -22,6 +22,7 @@ from outrider.check.judging import (
     probed,
     why_unusable,
 )
+from outrider.check.libraries import library_to_take
 from outrider.check.loaded import Loaded, Progress
 from outrider.check.report import DraftReport, LookupReport, Report, Sample
 from outrider.check.rewind import measure_rewind
@@ -88,6 +89,7 @@ def check(asking: Asking, progress: Progress = lambda _what, _part: None) -> Rep
         drafts = [_draft(asking, subject, file, notices, progress) for file in asking.drafts]
     verdicts = [(d.model.name, d.verdict, d.speedups.auto if d.speedups else None) for d in drafts]
     sentence, pays = overall(lookup.verdict if lookup else None, verdicts)
+    library = target.weights.library
     return Report(
         machine=f"{', '.join(device_names())}, {physical_cores()} cores",
         target=subject.facts,
@@ -96,10 +98,12 @@ def check(asking: Asking, progress: Progress = lambda _what, _part: None) -> Rep
         sample=sample,
         lookup=lookup,
         drafts=tuple(drafts),
-        verdict=sentence,
+        verdict=f"{sentence} (measured with {library.title})",
         pays=pays,
         notices=tuple(dict.fromkeys(notices)),
         seconds=perf_counter() - started,
+        backend=library.backend,
+        library_to_take=library_to_take(asking.target.path, asking.options, library.backend),
     )
 
 

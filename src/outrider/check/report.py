@@ -181,6 +181,10 @@ class Report:
     pays: bool
     notices: tuple[str, ...]
     seconds: float
+    backend: str = ""
+    """the native library that all of it was measured with"""
+    library_to_take: str = ""
+    """which one to take, in a sentence; empty where they were not compared"""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, for JSON: an unknown end of an interval is None."""

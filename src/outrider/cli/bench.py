@@ -53,6 +53,8 @@ _FLAGS = {
     "threads_batch": "-tb",
     "gpu_layers": "-ngl",
     "flash_attention": "-fa",
+    "backends": "--backend",
+    "library": "--llama-library",
 }
 """What a plan's settings are called on the command line."""
 
@@ -105,6 +107,8 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
     flags = _plain_flags(given)
     if any(name in given for name in ("workload", *_OF_WORKLOADS)):
         flags["workloads"] = _workloads(given, values)
+    if "backends" in flags:
+        values.pop("backend", None)  # the same setting
     names = {name: _FLAGS[name] for name in flags if name != "workloads" or "workload" in given}
     return make_plan(values | flags, f"{path}: " if path else "", names)
 
@@ -112,11 +116,13 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
 def _plain_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     """The plan's settings that flags give, but for the workloads."""
     flags = {name: given[name] for name in _FLAGS if name in given}
-    for name in ("p_mins", "drafters"):
+    for name in ("p_mins", "drafters", "backends"):
         if name in flags:
             flags[name] = [part.strip() for part in flags[name].split(",") if part.strip()]
     if "gpu_layers" in flags and flags["gpu_layers"] != "all" and not flags["gpu_layers"].isdecimal():
         raise SettingError(f"-ngl {flags['gpu_layers']}", "it is no number of layers", "Give one, or all.")
+    if "library" in flags:
+        flags["library"] = str(flags["library"])
     if "repetitions" in given:
         flags["repetitions_least"], flags["repetitions_most"] = _repetitions(given["repetitions"])
     if "contestant" in given:

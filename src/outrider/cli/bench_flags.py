@@ -158,6 +158,17 @@ _Flash = Annotated[
     str | None,
     option(MACHINE, "-fa", "--flash-attn", metavar="WHEN", help="Flash attention: on, off or auto."),
 ]
+_Backends = Annotated[
+    str | None,
+    option(
+        MACHINE,
+        "--backend",
+        "--backends",
+        metavar="NAMES",
+        help="Native library: llama.cpp, ik, both (llama.cpp,ik: each target under each, and which to take), "
+        "or auto (the default): the faster one for each target.",
+    ),
+]
 _Out = Annotated[
     Path | None,
     option(OUTPUT, "-o", "--out", metavar="FOLDER", help="Folder of the run. Default: the plan's name."),
@@ -193,6 +204,8 @@ FLAGS: Mapping[str, Any] = {
     "threads_batch": _ThreadsBatch,
     "gpu_layers": _GpuLayers,
     "flash_attention": _Flash,
+    "backends": _Backends,
+    "library": options.LlamaLibrary,
     "out": _Out,
     "json": Json,
     "verbose": options.Verbose,

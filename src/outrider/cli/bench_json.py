@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.report.choice import Choice, choices
+from outrider.bench.report.view import View
 from outrider.bench.results import Cell, Results
 from outrider.bench.statistics import Interval
 from outrider.bench.summary import (
@@ -50,6 +53,7 @@ def summary_json(results: Results, folder: Path, report: Path | None) -> dict[st
         "cells": [
             _cell(results, cell, outcomes.get(same)) for cell, same in zip(fastest, asked, strict=True)
         ],
+        "choices": [_choice(choice) for choice in choices(View(results))],
         "prediction_error": {
             "raw": None if error.raw is None else asdict(error.raw),
             "anchored": None if error.anchored is None else asdict(error.anchored),
@@ -81,6 +85,7 @@ def _cell(results: Results, cell: Cell, outcome: str | None) -> dict[str, Any]:
     where = (cell.target, cell.draft, cell.setting, cell.workload)
     return {
         "target": cell.target,
+        "backend": results.backend(cell.target) or None,
         "draft": cell.draft,
         "workload": cell.workload,
         "best_setting": cell.setting,
@@ -89,6 +94,21 @@ def _cell(results: Results, cell: Cell, outcome: str | None) -> dict[str, Any]:
         "predicted_speedup": _interval(predicted_speedup(results, *where)),
         "plain_tokens_per_s": _interval(plain_speed(results, cell.target, cell.workload)),
         "noise_ratio": _interval(noise(results, cell.target, cell.workload)),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    """What to run a file with; `gain` is over the best under another backend (null: there is none)."""
+    return {
+        "target": choice.ran.target,
+        "backend": choice.backend or None,
+        "draft": choice.ran.draft,
+        "setting": choice.ran.setting,
+        "tokens_per_s": _interval(choice.speed),
+        "rival": None if choice.rival is None else choice.rival.ran.target,
+        "gain": _interval(choice.gain),
+        "outcome": None if choice.gain is None else choice.outcome,
+        "command": shlex.join(choice.command),
     }
 
 

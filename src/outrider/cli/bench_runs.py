@@ -9,7 +9,6 @@ from rich.console import Console
 
 from outrider.bench.plan_file import plan_text
 from outrider.bench.results import Results
-from outrider.cli.bench_json import summary_json
 from outrider.cli.output import readable, write
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
@@ -47,6 +46,8 @@ def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) ->
     if html is not None:
         write_report(results, html)
     if as_json:
+        from outrider.cli.bench_json import summary_json
+
         write(json.dumps(summary_json(results, folder, html)) + "\n")
     else:
         print_report(results, _console())

@@ -15,6 +15,7 @@ from outrider.cli.report import print_incomplete, print_readout
 from outrider.cli.run import (
     check_settings,
     explanation_of,
+    library_line,
     load_pair,
     open_session,
     print_notices,
@@ -175,6 +176,7 @@ class _Conversation:
         draft = self._pair.draft.name if self._pair.draft else None
         explanation = explanation_of(self._session, self._last.completion)
         readout, target = self._last.readout(), self._pair.target.name
-        print_readout(self._errors, readout, target, draft, explanation, self._grammar)
+        library = library_line(self._pair, self._session)
+        print_readout(self._errors, readout, target, draft, explanation, self._grammar, library=library)
         if self._settings.explain and explanation:
             print_explanation(self._errors, explanation)

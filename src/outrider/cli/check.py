@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from outrider.backends.gguf import LoadOptions, candidates
+from outrider.bench.backends import usable_backends
 from outrider.bench.models import DEFAULT, ModelFile, find_models
 from outrider.bench.plan import WorkloadSpec
 from outrider.bench.prompts import Workload
@@ -44,7 +46,8 @@ class CheckSettings:
 def check(settings: CheckSettings) -> int:
     """Check, and show; returns the exit status: 0 where something pays, else 1."""
     errors = Console(stderr=True, highlight=False)
-    asking = _asking(settings)
+    run = replace(settings.run, backend=_backend(settings.run.backend, errors))
+    asking = _asking(replace(settings, run=run))
     with LoadInterrupt(), _status(errors) as progress:
         report = judge(asking, progress)
     for notice in report.notices:
@@ -71,6 +74,24 @@ def _asking(settings: CheckSettings) -> Asking:
         options=settings.run.load_options(),
         draft_options=settings.run.load_options(draft=True),
     )
+
+
+def _backend(asked: str, errors: Console) -> str:
+    """The backend to load with: of several the faster one, which a trial finds. One that is not here is named
+    in a line. Raises SettingError, and BackendError where none is here."""
+    names = list(dict.fromkeys(name.strip() for name in asked.split(",")))
+    if len(names) == 1:
+        return names[0]
+    if "auto" in names:
+        raise SettingError(f"--backend {asked}", "auto takes one of them by itself", "Leave it out.")
+    usable, refused = usable_backends(names, lambda name: _open(LoadOptions(backend=name)))
+    for error in refused.values():
+        errors.print(Text(readable(f"note: {error.what}: {error.why}"), style="yellow"))
+    return "auto" if len(usable) > 1 else usable[0]
+
+
+def _open(options: LoadOptions) -> None:
+    next(candidates(options))
 
 
 def _own_draft(target: str) -> list[str]:

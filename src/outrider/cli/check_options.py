@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from outrider.cli import options
-from outrider.cli.options import OUTPUT, option
+from outrider.cli.options import MACHINE, OUTPUT, option
 from outrider.cli.settings import RunSettings
 
 __all__ = ["command"]
@@ -50,6 +50,16 @@ _Seconds = Annotated[
         help="Time for the target's answers, and again for each draft.",
     ),
 ]
+_Backend = Annotated[
+    str,
+    option(
+        MACHINE,
+        "--backend",
+        "--backends",
+        metavar="NAMES",
+        help="Native library: llama.cpp, ik, or auto and llama.cpp,ik: the faster one here, and by how much.",
+    ),
+]
 _Json = Annotated[
     bool, option(OUTPUT, "--json", help="One JSON object on standard output, and nothing else.")
 ]
@@ -83,7 +93,7 @@ def command(cls: type[TyperCommand], as_run: Callable[[dict[str, Any]], RunSetti
         mlock: options.Mlock = False,
         swa_full: options.FullWindow = True,
         repack: options.Repack = True,
-        backend: options.Backend = "auto",
+        backend: _Backend = "auto",
         llama_library: options.LlamaLibrary = None,
     ) -> None:
         given = dict(locals())

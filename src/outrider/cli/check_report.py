@@ -44,6 +44,8 @@ def print_check(console: Console, report: Report) -> None:
         _block(console, "lookup alone", _lookup_rows(report.lookup), report.lookup.verdict)
     for draft in report.drafts:
         _block(console, f"draft {draft.model.name}", _draft_rows(draft, report), draft.verdict)
+    if report.backend:
+        _block(console, "library", _library_rows(report))
     several = len(report.drafts) != 1 and (report.drafts or report.lookup is None)
     if several:
         _block(console, "verdict", [("", report.verdict)])
@@ -81,6 +83,11 @@ def _target_rows(report: Report) -> list[tuple[str, str]]:
             ("plain", f"{report.sample.plain_tokens_per_s:.1f} tokens/s"),
         ]
     return rows
+
+
+def _library_rows(report: Report) -> list[tuple[str, str]]:
+    rows = [("verdict", f"measured with --backend {report.backend}")]
+    return [*rows, ("", report.library_to_take)] if report.library_to_take else rows
 
 
 def _lookup_rows(lookup: LookupReport) -> list[tuple[str, str]]:

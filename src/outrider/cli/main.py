@@ -2,109 +2,40 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
-from typing import Annotated, Any, TextIO, cast
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperCommand, TyperGroup
 
 from outrider import __version__
 from outrider.cli import costs_options, draft_options, grammar_options, options, verify_options
+from outrider.cli.commands import Command, Commands
 from outrider.cli.output import readable
 from outrider.cli.settings import RunSettings
+from outrider.cli.streams import USAGE_ERROR, leave, open_streams
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
 
 _SAMPLING = SamplingParams()
 _VERIFICATION = Verification()
-USAGE_ERROR = 2
 INTERRUPTED = 130
 
-_NOT_IN_CHAT = {"file", "raw", "interactive", "compare", "repetitions", "json", "logprobs", "prediction"}
-"""Options that a conversation refuses, so its help leaves them out."""
 
+class _Program(Commands):
+    """All commands; what is common to them is given to those that are made when they are asked for."""
 
-def _tidy(params: list[Any]) -> list[Any]:
-    """Options as the help shows them: one long name each, and one name for a switch's two sides."""
-    for param in params:
-        short = [name for name in param.opts if not name.startswith("--")]
-        long = [name for name in param.opts if name.startswith("--")][:1]
-        if param.secondary_opts:
-            long = [f"--[no-]{long[0].removeprefix('--')}"]
-            param.secondary_opts = []
-        param.opts = [*short, *long]
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
-
-
-class _Command(TyperCommand):
-    """A command whose help fits a terminal of 80 columns."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        if self.name == "chat":
-            self.params = [param for param in self.params if param.name not in _NOT_IN_CHAT]
-            for param in self.params:
-                if param.name in ("prompt_argument", "prompt"):
-                    vars(param)["help"] = "The first message; else the conversation asks for it."
-        self.params = _tidy(self.params)
-        super().format_help(ctx, formatter)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        return _tidy([option])[0] if option else None
-
-
-_LAZY = {
-    "bench": "outrider.cli.bench_options",
-    "check": "outrider.cli.check_options",
-    "distill": "outrider.cli.distill_options",
-    "quantize": "outrider.cli.quantize_options",
-    "serve": "outrider.cli.serve_options",
-    "setup": "outrider.cli.setup",
-}
-"""Commands that are made when they are asked for, since they load slowly or are rare: each by the module
-whose `command(cls, as_run)` makes it."""
-
-
-class _Commands(TyperGroup):
-    """The program itself, whose help is set like that of its commands."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *_LAZY]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # `bench init` and its like are commands of their own; what else stands there is a plan.
-        if args[:1] == ["bench"]:
-            from outrider.cli.bench_options import SUBCOMMANDS, subcommand
-
-            if args[1:] and args[1] in SUBCOMMANDS:
-                return f"bench {args[1]}", subcommand(_Command, args[1]), args[2:]
-        return super().resolve_command(ctx, args)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _LAZY:
-            return super().get_command(ctx, cmd_name)
-        return import_module(_LAZY[cmd_name]).command(_Command, _as_run)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.params = _tidy(self.params)
-        super().format_help(ctx, formatter)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        return _tidy([option])[0] if option else None
+    def made(self, module: ModuleType) -> Any:
+        return module.command(Command, _as_run)
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=_Program,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -138,8 +69,8 @@ def _program(
     """Keeps `run` a command of its own."""
 
 
-@app.command("run", cls=_Command, help="Generate text with a target model and its drafts; say what it took.")
-@app.command("chat", cls=_Command, help="Hold a conversation that keeps its KV between turns.")
+@app.command("run", cls=Command, help="Generate text with a target model and its drafts; say what it took.")
+@app.command("chat", cls=Command, help="Hold a conversation that keeps its KV between turns.")
 def _run(
     ctx: typer.Context,
     prompt_argument: options.PromptArgument = None,
@@ -244,15 +175,11 @@ def _run(
     from outrider.cli.run import run
 
     show_log(verbose)
-    try:
-        status = chat(settings) if interactive or ctx.info_name == "chat" else run(settings)
-    except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
-        typer.echo("\ninterrupted", err=True)
-        status = INTERRUPTED
-    raise typer.Exit(status)
+    answer = chat if interactive or ctx.info_name == "chat" else run
+    _exit_with(lambda: answer(settings))
 
 
-@app.command("verify", cls=_Command, help="Test that speculation does not change the output; certify it.")
+@app.command("verify", cls=Command, help="Test that speculation does not change the output; certify it.")
 def _verify(
     model: options.Model = None,
     model_draft: options.DraftModel = None,
@@ -313,17 +240,10 @@ def _verify(
 
     show_log(verbose)
     own = {name: given[name] for name in VerifySettings.__dataclass_fields__ if name in given}
-    try:
-        status = verify(VerifySettings(run=_as_run(given), **own))
-    except KeyboardInterrupt:
-        typer.echo("\ninterrupted", err=True)
-        status = INTERRUPTED
-    raise typer.Exit(status)
+    _exit_with(lambda: verify(VerifySettings(run=_as_run(given), **own)))
 
 
-@app.command(
-    "costs", cls=_Command, help="Measure what calls of the models cost here; what drafts must reach."
-)
+@app.command("costs", cls=Command, help="Measure what calls of the models cost here; what drafts must reach.")
 def _costs(
     model: options.Model = None,
     model_draft: options.DraftModel = None,
@@ -364,9 +284,14 @@ def _costs(
 
     show_log(verbose)
     own = {name: given[name] for name in CostsSettings.__dataclass_fields__ if name in given}
+    _exit_with(lambda: show_costs(CostsSettings(run=_as_run(given), **own)))
+
+
+def _exit_with(work: Callable[[], int]) -> None:
+    """Do the work of a command, and end with its status; after Ctrl-C say so."""
     try:
-        status = show_costs(CostsSettings(run=_as_run(given), **own))
-    except KeyboardInterrupt:
+        status = work()
+    except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
         typer.echo("\ninterrupted", err=True)
         status = INTERRUPTED
     raise typer.Exit(status)
@@ -381,45 +306,18 @@ def _as_run(given: dict[str, Any]) -> RunSettings:
 
 def main() -> None:
     """Run the program. Deliberate errors become one message and exit status 2, Ctrl-C 130."""
-    _open_streams()
+    open_streams()
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(prog_name="outrider")
     except OutriderError as error:
         errors.print(Text.assemble(("error: ", "bold red"), readable(str(error))))
-        _leave(USAGE_ERROR)
+        leave(USAGE_ERROR)
     except MemoryError:
         errors.print(
             Text("error: memory: this machine has none left. Choose a smaller model or context (-c).")
         )
-        _leave(USAGE_ERROR)
-
-
-def _null(mode: str) -> TextIO:
-    return cast(TextIO, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-
-
-def _open_streams() -> None:
-    """Make the standard streams usable whatever the shell did to them."""
-    if sys.stdin is None:
-        sys.stdin = _null("r")
-    if sys.stderr is None:
-        sys.stderr = _null("w")
-    if sys.stdout is None:
-        sys.stderr.write("error: standard output: it is closed. Send it to a file, or to /dev/null.\n")
-        sys.exit(USAGE_ERROR)
-    # A terminal that lacks a character gets a question mark instead of a traceback.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
-
-
-def _leave(status: int) -> None:
-    """Exit; what standard output cannot take any more is dropped without a word."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(status)
+        leave(USAGE_ERROR)
 
 
 if __name__ == "__main__":

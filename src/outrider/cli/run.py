@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from outrider.backends.gguf import has_gpu_code
 from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
@@ -28,6 +29,7 @@ from outrider.files import check_writable
 from outrider.generation import Generation
 from outrider.learned import AutoSettings
 from outrider.models.hub import HubOptions
+from outrider.native import hint_once
 from outrider.policy import AutoPolicy
 from outrider.readout import Readout
 from outrider.replay.recorder import record_offers
@@ -240,7 +242,7 @@ def _report(
         target, draft = pair.target.name, pair.draft.name if pair.draft else None
         # An estimate has nothing to add to a measurement.
         estimate = comparison is None
-        library = pair.target.library_line + ("; bit-equal text" if session.bitwise else "")
+        library = library_line(pair, session)
         print_readout(
             errors, readout, target, draft, explanation, request.grammar, estimate=estimate, library=library
         )
@@ -251,6 +253,20 @@ def _report(
         print_explanation(errors, explanation)
     if not settings.quiet:
         print_late_notices(session, errors)
+        _hint_at_native(settings, pair, errors)
+
+
+def _hint_at_native(settings: RunSettings, pair: Pair, errors: Console) -> None:
+    """Say to a person, once, that a library for this CPU is to be had, where it could run this model."""
+    free = settings.backend in ("auto", "ik") and settings.llama_library is None
+    wanted = errors.is_terminal and free and not has_gpu_code(pair.target.library.file)
+    if wanted and (line := hint_once()):
+        errors.print(Text(readable(f"note: {line}"), style="dim"))
+
+
+def library_line(pair: Pair, session: Session) -> str:
+    """What runs the models and why that, and whether texts are bit-equal."""
+    return pair.target.library_line + ("; bit-equal text" if session.bitwise else "")
 
 
 def explanation_of(session: Session, completion: Completion) -> Explanation | None:

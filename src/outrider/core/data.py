@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -112,9 +113,12 @@ class Draft:
         )
 
 
+@lru_cache(maxsize=4096)
 def point_mass(token: int) -> Distribution:
-    """The distribution that is certain of one token."""
-    return Distribution(np.array([token], dtype=np.int64), np.ones(1))
+    """The distribution that is certain of one token. It is shared, so its arrays cannot be written to."""
+    tokens, probs = np.array([token], dtype=np.int64), np.ones(1)
+    tokens.flags.writeable = probs.flags.writeable = False
+    return Distribution(tokens, probs)
 
 
 def point_masses(tokens: Sequence[int]) -> tuple[Distribution, ...]:

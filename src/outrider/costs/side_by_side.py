@@ -16,6 +16,8 @@ SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 """Single tokens three times as often: a difference of 2 % must show."""
 FEW_SIZES = (1, 1, 2, 4, 8, 16)
 """For a choice between libraries, whose calls differ by more."""
+READ_TOKENS = 32
+"""of a prompt, read once by each model: as many at once take no longer a token"""
 _FILL_SHARE = 0.3
 _MOST_ROUNDS = 30
 """of which each has three single tokens: enough for any difference that matters"""
@@ -35,6 +37,7 @@ def measure_side_by_side(
 ) -> list[CallCosts]:
     """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
 
+    First each reads a piece of a prompt.
     `sizes` are the tokens of each call of a round; one that comes twice is measured twice as often.
     `pause_s` lies before every call: threads of another library than the one that is called next spin on
     for a moment. It takes about `seconds` in all, at least a round and at most as many as are of use. The
@@ -53,6 +56,9 @@ def measure_side_by_side(
         for timer in timers:
             timer.clear()
             timer.warm_up()
+        read_s = [timer.fill(READ_TOKENS) for timer in timers]
+        for timer in timers:
+            timer.clear()
         stored = 0
         while stored < min(context, room) and clock() - started < _FILL_SHARE * seconds:
             for timer in timers:
@@ -73,4 +79,7 @@ def measure_side_by_side(
     finally:
         for timer in timers:
             timer.clear()
-    return [CallCosts([samples.point() for samples in kinds.values()]) for kinds in taken]
+    return [
+        CallCosts([samples.point() for samples in kinds.values()], prefill_token_s=seconds or None)
+        for kinds, seconds in zip(taken, read_s, strict=True)
+    ]

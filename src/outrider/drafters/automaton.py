@@ -18,7 +18,7 @@ MAX_CHAIN = 16
 deeper; one token repeated nests as deep as it is long, and must not cost more for that."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Continuation:
     """The likeliest next token after a state.
 

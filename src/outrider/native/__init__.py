@@ -2,6 +2,16 @@
 
 from outrider.native.build import NativeBuild, Progress, build_native
 from outrider.native.cpu import cpu_id
+from outrider.native.hint import hint_once
 from outrider.native.place import IK, LIBRARY, native_library
 
-__all__ = ["IK", "LIBRARY", "NativeBuild", "Progress", "build_native", "cpu_id", "native_library"]
+__all__ = [
+    "IK",
+    "LIBRARY",
+    "NativeBuild",
+    "Progress",
+    "build_native",
+    "cpu_id",
+    "hint_once",
+    "native_library",
+]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any, Self
 
 from outrider.core.data import Hint
@@ -124,10 +125,7 @@ class Estimator:
         return estimator
 
     def _score(self, x: Sequence[float]) -> float:
-        score = 0.0
-        for weight, value in zip(self._known(len(x))[0], x, strict=True):
-            score += weight * value
-        return score
+        return float(sum(map(mul, self._known(len(x))[0], x)))
 
     def _known(self, size: int) -> tuple[list[float], list[float]]:
         if self.weights is None or len(self.weights) != size:

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.bitwise import BitwiseModel, Equality, find_equality
 from outrider.bitwise.probe import Price, measure_price, needs_no_padding
-from outrider.core.errors import SettingError
+from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.store import Subject, costs_dir, read_entry, write_entry
 from outrider.tuning.curves import Loaded, subject_of
 
@@ -83,25 +83,35 @@ def open_target(
 
     With `bitwise` a model that makes equal calls alone, which has as many sequences as fit into the capacity,
     and what is known of its calls; by default (None) where one sequence has all to itself and equal bits cost
-    next to nothing. Raises SettingError where they are asked for and no calls are equal, OutOfMemory.
+    next to nothing and find the memory. Raises SettingError where they are asked for and no calls are equal,
+    OutOfMemory.
     """
 
     def progress(part: float) -> None:
         if measuring is not None:
             measuring("finding out which calls give equal bits, once", part)
 
-    if bitwise is None:
-        bitwise = max_sequences == 1 and is_nearly_free(weights, progress=progress)
-    if not bitwise:
-        shared = weights.open(context_length, max_sequences=max_sequences, capacity_tokens=capacity_tokens)
-        return shared, None
-    found = find_equal_calls(weights, progress=progress)
+    asked = bitwise is not None
+    if bitwise if asked else max_sequences == 1 and is_nearly_free(weights, progress=progress):
+        found = find_equal_calls(weights, progress=progress)
+        try:
+            return _equal(weights, found, context_length, max_sequences, capacity_tokens), found
+        except OutOfMemory:  # it takes a little more than a shared context
+            if asked:
+                raise
+    return weights.open(context_length, max_sequences=max_sequences, capacity_tokens=capacity_tokens), None
+
+
+def _equal(
+    weights: Weights, found: Found, context_length: int, max_sequences: int, capacity_tokens: int
+) -> BitwiseModel:
+    """Raises SettingError where no calls are equal, OutOfMemory."""
     if found.equality.sizes is None:
         why = f"{weights.library.title} cannot give equal bits with {weights.name}: {found.equality.reason}"
         raise SettingError("--bitwise", why, "Choose another --backend or -fa, or decode without it.")
     if capacity_tokens:
         max_sequences = min(max_sequences, max(capacity_tokens // context_length, 1))
-    return _lanes(weights, found, context_length, max_sequences, capacity_tokens), found
+    return _lanes(weights, found, context_length, max_sequences, capacity_tokens)
 
 
 def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Found:

@@ -16,6 +16,10 @@ __all__ = ["COMPARED_TOKENS", "Trial", "compare_libraries", "describe_changes", 
 COMPARED_TOKENS = 32
 """The largest call that is compared."""
 
+_READ_TOKENS = 1.0
+"""of prompts, for each generated token: users wait for both"""
+_DRAFT_SHARES = (0.65, 0.25, 0.1)
+"""of a draft model's single tokens, calls over two, and reading in what it is judged by"""
 _ACCEPTANCES = {0.0: 0.4, 0.5: 0.2, 0.7: 0.2, 0.9: 0.2}
 """How right drafts may be, with weights; at 0 decoding is plain, which weighs most."""
 _MIN_GAIN = 0.02
@@ -45,9 +49,11 @@ def judge(
 ) -> tuple[LoadOptions, float, list[Trial]]:
     """The best of the sets (the first is what it is measured against), its score, and all as trials."""
     curves = [cost.calls_s(COMPARED_TOKENS, context=0) for cost in costs]
+    reads_s = [cost.prefill_s(1) for cost in costs]
+    base = curves[0], reads_s[0]
     trials = [
-        Trial(describe_changes(options, changed), changed, cost, score(curve, curves[0], draft=draft))
-        for changed, cost, curve in zip(sets, costs, curves, strict=True)
+        Trial(describe_changes(options, changed), changed, cost, score(curve, read_s, *base, draft=draft))
+        for changed, cost, curve, read_s in zip(sets, costs, curves, reads_s, strict=True)
     ]
     noise = 2 * max(_spread(cost) for cost in costs)
     best, best_score = sets[0], 1.0
@@ -55,7 +61,7 @@ def judge(
         joined = _joined(sets[i], sets[j])
         curve = curves[j].copy()
         curve[0] = curves[i][0]
-        reached = score(curve, curves[0], draft=draft)
+        reached = score(curve, reads_s[j], *base, draft=draft)
         plain_ratio = curve[0] / curves[0][0]
         enough = reached < min(best_score, 1 - max(_MIN_GAIN, noise))
         if joined and enough and plain_ratio <= 1 + _MAX_PLAIN_LOSS:
@@ -79,12 +85,18 @@ def _joined(single: LoadOptions, batch: LoadOptions) -> LoadOptions | None:
     return replace(single, threads=single.threads or physical_cores(), threads_batch=of_batches)
 
 
-def score(calls_s: Curve, base_s: Curve, *, draft: bool) -> float:
-    """Time per token against that of `base_s`: the geometric mean over a spread of acceptances, each with
-    the draft length that suits it and free drafts. For a draft model, the time of its own calls."""
+def score(calls_s: Curve, read_s: float, base_s: Curve, base_read_s: float, *, draft: bool) -> float:
+    """Time per token against that of the base, prompts included (`read_s`: seconds per token read): the
+    geometric mean over a spread of acceptances, each with the draft length that suits it and free drafts. For
+    a draft model, the time of its own calls."""
     if draft:
-        return float((calls_s[0] / base_s[0]) ** 0.7 * (calls_s[1] / base_s[1]) ** 0.3)
-    logs = (w * math.log(token_s(calls_s, a) / token_s(base_s, a)) for a, w in _ACCEPTANCES.items())
+        ratios = calls_s[0] / base_s[0], calls_s[1] / base_s[1], read_s / base_read_s
+        return math.prod(math.pow(*pair) for pair in zip(ratios, _DRAFT_SHARES, strict=True))
+    reading_s, base_reading_s = _READ_TOKENS * read_s, _READ_TOKENS * base_read_s
+    logs = (
+        weight * math.log((token_s(calls_s, a) + reading_s) / (token_s(base_s, a) + base_reading_s))
+        for a, weight in _ACCEPTANCES.items()
+    )
     return math.exp(sum(logs))
 
 

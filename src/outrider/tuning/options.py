@@ -84,6 +84,19 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
         return None
 
 
+def _of_one_backend(path: Path, options: LoadOptions, draft: bool) -> Tuning | None:
+    """What a trial of all libraries found about the one that is asked for, if there was such a trial."""
+    if options.backend == "auto":
+        return None
+    kept = tuned_options(path, replace(options, backend="auto"), draft=draft)
+    trials = [trial for trial in kept.trials if trial.options.backend == options.backend] if kept else []
+    if kept is None or not trials:
+        return None
+    if kept.options.backend == options.backend:
+        return kept
+    return Tuning(min(trials, key=lambda trial: trial.score).options, tuple(trials))
+
+
 def _read_trial(options: LoadOptions, data: dict[str, Any]) -> Trial:
     given = replace(options, **{name: data["options"][name] for name in _TUNED})
     return Trial(
@@ -112,7 +125,7 @@ def choose_options(
     Nothing is tried where there is no choice, or where the file is too small for it to matter.
     Raises what `tune` raises.
     """
-    if found := tuned_options(path, options, draft=draft):
+    if found := tuned_options(path, options, draft=draft) or _of_one_backend(path, options, draft):
         return found
     if read_card(path).file_bytes < _WORTH_BYTES or len(_kernels(path, options)) < 2:
         return Tuning(options, ())

@@ -1,7 +1,7 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
 from outrider.backends.gguf.guard import check_build
-from outrider.backends.gguf.libraries import candidates, installed, refusals, why_not
+from outrider.backends.gguf.libraries import candidates, has_gpu_code, installed, refusals, why_not
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.machine import build_id, device_names, processor_name
@@ -32,6 +32,7 @@ __all__ = [
     "candidates",
     "check_build",
     "device_names",
+    "has_gpu_code",
     "installed",
     "physical_cores",
     "processor_name",

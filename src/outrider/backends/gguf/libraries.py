@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -20,7 +21,16 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendError, SettingError
 from outrider.native import IK, native_library
 
-__all__ = ["INSTALL", "candidates", "installed", "open_library", "opened", "refusals", "why_not"]
+__all__ = [
+    "INSTALL",
+    "candidates",
+    "has_gpu_code",
+    "installed",
+    "open_library",
+    "opened",
+    "refusals",
+    "why_not",
+]
 
 _DIALECTS: dict[str, type[Library]] = {"llama_kv_cache_seq_rm": Ik, "llama_memory_seq_rm": Mainline}
 """By a function that only this dialect has."""
@@ -35,6 +45,7 @@ INSTALL = (
     "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
     "pip install 'outrider[llama-cpp]'."
 )
+_BRINGS_GOMP = "install it (Debian and Ubuntu: apt install libgomp1; Fedora: dnf install libgomp)"
 _GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
 _NAMES = {"darwin": "libllama.dylib", "win32": "llama.dll"}
 _refused: dict[Path, str] = {}
@@ -101,7 +112,7 @@ def _open(file: LibraryFile) -> Library:
     try:
         functions = ctypes.CDLL(str(file.path))
     except OSError as error:
-        raise LibraryRefused(f"it cannot be loaded ({error})") from None
+        raise LibraryRefused(_not_loaded(str(error))) from None
     shared = {_ggml_of(library.functions): library for library in opened()}
     if other := shared.get(_ggml_of(functions)):
         # The loader serves a library's needs with the first one of that name, wherever it lies.
@@ -110,6 +121,16 @@ def _open(file: LibraryFile) -> Library:
         if hasattr(functions, name):
             return dialect(file, functions)
     raise LibraryRefused("it is no library of llama.cpp, or of a version before 2025")
+
+
+def _not_loaded(said: str) -> str:
+    """Why the loader could not load a library, from what it said; the way out where another is missing."""
+    missing = re.match(r"(lib[^/:\s]+): cannot open shared object file", said)
+    if missing is None:
+        return f"it cannot be loaded ({said})"
+    name = missing[1]
+    way_out = _BRINGS_GOMP if name.startswith("libgomp.so") else "install what brings it"
+    return f"it needs {name}, which this machine lacks: {way_out}"
 
 
 class _Location(ctypes.Structure):
@@ -179,10 +200,11 @@ def _in_order(options: LoadOptions) -> list[LibraryFile]:
     """ik_llama.cpp's kernels first on a processor, a library with GPU code first where there is one."""
     if options.gpu_layers == 0:
         return list(installed())
-    return sorted(installed(), key=lambda file: not _has_gpu_code(file))
+    return sorted(installed(), key=lambda file: not has_gpu_code(file))
 
 
-def _has_gpu_code(file: LibraryFile) -> bool:
+def has_gpu_code(file: LibraryFile) -> bool:
+    """Whether a library can compute on a GPU, as far as the names of its files tell."""
     parts = [path.name for path in file.path.parent.glob("*ggml-*")]
     return any(gpu in name for name in [*parts, file.source] for gpu in _GPU_PARTS)
 

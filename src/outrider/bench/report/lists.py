@@ -16,7 +16,7 @@ __all__ = ["engines", "machine", "measured", "models", "plan", "quality", "skipp
 
 _FIGURES = ("tokens/s", "predicted", "measured", "tokens a target call")
 _MEASURED = (
-    *("target", "draft", "workload", "setting", *_FIGURES[:3]),
+    *("target", "backend", "draft", "workload", "setting", *_FIGURES[:3]),
     *("95 % interval", _FIGURES[3], "verdict"),
 )
 
@@ -46,6 +46,7 @@ def _measured(view: View, told: summary.CellVerdict) -> tuple[str, ...]:
     per_call = summary.tokens_per_target_call(view.results, *asked) if ours else None
     return (
         cell.target,
+        (view.results.backend(cell.target) if ours else "") or numbers.NOTHING,
         draft_name(cell.draft) if ours else numbers.NOTHING,
         workload_name(cell.workload),
         cell.contestant or cell.setting,
@@ -85,6 +86,7 @@ def models(view: View) -> Table:
         (
             row.model,
             row.role,
+            row.backend or numbers.NOTHING,
             row.architecture,
             row.quantization,
             f"{row.parameters / 1e6:,.0f} M" + _active(row.parameters, row.active_parameters),
@@ -100,6 +102,7 @@ def models(view: View) -> Table:
     columns = (
         "model",
         "role",
+        "backend",
         "architecture",
         "quantization",
         *figures,

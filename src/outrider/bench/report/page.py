@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
 from outrider.bench.report import lists, numbers, words
+from outrider.bench.report.choice import choices
 from outrider.bench.report.pictures import PICTURES, Missing, Panel, Picture
 from outrider.bench.report.pictures.drawing import share_letters
 from outrider.bench.report.tables import Table
@@ -58,6 +60,9 @@ def _opening(view: View, name: str) -> Iterable[str]:
     ]
     yield '<section class="verdicts" aria-label="Verdict">'
     yield from (f"<p>{_text(sentence)}</p>" for sentence in sentences)
+    for choice in choices(view):
+        command = escape(numbers.printable(shlex.join(choice.command)))
+        yield f"<p>{_text(words.taken(choice))} <code>{command}</code></p>"
     yield "</section>"
     lines = [*words.notes(view), words.prediction_line(view), words.time_line(view)]
     yield "<ul>" + "".join(f"<li>{_text(line)}</li>" for line in lines) + "</ul>"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from outrider.bench.report import lists, numbers, words
+from outrider.bench.report.choice import choices
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import Cell, View
 from outrider.bench.results import Results
@@ -27,6 +31,9 @@ def print_report(results: Results, console: Console) -> None:
         _say(console, words.verdict(view, target))
     if not results.targets:
         _say(console, "Nothing was measured yet.")
+    for choice in choices(view):
+        _say(console, f"\n{words.taken(choice)}")
+        _say(console, _wrapped(choice.command, console.width))
     for table in (lists.engines(view), lists.quality(view), lists.skipped(view)):
         if table.rows:
             _say(console, f"\n{table.caption}", "bold")
@@ -38,6 +45,18 @@ def print_report(results: Results, console: Console) -> None:
 
 def _say(console: Console, text: str, style: str = "") -> None:
     console.print(Text("\n".join(map(numbers.printable, text.split("\n"))), style=style))
+
+
+def _wrapped(command: Sequence[str], width: int) -> str:
+    """A command as a shell reads it, on as many lines as it takes."""
+    lines = ["  " + shlex.quote(command[0])]
+    for word in map(shlex.quote, command[1:]):
+        if len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append("    " + word)
+        else:
+            lines[-1] += f" {word}"
+    return "\n".join(lines)
 
 
 def _best(view: View, target: str) -> RichTable:

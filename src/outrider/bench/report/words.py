@@ -7,9 +7,12 @@ from collections.abc import Iterable
 
 from outrider.bench import summary
 from outrider.bench.report import numbers
+from outrider.bench.report.choice import Choice, best_cell
 from outrider.bench.report.view import Cell, View, draft_name, workload_name
+from outrider.bench.results import Cell as Ran
+from outrider.bench.settings import PLAIN
 
-__all__ = ["METHOD", "joined", "notes", "prediction_line", "time_line", "verdict"]
+__all__ = ["METHOD", "joined", "notes", "prediction_line", "taken", "time_line", "verdict"]
 
 METHOD = (
     "Each target's answers were recorded once, decoded plainly. Each draft model was scored on them, and "
@@ -29,12 +32,9 @@ _WORDS = {"faster": "wins on", "slower": "loses on", "tie": "ties on"}
 
 def verdict(view: View, target: str) -> str:
     """What to do with a target on this machine, in one sentence or two."""
-    first = view.pooled_first[0] if view.pooled_first else None
-    cells = [view.cell(target, draft, first) for draft in view.columns] if view.pooled_first else []
-    best = max((cell for cell in cells if cell.speedup), key=_rank, default=None)
+    best = best_cell(view, target)
     if best is None:
         return f"{target}: nothing was measured or predicted yet."
-    best = _simpler(view, best)
     start = "On this machine" if best.is_measured else "By prediction, not yet measured"
     if best.outcome == "faster":
         mine = _by_workload(view, best)
@@ -44,6 +44,7 @@ def verdict(view: View, target: str) -> str:
             f"plain decoding over {workload_name(best.workload)}{_faster(best)}{end}{_of_drafts(view, best)}"
         )
     verb = "ties" if best.outcome == "tie" else "is slower"
+    cells = [view.cell(target, draft, best.workload) for draft in view.columns]
     for cell in sorted(cells, key=lambda cell: cell is not best):
         mine = _by_workload(view, cell)
         if any(single.outcome == "faster" for single in mine):
@@ -58,18 +59,28 @@ def verdict(view: View, target: str) -> str:
     )
 
 
-def _rank(cell: Cell) -> tuple[bool, float]:
-    """What is faster for certain comes before what only looks faster."""
-    return cell.outcome == "faster", cell.speedup.value if cell.speedup else 0.0
+def taken(choice: Choice) -> str:
+    """Which library to take for a file, and with what, in a sentence that ends before the command."""
+    name = choice.ran.target.removesuffix(f" ({choice.backend})")
+    if choice.rival is None or choice.gain is None:
+        return f"Run {name} so:"
+    rival = choice.rival
+    speeds = f"{numbers.rate(choice.speed)} tokens/s against {numbers.rate(rival.speed)}"
+    gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)})"
+    if choice.outcome == "faster":
+        said = f"Take {choice.backend} for {name}, with {_setting(choice.ran)}: {gain} the best under"
+    else:
+        said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain} "
+        said += "the best under"
+    return f"{said} {rival.backend} ({_setting(rival.ran)}); {speeds}. Run it so:"
 
 
-def _simpler(view: View, best: Cell) -> Cell:
-    """The same target without a draft model, where that is not measurably slower."""
-    alone = view.cell(best.target, None, best.workload) if None in view.columns else best
-    if best.draft is None or alone.outcome != "faster" or not alone.is_measured:
-        return best
-    gain = view.gain(best, alone)
-    return alone if gain is not None and gain.low <= 1 else best
+def _setting(ran: Ran) -> str:
+    """What a file was run with."""
+    if ran.setting == PLAIN.name:
+        return "plain decoding"
+    draft = "no draft model" if ran.draft is None else f"the draft {ran.draft}"
+    return f"{draft} and the setting “{ran.setting}”"
 
 
 def _of_drafts(view: View, best: Cell) -> str:
@@ -86,9 +97,7 @@ def _by_workload(view: View, cell: Cell) -> list[Cell]:
 
 
 def _with(cell: Cell) -> str:
-    if cell.draft is None:
-        return f"no draft model and the setting “{cell.setting}”"
-    return f"the draft {cell.draft} and the setting “{cell.setting}”"
+    return _setting(Ran(cell.target, cell.draft, cell.setting, cell.workload))
 
 
 def _faster(cell: Cell) -> str:

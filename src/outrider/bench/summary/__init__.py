@@ -19,6 +19,7 @@ from outrider.bench.summary.counts import (
     time_shares,
     tokens_per_target_call,
 )
+from outrider.bench.summary.libraries import faster_than
 from outrider.bench.summary.pareto import ParetoPoint, pareto
 from outrider.bench.summary.prediction import (
     ErrorFigures,
@@ -30,6 +31,7 @@ from outrider.bench.summary.prediction import (
     prediction_error,
 )
 from outrider.bench.summary.speed import (
+    Outcome,
     best_setting,
     contestants,
     measured_settings,
@@ -48,6 +50,7 @@ __all__ = [
     "ErrorFigures",
     "Hiccups",
     "Interval",
+    "Outcome",
     "ParetoPoint",
     "PredictedPoint",
     "PredictionError",
@@ -59,6 +62,7 @@ __all__ = [
     "bound_share",
     "bound_speedup",
     "contestants",
+    "faster_than",
     "hiccups",
     "measured_cells",
     "measured_settings",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import CaseOutcome, RunRow
+from outrider.bench.rows import CaseOutcome, ModelRow, RunRow
 
 __all__ = [
     "Acceptance",
@@ -128,22 +128,26 @@ def hiccups(results: Results, target: str | None = None) -> Hiccups:
 
 def memory_bytes(results: Results, target: str, draft: str | None) -> int | None:
     """What target and draft add to the process; of a model where it was not measured the size of its file."""
-    named = [(target, "target")] + ([(draft, "draft")] if draft is not None else [])
-    rows = [results.model(name, role) for name, role in named]
+    rows = _models(results, target, draft)
     found = [row.memory_bytes or row.file_bytes for row in rows if row is not None]
-    return sum(found) if len(found) == len(named) else None
+    return sum(found) if len(found) == len(rows) else None
 
 
 def memory_is_measured(results: Results, target: str, draft: str | None) -> bool:
     """Whether `memory_bytes` is measured for all of it."""
-    named = [(target, "target")] + ([(draft, "draft")] if draft is not None else [])
-    rows = [results.model(name, role) for name, role in named]
-    return all(row is not None and row.memory_bytes for row in rows)
+    return all(row is not None and row.memory_bytes for row in _models(results, target, draft))
+
+
+def _models(results: Results, target: str, draft: str | None) -> list[ModelRow | None]:
+    """The row of the target and of the draft beside it, in the same library."""
+    rows = [results.model(target, "target")]
+    return rows if draft is None else [*rows, results.model(draft, "draft", results.backend(target))]
 
 
 def quality_of(results: Results, target: str, workload: str | None = None) -> Quality | None:
-    """How a target scores its reference's texts; None where it was not scored."""
-    rows = [row for row in results.quality if row.target == target and workload in (None, row.workload)]
+    """How a target scores its reference's texts, under whichever backend; None where it was not scored."""
+    same = results.same_file(target)
+    rows = [row for row in results.quality if row.target in same and workload in (None, row.workload)]
     rows = [row for row in rows if row.reference == rows[-1].reference]
     total = sum(row.num_tokens for row in rows)
     if not total:

@@ -1,0 +1,131 @@
+"""Plain decoding against a bare loop over the same library, weights and context, in turn.
+
+    python benchmarks/backends/plain.py MODEL.gguf --out plain.jsonl [--library NAME=FILE]…
+
+The bare loop does what any program must: it puts the token into a llama_batch that exists already, calls
+`llama_decode`, and takes the greatest of the logits. Both read the same prompt first, which is not counted,
+and go on for as many tokens. `own_s` is what Outrider does outside of model calls: sampling, text, records.
+With `--bitwise` it decodes in calls of equal sizes; the bare loop does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from machine import describe
+from outrider import LoadOptions, Request, SamplingParams, Session, Span, read_out
+from outrider.backends.gguf import GgufModel
+from outrider.bitwise import BitwiseModel
+from outrider.core.errors import OutriderError
+from rows import Row, append
+
+PROMPT = (
+    "Write a Python module that reads a CSV file of measurements, groups the rows by sensor, and prints "
+    "mean, median and standard deviation for each. Explain each function in its docstring.\n"
+)
+PAUSE_S = 0.05
+
+
+class Pair:
+    """A library's two ways of decoding, on contexts of their own over the same weights."""
+
+    def __init__(self, arguments: argparse.Namespace, library: str | None) -> None:
+        options = LoadOptions(threads=arguments.threads, library=library or "")
+        self.session = Session.load(
+            arguments.model, "none", context_length=1024, options=options, bitwise=arguments.bitwise
+        )
+        self.prompt = self.session.encode(PROMPT)
+        target = self.session.target
+        if isinstance(target, BitwiseModel):
+            target = target.inner
+        assert isinstance(target, GgufModel)
+        self.model = target
+        self.title = self.model.weights.library.title
+
+    def outrider(self, num_tokens: int) -> Row:
+        """Seconds a token, and what of it is neither a model call nor sampling."""
+        self.session.engine.reset()
+        sampling = SamplingParams(temperature=0)
+        request = Request(self.prompt, sampling, max_tokens=num_tokens, ignore_end=True, speculate=False)
+        completion = self.session.engine.generate(request)
+        steps = [record for record in completion.records if record.kind == "decode"]
+        own_s = sum(record.total_s - record.verify_s for record in steps)
+        readout = read_out(completion)
+        return {"token_s": readout.decode_s / num_tokens, "own_s": own_s / num_tokens}
+
+    def bare(self, num_tokens: int) -> Row:
+        model, functions = self.model, self.model._library.functions
+        self.session.engine.reset()
+        model.truncate(0, 0)
+        model.decode([Span(0, self.prompt[:-1], 0, 0)])
+        context, token, start = model._native.pointer, self.prompt[-1], len(self.prompt) - 1
+        batch: Any = model._batch.fill([Span(0, (token,), start, 1)], [start])
+        before = time.perf_counter()
+        for position in range(start, start + num_tokens):
+            batch.token[0], batch.pos[0] = token, position
+            if functions.llama_decode(context, batch):
+                raise SystemExit("the bare loop failed")
+            logits = functions.llama_get_logits(context)
+            values = (ctypes.c_float * model.vocabulary.size).from_address(logits)
+            token = int(np.ctypeslib.as_array(values).argmax())
+        seconds = time.perf_counter() - before
+        model._lengths[0] = start + num_tokens
+        model.truncate(0, 0)
+        return {"token_s": seconds / num_tokens}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--library", action="append", metavar="NAME=FILE", dest="libraries")
+    parser.add_argument("--bitwise", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("-n", "--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    files = dict(given.split("=", 1) for given in arguments.libraries or ())
+    pairs = {name: Pair(arguments, file) for name, file in (files or {"auto": None}).items()}
+    append(arguments.out, describe(arguments.model) | {"kind": "head", "tokens": arguments.tokens})
+    for name, pair in pairs.items():
+        for way in (pair.bare, pair.outrider):
+            way(8)  # warm
+        rows = []
+        for number in range(arguments.rounds):
+            row: Row = {"kind": "round", "library": name, "title": pair.title, "round": number}
+            for way in (pair.bare, pair.outrider)[:: 1 if number % 2 else -1]:
+                time.sleep(PAUSE_S)
+                row[way.__name__] = way(arguments.tokens)
+            append(arguments.out, row)
+            rows.append(row)
+        summarise(name, rows)
+
+
+def summarise(name: str, rows: list[Row]) -> None:
+    ratios = [row["outrider"]["token_s"] / row["bare"]["token_s"] for row in rows]
+    own = median(row["outrider"]["own_s"] / row["outrider"]["token_s"] for row in rows)
+    token_s = median(row["outrider"]["token_s"] for row in rows)
+    print(
+        f"{name:<12} {1000 * token_s:.2f} ms a token; over the bare loop {median(ratios):.3f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f}); own time {own:.1%}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OutriderError as error:
+        sys.exit(str(error))

@@ -1,0 +1,305 @@
+"""A sweep under several native libraries: what is measured under each, what is said, what is left out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from bench_models import FakeLoader, plan
+from bench_rows import bench_rows
+from cli_helpers import call
+from outrider.backends.gguf import LoadOptions, candidates
+from outrider.bench.changes import changes, differences
+from outrider.bench.export import export
+from outrider.bench.plan import Plan, WorkloadSpec
+from outrider.bench.plan_file import make_plan, read_plan
+from outrider.bench.report import print_report, write_report
+from outrider.bench.results import Results
+from outrider.bench.rows import AnswerRow, ModelRow, Row, RunRow, SkippedRow
+from outrider.bench.settings import Setting
+from outrider.bench.store import Store
+from outrider.bench.summary import quality_of
+from outrider.bench.sweep import run_sweep
+from outrider.cli.bench_json import summary_json
+from outrider.core.errors import BackendError, SettingError
+from outrider.costs import PairCosts, export_costs
+from outrider.models import HubOptions
+from outrider.session import describe_policy
+from recordings import FLAT, SMALL, curve
+from tiny_gguf import write_tiny
+
+BOTH = ("llama.cpp", "ik")
+NAMES = ("target (llama.cpp)", "target (ik)")
+ROW: TypeAdapter[Row] = TypeAdapter(Row)
+
+
+def small(folder: Path, **changes: Any) -> Plan:
+    few = {"drafts": ("twin",), "finalists": 1, "draft_lengths": "0-2", "p_mins": (0.0,), "controls": ()}
+    return plan(folder, **(few | {"backends": BOTH} | changes))
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, FakeLoader]:
+    folder, loader = tmp_path_factory.mktemp("backends"), FakeLoader()
+    return run_sweep(small(folder), folder / "run", loader=loader), loader
+
+
+# The plan
+
+
+def test_one_backend_may_be_named_as_everywhere_else(tmp_path: Path) -> None:
+    assert make_plan({}).backends == ("auto",)
+    assert make_plan({"backend": "ik"}).backends == make_plan({"backends": ["ik", "ik"]}).backends == ("ik",)
+    file = tmp_path / "both.toml"
+    file.write_text('backends = ["llama.cpp", "ik"]')
+    assert read_plan(file).backends == BOTH
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"backends": ["cuda"]}, "'cuda': input should be 'auto', 'llama.cpp' or 'ik'"),
+        ({"backends": []}, "at least 1 item"),
+        ({"backends": ["auto", "ik"]}, "auto takes one of them by itself"),
+        ({"backends": BOTH, "library": "libllama.so"}, "library is one of them"),
+        ({"backend": "ik", "backends": ["ik"]}, "give one of them"),
+    ],
+)
+def test_backends_that_make_no_sense_are_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        make_plan(values)
+    assert why in str(caught.value)
+
+
+# The sweep
+
+
+def test_every_target_is_measured_under_each(swept: tuple[Results, FakeLoader]) -> None:
+    results, _ = swept
+    assert results.targets == NAMES
+    assert [results.backend(name) for name in NAMES] == [*BOTH]
+    for rows in (results.answers, results.predictions, results.runs, results.blocks, results.done):
+        assert {row.target for row in rows} == set(NAMES)
+    assert {(row.model, row.beside) for row in results.costs if row.role == "draft"} == {
+        ("twin", name) for name in NAMES
+    }
+    assert results.same_file(NAMES[1]) == NAMES
+
+
+def test_with_one_backend_a_target_keeps_its_name(tmp_path: Path) -> None:
+    loader = FakeLoader(missing=["llama.cpp"])
+    results = run_sweep(small(tmp_path, backends=("ik",)), tmp_path / "run", loader=loader)
+    assert results.targets == ("target",) and results.backend("target") == "ik"
+
+
+def test_a_backend_that_is_not_here_is_named_and_left_out(tmp_path: Path) -> None:
+    asked = small(tmp_path)
+    for _ in range(2):  # going on says it no second time
+        results = run_sweep(asked, tmp_path / "run", loader=FakeLoader(missing=["llama.cpp"]))
+        assert results.targets == (NAMES[1],)
+        assert results.skipped == (SkippedRow(what="backend llama.cpp", why="it is not installed"),)
+    with pytest.raises(BackendError, match="not installed"):
+        run_sweep(asked, tmp_path / "none", loader=FakeLoader(missing=BOTH))
+
+
+def test_a_run_that_was_broken_goes_on_where_it_was(
+    swept: tuple[Results, FakeLoader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Exception):
+        pass
+
+    append, kept = Store.append, list[Row]()
+
+    def dying(store: Store, row: Row) -> None:
+        append(store, row)
+        kept.append(row)
+        if isinstance(row, AnswerRow) and row.target == NAMES[1]:
+            raise Broken
+
+    monkeypatch.setattr(Store, "append", dying)
+    with pytest.raises(Broken):
+        run_sweep(small(tmp_path), tmp_path / "run", loader=FakeLoader())
+    monkeypatch.undo()
+    loader = FakeLoader()
+    results = run_sweep(small(tmp_path), tmp_path / "run", loader=loader)
+    assert loader.loaded[0] == NAMES[1], "the first is done"
+    assert len(results.answers) == len(swept[0].answers) and {row.target for row in results.done} == set(
+        NAMES
+    )
+
+
+def test_quantizations_are_scored_under_one_backend(tmp_path: Path) -> None:
+    """The file is what is scored: what it costs in quality is said of it under either."""
+    asked = small(tmp_path, targets=("target-Q8_0", "target-Q4_0"), drafts=(), quality=True)
+    results = run_sweep(asked, tmp_path / "run", loader=FakeLoader())
+    assert {(row.target, row.reference) for row in results.quality} == {
+        ("target-Q4_0 (llama.cpp)", "target-Q8_0 (llama.cpp)")
+    }
+    scored = [target for target in results.targets if quality_of(results, target)]
+    assert scored == ["target-Q4_0 (llama.cpp)", "target-Q4_0 (ik)"]
+
+
+# What is said
+
+
+BIG = "big-Q8_0"
+
+
+def rows_of(backend: str, pace: float, name: str | None = None) -> list[Row]:
+    """A run of the target under one backend, all of its times multiplied."""
+    rows = bench_rows([BIG], ["small-Q8_0", None], ("chat", "edits"), quality=False)
+    name = name or f"{BIG} ({backend})"
+    found = []
+    for row in rows:
+        changed = ROW.validate_json(row.model_dump_json().replace(f'"{BIG}"', json.dumps(name)))
+        if isinstance(changed, ModelRow):
+            changed = changed.model_copy(update={"backend": backend})
+        if isinstance(changed, RunRow):
+            times = {"decode_s": changed.decode_s * pace, "block": f"{backend} {changed.block}"}
+            changed = changed.model_copy(update=times)
+        elif hasattr(changed, "block"):
+            changed = changed.model_copy(update={"block": f"{backend} {changed.block}"})
+        found.append(changed)
+    return found
+
+
+def both(pace: float) -> Results:
+    """llama.cpp takes `pace` times as long as ik."""
+    first, *others = [*rows_of("llama.cpp", pace), *rows_of("ik", 1.0)]
+    return Results.of([first, *(row for row in others if row.kind != "head")])
+
+
+def printed(results: Results) -> str:
+    console = Console(file=StringIO(), width=200)
+    print_report(results, console)
+    assert isinstance(console.file, StringIO)
+    return " ".join(console.file.getvalue().split())
+
+
+def test_the_library_to_take_is_named_with_draft_setting_and_command(tmp_path: Path) -> None:
+    results = both(1.5)
+    text = printed(results)
+    assert "Take ik for big-Q8_0, with the draft small-Q8_0 and the setting “auto”: 1.50x (" in text
+    assert "the best under llama.cpp" in text
+    command = f"outrider run -m models/{BIG}.gguf -md models/small-Q8_0.gguf --backend ik"
+    assert text.count(command) == 1 and "--backend llama.cpp" not in text
+    write_report(results, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text("utf-8")
+    assert "Take ik for big-Q8_0" in html and "<th scope='col'>backend</th>" in html
+
+
+def test_as_data_the_choice_names_the_backend_too(tmp_path: Path) -> None:
+    shown = summary_json(both(1.5), tmp_path, None)
+    assert {(cell["target"], cell["backend"]) for cell in shown["cells"]} == {
+        (f"{BIG} ({backend})", backend) for backend in BOTH
+    }
+    [choice] = shown["choices"]
+    assert (choice["backend"], choice["outcome"], choice["draft"]) == ("ik", "faster", "small-Q8_0")
+    assert choice["gain"]["value"] == pytest.approx(1.5) and choice["rival"] == f"{BIG} (llama.cpp)"
+    assert shlex.split(choice["command"])[-2:] == ["--backend", "ik"]
+
+
+def test_libraries_that_are_as_fast_are_said_to_be() -> None:
+    text = printed(both(1.0))
+    assert "For big-Q8_0 either library will do: " in text and "Take " not in text
+
+
+def test_under_one_library_the_command_names_it() -> None:
+    text = printed(Results.of(rows_of("llama.cpp", 1.0, BIG)))
+    assert f"Run {BIG} so: outrider run -m models/{BIG}.gguf" in text and "--backend llama.cpp" in text
+
+
+def test_the_table_has_a_column_for_it(tmp_path: Path) -> None:
+    export(both(1.5), tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["target"], row["backend"]) for row in rows} == {(f"{BIG} ({name})", name) for name in BOTH}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Results.of(rows_of("ik", 1.0, BIG)), both(1.5)),
+        (both(1.5), Results.of(rows_of("ik", 1.0, BIG))),
+    ],
+)
+def test_a_run_under_one_is_compared_with_that_under_several(before: Results, after: Results) -> None:
+    found = changes(before, after)
+    assert found and {change.outcome for change in found} == {"tie"}
+    assert {change.cell.target for change in found} == {before.targets[-1]}
+    [only] = [line for line in differences(before, after) if line.startswith("only in")]
+    assert f"{BIG} (llama.cpp)" in only and "(ik)" not in only
+
+
+def test_the_same_target_under_another_library_is_a_change() -> None:
+    before, after = (Results.of(rows_of(*given, BIG)) for given in (("llama.cpp", 1.5), ("ik", 1.0)))
+    [plain] = [c for c in changes(before, after) if c.cell.setting == "plain" and c.cell.workload == "chat"]
+    assert plain.outcome == "faster" and plain.ratio.value == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", ["plain", "auto", "auto lookup", "auto model", "model 3", "both 2/0.75"])
+def test_the_commands_flags_ask_for_the_setting(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    file = str(write_tiny(tmp_path / "tiny.gguf"))
+    usual = ("run", "-m", file, "-md", file, "-t", "1", "-n", "1", "-p", "the", "--raw", "--json")
+    outcome = call(monkeypatch, capfdbinary, *usual, *Setting.of(name).flags)
+    wanted = Setting.of(name).policy(curve(FLAT), {"draft": curve(FLAT)})
+    settings = json.loads(outcome.out)["settings"]
+    assert settings["policy"] == describe_policy(wanted)
+    if name in ("model 3", "both 2/0.75"):
+        assert ("lookup" in settings["drafters"]) == Setting.of(name).uses_lookup, settings["drafters"]
+
+
+@pytest.mark.skipif(
+    {library.backend for library in candidates(LoadOptions())} != {*BOTH},
+    reason="it takes both native libraries",
+)
+def test_real_files_run_in_the_library_that_is_named(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "big.gguf")
+    write_tiny(tmp_path / "draft.gguf", noise=0.3)
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "the re and the re"}\n{"prompt": "def the(re): return"}')
+    export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
+    asked = Plan(
+        targets=(str(tmp_path / "big.gguf"),),
+        drafts=(str(tmp_path / "draft.gguf"),),
+        backends=("llama.cpp", "ik"),
+        workloads=(WorkloadSpec(file=str(tmp_path / "mine.jsonl"), max_tokens=16),),
+        draft_lengths=(2,),
+        p_mins=(0.0,),
+        repetitions_least=1,
+        repetitions_most=1,
+        costs=tmp_path / "costs.json",
+        context=512,
+        threads=1,
+    )
+    results = run_sweep(asked, tmp_path / "run", hub=HubOptions(offline=True))
+    assert results.targets == ("big (llama.cpp)", "big (ik)") and not results.skipped
+    ran = {(row.model, row.role): row.effective["backend"] for row in results.models if row.role == "target"}
+    assert ran == {(f"big ({backend})", "target"): backend for backend in BOTH}
+    drafts = [row for row in results.models if row.role == "draft"]
+    assert [(row.backend, row.effective["backend"]) for row in drafts] == [(name, name) for name in BOTH]
+    assert {(row.target, row.draft) for row in results.runs if row.setting == "auto"} == {
+        (f"big ({backend})", "draft") for backend in BOTH
+    }
+
+
+def test_a_command_that_is_longer_than_the_line_can_be_pasted() -> None:
+    console = Console(file=StringIO(), width=60)
+    print_report(Results.of(rows_of("ik", 1.0, BIG)), console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    lines = text[text.index("  outrider run") :].split("\n\n")[0]
+    assert shlex.split(lines.replace("\\\n", "")) == [
+        *("outrider", "run", "-m", f"models/{BIG}.gguf", "-md", "models/small-Q8_0.gguf", "--backend", "ik")
+    ]
+    assert lines.count("\\\n") >= 1

@@ -1,0 +1,53 @@
+"""Equal bits by default are given where they find the memory, and are never why a model cannot be opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.bitwise import BitwiseModel, Equality, EqualSizes
+from outrider.core.errors import OutOfMemory
+from outrider.tuning import equality, open_target
+from outrider.tuning.equality import Found
+from tiny_gguf import write_tiny
+
+HUGE = 2_000_000_000
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Weights]:
+    found = Found(Equality(EqualSizes((1, 16))))
+    monkeypatch.setattr(equality, "is_nearly_free", lambda *_, **__: True)
+    monkeypatch.setattr(equality, "find_equal_calls", lambda *_, **__: found)
+    with closing(Weights(write_tiny(tmp_path / "tiny.gguf"), LoadOptions(threads=1))) as opened:
+        yield opened
+
+
+def test_where_they_are_nearly_free_they_are_the_default(weights: Weights) -> None:
+    model, found = open_target(weights, 64)
+    assert isinstance(model, BitwiseModel) and found is not None
+    model.close()
+
+
+def test_without_the_memory_for_them_a_model_is_opened_without(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> BitwiseModel:
+        raise OutOfMemory("target", "there is no room", "Give a smaller context.")
+
+    monkeypatch.setattr(equality, "_lanes", no_room)
+    model, found = open_target(weights, 64)
+    assert not isinstance(model, BitwiseModel) and found is None
+    model.close()
+    with pytest.raises(OutOfMemory):
+        open_target(weights, 64, bitwise=True)
+
+
+def test_an_impossible_context_is_named_as_it_was_asked_for(weights: Weights) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        open_target(weights, HUGE)
+    assert f"context of {HUGE} tokens" in caught.value.what
