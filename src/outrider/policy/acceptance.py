@@ -20,23 +20,20 @@ __all__ = ["Calibration", "Estimator", "TextState", "features"]
 CERTAIN = 1.0
 """A drafter that knows (a forced span) says 1, and is taken at its word until it was wrong once."""
 
-_LOOKUP = ("bias", "log match length", "log odds of the share", "lately right", "log age")
+_LOOKUP = ("bias", "log match length", "log odds of the share", "lately right")
 _MODEL = ("bias", "log odds")
 
 _PRIORS: Mapping[str, tuple[float, ...]] = {
-    "lookup": (-2.6, 0.76, 1.73, 0.78, 0.3),
-    "prediction": (-0.8, 1.0, 1.2, 0.65, 0.0),
+    "lookup": (-2.35, 1.0, 1.2, 0.65),
+    "prediction": (-0.8, 1.0, 1.2, 0.65),
     "draft": (0.45, 1.1),
     "grammar (constrained)": (0.0, 1.0),
-    "lookup (constrained)": (-3.6, 1.0, 1.2, 0.65, 0.0),
+    "lookup (constrained)": (-3.6, 1.0, 1.2, 0.65),
 }
 """Coefficients fitted to recorded texts (benchmarks/policy), by the drafter's name. Whoever predicts an
 answer is right more often than a chance match is; a match within a schema's values less often (its first
 coefficient was set after a look at benchmarks/structured, where one in six stood, not fitted)."""
 
-_USUAL_LOG_AGE, _MOST_LOG_AGE = 4.0, 2.0
-"""A match that stood this far back (e^4 tokens) says nothing by its age, and beyond e^2 times nearer or farther it
-says no more: what was copied from a prompt goes on oftener than what the answer itself repeats."""
 _PRIOR_PRECISION = 40.0
 """of each coefficient: about what 400 judged tokens bring, of which most are all but certain"""
 _MOST_PRECISION = 400.0
@@ -64,12 +61,11 @@ class TextState:
 
 
 def features(hint: Hint, lately: float) -> tuple[float, ...]:
-    """The numbers that a hint is weighed by. Lookups say how long a match was, how often it went on so and
-    how far back it stood, if anywhere; a draft model has its confidence."""
+    """The numbers that a hint is weighed by. Lookups say how long a match was and how often it went on
+    so; a draft model has its confidence."""
     if len(hint.evidence) >= 3:
-        length, count, total, age = (*hint.evidence, 0.0)[:4]
-        share = math.log((count + 0.5) / (total - count + 0.5))
-        return (1.0, math.log(max(length, 1.0)), share, lately, _log_age(age))
+        length, count, total = hint.evidence[:3]
+        return (1.0, math.log(max(length, 1.0)), math.log((count + 0.5) / (total - count + 0.5)), lately)
     return (1.0, _log_odds(hint.acceptance))
 
 
@@ -185,12 +181,6 @@ class Calibration:
             if n
         ]
         return {"brier": self.brier, "bins": bins}
-
-
-def _log_age(age: float) -> float:
-    if age < 1.0:
-        return 0.0
-    return min(max(math.log(age) - _USUAL_LOG_AGE, -_MOST_LOG_AGE), _MOST_LOG_AGE)
 
 
 def _log_odds(probability: float) -> float:

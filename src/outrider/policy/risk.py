@@ -10,8 +10,8 @@ __all__ = ["affordable_loss", "exploration_s", "loss_at_once"]
 
 _EXPLORATION, _EXPLORATION_OF_KNOWN = 0.02, 0.005
 """share of a text's time that may go to asking a draft model that is not expected to pay"""
-_LOSS = 1.0
-_LOSS_GROWTH = 0.03
+_LOSS = 0.3
+_LOSS_GROWTH = 0.005
 """plain steps that any text may lose to a draft model, and how many more for each token of it"""
 _RESERVE = 0.1
 """the part of what all texts have saved that may be lost; what they have lost must be made up for alike"""

@@ -36,9 +36,10 @@ _MOST_IN_VAIN = 32
 """`Knowledge.num_in_vain` from which on free offers do not wake them"""
 _SHORT_ANSWER = 16
 _LINDY = 3
-"""How much longer an answer is expected to go on: so many times the tokens beyond those that short answers
-have too. The limit that a request sets is seldom reached, and a draft model that reads the prompt of an answer of
-twenty tokens costs a third of what they take."""
+"""An answer is expected to go on for so many times its tokens beyond those that short ones have too:
+the limit that a request sets is seldom reached."""
+_READING_SHARE = 0.25
+"""of what the answer's tokens so far take plainly: more is not spent on reading its prompt"""
 
 
 class Step:
@@ -100,9 +101,8 @@ class Step:
     # Whether to ask a draft model
 
     def rests(self) -> bool:
-        """Whether the draft models need not be weighed: they were not worth it a moment ago, and no free
-        offer speaks for them, or they were not worth it for so long that it takes more. Weighing takes a
-        noticeable part of a small target's step."""
+        """Whether the draft models need not be weighed, which takes a noticeable part of a small target's step:
+        they were not worth it a moment ago and no free offer speaks for them, or not for very long."""
         if not self._text.rest_left or (self.has_offers and not self._in_vain):
             return False
         self._text.rest_left -= 1
@@ -180,7 +180,8 @@ class Step:
         if text.max_tokens is not None:
             remaining = min(remaining, text.max_tokens - text.generated)
         usual_s = text.usual_gain_s.get(model, self.gain_s) if self.has_offers else self.gain_s
-        return self.gain_s + usual_s * remaining / 2 > self.reading_s(model)
+        limit_s = _READING_SHARE * text.generated * float(self._prices.calls_s[0])
+        return self.gain_s + min(usual_s * remaining / 2, limit_s) > self.reading_s(model)
 
     def reading_s(self, model: str) -> float:
         """What the draft model has to spend before its first token, beyond a step."""
@@ -202,7 +203,7 @@ class Step:
     # The draft model's turn
 
     def ask(self, model: str, lead: int, exploring: bool) -> None:
-        """Settle on asking the draft model behind `lead` free tokens: `wish` is then to be put to it."""
+        """Settle on asking the draft model after `lead` free tokens: `wish` is then to be put to it."""
         self.model = model
         self._knowledge.num_in_vain //= 2
         self.lead = self._tail.first(lead)
