@@ -36,8 +36,7 @@ _MOST_IN_VAIN = 32
 """`Knowledge.num_in_vain` from which on free offers do not wake them"""
 _SHORT_ANSWER = 16
 _LINDY = 3
-"""An answer is expected to go on for so many times its tokens beyond those that short ones have too:
-the limit that a request sets is seldom reached."""
+"""An answer is expected to go on for so many times its tokens beyond those that short ones have too."""
 _READING_SHARE = 0.25
 """of what the answer's tokens so far take plainly: more is not spent on reading its prompt"""
 
@@ -101,8 +100,8 @@ class Step:
     # Whether to ask a draft model
 
     def rests(self) -> bool:
-        """Whether the draft models need not be weighed, which takes a noticeable part of a small target's step:
-        they were not worth it a moment ago and no free offer speaks for them, or not for very long."""
+        """Whether the draft models need not be weighed (it takes a while): they were not worth it a moment
+        ago and no free offer speaks for them, or they were not for long."""
         if not self._text.rest_left or (self.has_offers and not self._in_vain):
             return False
         self._text.rest_left -= 1
@@ -170,9 +169,8 @@ class Step:
         return self._values.draft_on(length, phase, survival) * float(self._prices.calls_s[0])
 
     def repays_reading(self, model: str) -> bool:
-        """Whether the gain, of this step and of the usual ones to come, outweighs that the draft model has
-        yet to read the prompt. A free offer that the model could confirm is not usual; and not every step
-        will gain as much: half is counted on."""
+        """Whether the gain, of this step and of half of the usual ones to come (a free offer that the model
+        could confirm is not usual), outweighs that the draft model has yet to read the prompt."""
         text = self._text
         if model in text.readers:
             return True
