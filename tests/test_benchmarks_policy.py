@@ -468,7 +468,8 @@ def test_the_replays_report_has_every_part() -> None:
     text = "\n".join(replay.report(replay.Scene.of(originals, PAIR)))
     for part in (
         "| auto |",
-        "| plain | 1.000x | 1.00x |",
+        "| plain | 1.000x | 1.000x | 1.00x |",
+        "| auto, warm |",
         "| bound |",
         "| qa | 2 |",
         "Brier",
@@ -478,6 +479,32 @@ def test_the_replays_report_has_every_part() -> None:
     alone = "\n".join(replay.report(replay.Scene.of(originals, PairCosts(CURVE, None))))
     assert "no draft model" in alone
     assert "told draft 2x" not in alone
+
+
+def test_a_replay_starts_as_a_process_does_unless_it_is_to_learn_on() -> None:
+    """The draft model of the first texts is never right; the last one has nothing of that, or all of it."""
+    right = recording_of(list(range(40)), list(range(40)), [0.95] * 40)
+    texts = [*[replay.with_draft(right, wrong=True)] * 4, right]
+
+    def calls(recordings: Sequence[Recording], *, warm: bool) -> list[int]:
+        found, _ = replay.Scene.of(recordings, PAIR, warm=warm).run(AUTO)
+        return [sum(record.work.calls for record in each.records) for each in found]
+
+    alone = calls([right], warm=False)
+    assert alone[0] > 0
+    cold = calls(texts, warm=False)
+    assert cold[:4] == cold[:1] * 4
+    assert cold[4:] == alone
+    assert calls(texts, warm=True)[4:] != alone
+
+
+def test_what_is_waited_for_includes_that_the_target_reads_the_prompt() -> None:
+    original = recording_of([1, 2, 3] * 8, [1, 2, 3] * 8, [0.9] * 24)
+    scene = replay.Scene.of([original], PAIR)
+    [found], _ = scene.run(fixed(4, 0.0))
+    read_s = 0.002 * len(original.prompt)
+    assert found.speedup > 1
+    assert scene.waited([found]) == [pytest.approx((found.plain_s + read_s) / (found.seconds + read_s))]
 
 
 # The live measurement, on models of no weight

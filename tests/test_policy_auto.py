@@ -576,7 +576,9 @@ def test_damaged_knowledge_is_refused_whole(damage: Any) -> None:
 def test_a_text_leaves_nothing_of_its_own_to_the_next() -> None:
     """What is learned of all texts stays, what was particular to one goes: its bias, its speed, its phase,
     what it lost, and that its prompt was read."""
-    policy = trained()
+    policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)})
+    before = recording("mixed", "calibrated", seed=3)
+    assert replay(before, policy, curve(FLAT), {"draft": curve(SMALL, 0.01)}).speedup > 1
     fresh = deepcopy(policy)
     fresh._texts.clear()  # as if the last text had been another sequence's
     made = recording("mixed", "calibrated", seed=11, prompt_tokens=30, length=400)

@@ -1,12 +1,17 @@
 """Every policy over stored recordings, at any costs, in seconds: what the choices themselves are worth.
 
-    python benchmarks/policy/replay.py RECORDINGS.jsonl… --costs costs.json… [--every N]
+    python benchmarks/policy/replay.py RECORDINGS.jsonl… --costs costs.json… [--every N] [--warm]
 
 Costs are those of `outrider costs --costs FILE`, or a file of live.py, whose measured curves are taken.
 For each of them: the automatic choice, lookup or draft model alone and every fixed setting, against the
 hindsight bound; what an informed decoder could reach (limit.py); what becomes of the automatic choice
 when it is told wrong costs, and with draft models that are always wrong or the target itself; and how
-well its estimates come true. Policies go on learning from one recording to the next.
+well its estimates come true.
+
+Every recording starts as a process does, with a policy that knows the costs and nothing of the pair; with
+`--warm` policies go on learning from one recording to the next, as those of a session do. The automatic
+choice is stated both ways. What is always learned over all recordings: the estimates' reliability, what the
+informed decoder knows, and how wrong costs and draft models are found out.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from outrider.core.contracts import Policy
 from outrider.core.errors import OutriderError
 from outrider.costs import CallCosts, PairCosts
 from outrider.policy import AutoPolicy
@@ -44,26 +50,39 @@ class Scene:
     recordings: Sequence[Recording]
     costs: CallCosts
     drafts: dict[str, CallCosts]
+    warm: bool = False
+    """whether a policy goes on learning from one recording to the next"""
 
     @classmethod
-    def of(cls, recordings: Sequence[Recording], pair: PairCosts) -> Scene:
+    def of(cls, recordings: Sequence[Recording], pair: PairCosts, *, warm: bool = False) -> Scene:
         """With the draft model where there are offers of one and costs for it."""
         has_draft = pair.draft is not None and all(DRAFT in r.offers for r in recordings)
-        return cls(recordings, pair.target, {DRAFT: pair.draft} if has_draft and pair.draft else {})
+        return cls(recordings, pair.target, {DRAFT: pair.draft} if has_draft and pair.draft else {}, warm)
 
     @property
     def pair(self) -> PairCosts:
         return PairCosts(self.costs, self.drafts.get(DRAFT))
 
-    def run(self, choice: Choice, told: PairCosts | None = None) -> tuple[list[Replayed], AutoPolicy | None]:
-        """Replay all recordings with one policy, which believes what it was `told`; it is given back if it is
-        one that learns."""
+    def policy(self, choice: Choice, told: PairCosts | None = None) -> Policy:
+        """A fresh one, which believes what it was `told`."""
         pair = told or self.pair
         believed = CallCosts.from_json(pair.target.as_json())
         drafts = {DRAFT: CallCosts.from_json(pair.draft.as_json())} if pair.draft and self.drafts else {}
-        policy = choice.policy(believed, drafts)
-        found = [choice.replay(r, policy, self.costs, self.drafts) for r in self.recordings]
-        return found, policy if isinstance(policy, AutoPolicy) else None
+        return choice.policy(believed, drafts)
+
+    def run(self, choice: Choice, told: PairCosts | None = None) -> tuple[list[Replayed], Policy]:
+        """Replay all recordings; the policy of the last one is given back."""
+        policy, found = self.policy(choice, told), []
+        for i, recording in enumerate(self.recordings):
+            if i and not self.warm:
+                policy = self.policy(choice, told)
+            found.append(choice.replay(recording, policy, self.costs, self.drafts))
+        return found, policy
+
+    def waited(self, replayed: Sequence[Replayed]) -> list[float]:
+        """Speed-ups of all that is waited for: the target's reading of the prompt counts on both sides."""
+        read_s = [self.costs.prefill_s(len(r.prompt)) for r in self.recordings]
+        return [(r.plain_s + s) / (r.seconds + s) for r, s in zip(replayed, read_s, strict=True)]
 
     def bounds(self) -> list[float]:
         return [hindsight_bound(r, self.costs, self.drafts) for r in self.recordings]
@@ -76,14 +95,15 @@ def main() -> None:
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--costs", nargs="+", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="of the recordings only every Nth")
+    parser.add_argument("--warm", action="store_true", help="learn from one recording to the next")
     arguments = parser.parse_args()
     by_id = {r.id: r for path in arguments.recordings for r in read_recordings(path) if r.tokens}
     recordings = list(by_id.values())[:: arguments.every]  # of one that was made twice the last
     if not recordings:
         sys.exit("there are no recordings in these files")
     for path in arguments.costs:
-        scene = Scene.of(recordings, read_costs(path))
-        print(f"## {len(recordings)} recordings at {path.name}\n")
+        scene = Scene.of(recordings, read_costs(path), warm=arguments.warm)
+        print(f"## {len(recordings)} recordings at {path.name}{', warm' if scene.warm else ''}\n")
         for line in report(scene):
             print(line, flush=True)
 
@@ -95,26 +115,32 @@ def report(scene: Scene) -> Iterator[str]:
     d = f", d {scene.drafts[DRAFT].call_s(1, context=0) / one_s:.2f}" if scene.drafts else ", no draft model"
     yield f"V(1) {1000 * one_s:.1f} ms, {curve}{d}\n"
     bounds = scene.bounds()
-    automatic, policy = scene.run(AUTO)
-    yield from compare(scene, bounds, automatic)
-    if policy is not None:
-        yield from categories(scene, bounds, automatic, policy)
+    automatic, _ = scene.run(AUTO)
+    learned, policy = replace(scene, warm=True).run(AUTO)
+    yield from compare(scene, bounds, automatic, learned)
+    if isinstance(policy, AutoPolicy):
+        yield from categories(scene, bounds, automatic, learned, policy)
         yield from reliability(policy)
-    yield from robustness(scene)
+    yield from robustness(replace(scene, warm=True))
 
 
-def compare(scene: Scene, bounds: list[float], automatic: list[Replayed]) -> Iterator[str]:
-    """Each choice against plain decoding and against the bound."""
+def compare(
+    scene: Scene, bounds: list[float], automatic: list[Replayed], learned: list[Replayed]
+) -> Iterator[str]:
+    """Each choice against plain decoding and against the bound; `learned` is the automatic one of a policy
+    that went on learning."""
     has_draft, lines = bool(scene.drafts), []
     fixed = {choice.name: scene.run(choice)[0] for choice in settings(has_draft)}
     others = {choice.name: scene.run(choice)[0] for choice in autos(has_draft) if choice is not AUTO}
-    for name, found in {AUTO.name: automatic, **others, **fixed}.items():
+    both = {AUTO.name: automatic, f"{AUTO.name}, warm": learned}
+    for name, found in {**both, **others, **fixed}.items():
         shares = [bound / r.seconds for bound, r in zip(bounds, found, strict=True)]
         speedups = [r.speedup for r in found]
-        lines.append([name, f"{mean(speedups):.3f}x", f"{min(speedups):.2f}x", f"{mean(shares):.1%}"])
+        waited = f"{mean(scene.waited(found)):.3f}x"
+        lines.append([name, f"{mean(speedups):.3f}x", waited, f"{min(speedups):.2f}x", f"{mean(shares):.1%}"])
     bound = mean(r.plain_s / b for r, b in zip(automatic, bounds, strict=True))
-    lines.append(["bound", f"{bound:.3f}x", "", "100.0%"])
-    yield from table(["choice", "speed-up", "lowest", "of the bound"], lines)
+    lines.append(["bound", f"{bound:.3f}x", "", "", "100.0%"])
+    yield from table(["choice", "speed-up", "with the prompt", "lowest", "of the bound"], lines)
     times = {name: [r.seconds for r in found] for name, found in fixed.items()}
     single, best_s = best_single(times)
     ours = [r.seconds for r in automatic]
@@ -130,13 +156,18 @@ def compare(scene: Scene, bounds: list[float], automatic: list[Replayed]) -> Ite
 
 
 def categories(
-    scene: Scene, bounds: list[float], automatic: list[Replayed], policy: AutoPolicy
+    scene: Scene,
+    bounds: list[float],
+    automatic: list[Replayed],
+    learned: list[Replayed],
+    policy: AutoPolicy,
 ) -> Iterator[str]:
-    """The automatic choice by category, and the informed decoder's shares beside its own."""
+    """The automatic choice by category, and the informed decoder's shares beside its own; `learned` is that
+    of `policy`, which went on learning."""
     draft = (DRAFT, scene.drafts[DRAFT]) if scene.drafts else None
     limits = [informed_limit(r, policy.knowledge, scene.costs, draft) for r in scene.recordings]
     names = list(dict.fromkeys(r.category for r in scene.recordings))
-    lines = []
+    waited, lines = scene.waited(automatic), []
     for name in (*names, "all"):
         group = [i for i, r in enumerate(scene.recordings) if name in ("all", r.category)]
         speedups = [automatic[i].speedup for i in group]
@@ -147,12 +178,15 @@ def categories(
             [bounds[i] / limits[i][0] for i in group],
         )
         bound, *shares = map(mean, columns)
-        line = [name, str(len(group)), f"{mean(speedups):.3f}x", f"{min(speedups):.2f}x", f"{bound:.2f}x"]
+        line = [name, str(len(group)), f"{mean(speedups):.3f}x", f"{mean(waited[i] for i in group):.3f}x"]
+        line += [f"{mean(learned[i].speedup for i in group):.3f}x", f"{min(speedups):.2f}x", f"{bound:.2f}x"]
         lines.append(line + [f"{share:.1%}" for share in shares])
     header = [
         "category",
         "prompts",
         "speed-up",
+        "with the prompt",
+        "warm",
         "lowest",
         "bound",
         "of the bound",
@@ -173,7 +207,7 @@ def reliability(policy: AutoPolicy) -> Iterator[str]:
 
 
 def robustness(scene: Scene) -> Iterator[str]:
-    """The automatic choice where something is not as it was told."""
+    """The automatic choice where something is not as it was told, and what it makes of it in time."""
     cases: list[tuple[str, Scene, PairCosts | None]] = [("as it is", scene, None)]
     cases += [
         (f"told {name}", scene, wrong(scene.pair))
@@ -184,7 +218,9 @@ def robustness(scene: Scene) -> Iterator[str]:
         liar = [with_draft(r, wrong=True) for r in scene.recordings]
         twin = [with_draft(r, wrong=False) for r in scene.recordings]
         cases.append(("draft always wrong", replace(scene, recordings=liar), None))
-        cases.append(("draft is the target", Scene(twin, scene.costs, {DRAFT: scene.costs}), None))
+        cases.append(
+            ("draft is the target", replace(scene, recordings=twin, drafts={DRAFT: scene.costs}), None)
+        )
     lines = []
     for name, case, told in cases:
         speedups = [r.speedup for r in case.run(AUTO, told)[0]]

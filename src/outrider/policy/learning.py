@@ -76,8 +76,9 @@ def _learn_times(knowledge: Knowledge, text: Text, record: StepRecord, plain_s: 
     behind = step_s / plain_s - emitted
     text.behind += behind
     knowledge.note_saved(-behind)
+    text.explored_s += record.work.prefill_s / record.num_sequences
     if text.asked and text.asked.exploring:
-        text.explored_s += max(behind * plain_s + record.work.prefill_s, 0.0) / record.num_sequences
+        text.explored_s += max(behind * plain_s, 0.0) / record.num_sequences
 
 
 def _learn_drafted(knowledge: Knowledge, text: Text, record: StepRecord) -> None:

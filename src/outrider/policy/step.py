@@ -34,10 +34,11 @@ _LONG_REST, _SHORT_REST = 6, 1
 """steps for which draft models that are not worth it are not weighed"""
 _MOST_IN_VAIN = 32
 """`Knowledge.num_in_vain` from which on free offers do not wake them"""
-_FIRST_TOKENS = 6
-_LINDY = 2
-"""How much longer an answer is expected to go on: so many tokens at first, and more the longer it has
-been. The limit that a request sets is seldom reached, and an answer may be a single word."""
+_SHORT_ANSWER = 16
+_LINDY = 3
+"""An answer is expected to go on for so many times its tokens beyond those that short ones have too."""
+_READING_SHARE = 0.25
+"""of what the answer's tokens so far take plainly: more is not spent on reading its prompt"""
 
 
 class Step:
@@ -99,9 +100,8 @@ class Step:
     # Whether to ask a draft model
 
     def rests(self) -> bool:
-        """Whether the draft models need not be weighed: they were not worth it a moment ago, and no free
-        offer speaks for them, or they were not worth it for so long that it takes more. Weighing takes a
-        noticeable part of a small target's step."""
+        """Whether the draft models need not be weighed (it takes a while): they were not worth it a moment
+        ago and no free offer speaks for them, or they were not for long."""
         if not self._text.rest_left or (self.has_offers and not self._in_vain):
             return False
         self._text.rest_left -= 1
@@ -169,17 +169,17 @@ class Step:
         return self._values.draft_on(length, phase, survival) * float(self._prices.calls_s[0])
 
     def repays_reading(self, model: str) -> bool:
-        """Whether the gain, of this step and of the usual ones to come, outweighs that the draft model has
-        yet to read the prompt. A free offer that the model could confirm is not usual; and not every step
-        will gain as much: half is counted on."""
+        """Whether the gain, of this step and of half of the usual ones to come (a free offer that the model
+        could confirm is not usual), outweighs that the draft model has yet to read the prompt."""
         text = self._text
         if model in text.readers:
             return True
-        remaining = _FIRST_TOKENS + _LINDY * text.generated
+        remaining = _LINDY * max(text.generated - _SHORT_ANSWER, 0)
         if text.max_tokens is not None:
             remaining = min(remaining, text.max_tokens - text.generated)
         usual_s = text.usual_gain_s.get(model, self.gain_s) if self.has_offers else self.gain_s
-        return self.gain_s + usual_s * remaining / 2 > self.reading_s(model)
+        limit_s = _READING_SHARE * text.generated * float(self._prices.calls_s[0])
+        return self.gain_s + min(usual_s * remaining / 2, limit_s) > self.reading_s(model)
 
     def reading_s(self, model: str) -> float:
         """What the draft model has to spend before its first token, beyond a step."""
@@ -201,7 +201,7 @@ class Step:
     # The draft model's turn
 
     def ask(self, model: str, lead: int, exploring: bool) -> None:
-        """Settle on asking the draft model behind `lead` free tokens: `wish` is then to be put to it."""
+        """Settle on asking the draft model after `lead` free tokens: `wish` is then to be put to it."""
         self.model = model
         self._knowledge.num_in_vain //= 2
         self.lead = self._tail.first(lead)
