@@ -79,7 +79,7 @@ class CallCosts:
     @property
     def num_observed(self) -> int:
         """Real calls that have refined it."""
-        return int(self._learned.seen.sum())
+        return self._learned.num_seen
 
     @property
     def drift(self) -> float:

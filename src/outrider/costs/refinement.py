@@ -88,6 +88,8 @@ class Refinement:
         self.state = np.zeros(_STATES)
         self.seen = np.zeros(MOST_TOKENS, dtype=np.int64)
         """calls observed of each size"""
+        self.num_seen = 0
+        """calls observed of all sizes"""
         self._covariance = np.zeros((_STATES, _STATES))
         self._covariance[SHAPE:, SHAPE:] = _shape_covariance(points)
         self._covariance[SCALE, SCALE] = _SCALE_MEASURED if points else _SCALE_UNKNOWN
@@ -125,6 +127,7 @@ class Refinement:
         covariance -= np.outer(column, column * (weight / variance))
         self.state[CONTEXT : SEQUENCES + 1] = np.clip(self.state[CONTEXT : SEQUENCES + 1], -3, 3)
         self.seen[place] += 1
+        self.num_seen += 1
 
     def _doubt(self, place: int, sign: int) -> bool:
         """Count a surprising call. Where enough of them agree, what was known is put in doubt: the scale

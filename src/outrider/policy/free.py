@@ -30,7 +30,9 @@ def look_up(
     """What the free drafters together say follows `prefix`: the most promising offer, and what another goes
     on with behind it. What a constraint forces stands in front of every offer and behind it."""
     chain, left = Chain(), list(free)
-    wish = replace(wish, prefix=prefix, draw=None, believe=False, max_tokens=limit)
+    wish = Wish(
+        wish.sequence, limit, wish.sampler, prefix=prefix, constraint=wish.constraint, drafting=wish.drafting
+    )
     _add_forced(chain, knowledge, text, wish)
     least = knowledge.rises(text.context).worth_seeing
     while left and len(chain) < limit and (survival := math.prod(chain.chances)) >= least:
@@ -57,6 +59,8 @@ def look_up(
 
 
 def _add_forced(chain: Chain, knowledge: Knowledge, text: Text, wish: Wish) -> None:
+    if wish.constraint is None:
+        return
     draft = forced(wish, chain.tokens)
     estimator, state = knowledge.estimator(FORCED, constrained=True), text.state(FORCED)
     chain.extend(draft, [estimator.probability(hint, state) for hint in draft.hints])

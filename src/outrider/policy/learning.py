@@ -13,7 +13,7 @@ from outrider.policy.text import Asked, Text
 __all__ = ["learn_costs", "learn_text", "plain_step_s"]
 
 _EVERY_UNTIL = 16
-_PLAIN_EVERY = 4
+_PLAIN_EVERY = 8
 """Of plain calls, the most frequent ones, only so many are learned from once a good number was seen: learning
 takes a noticeable part of a small model's step."""
 _TOKEN_MEMORY = 0.97

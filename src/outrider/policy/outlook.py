@@ -11,7 +11,8 @@ them, exceeds their cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +28,7 @@ CLASS_MEANS = np.array([0.21, 0.41, 0.61, 0.78, 0.91, 0.97, 0.997])
 """mean acceptance of each class"""
 PHASES = np.array([0.42, 0.56, 0.67, 0.76, 0.84, 0.9, 0.95, 0.985])
 """the phases that are told apart"""
+_PHASES: list[float] = PHASES.tolist()
 MEMORY = 0.8
 """weight of the older tokens in the running mean that is the phase"""
 USUAL_PHASE = 0.82
@@ -56,7 +58,8 @@ _MOST_TOKENS = 400.0
 
 _LEAST_SURVIVAL = 0.01
 _GRID = 24
-_LOG_GRID = np.linspace(math.log(_LEAST_SURVIVAL), 0.0, _GRID)
+_LOG_LEAST = math.log(_LEAST_SURVIVAL)
+_LOG_GRID = np.linspace(_LOG_LEAST, 0.0, _GRID)
 _SURVIVALS = np.exp(_LOG_GRID)
 
 
@@ -129,19 +132,18 @@ class Values:
         with probability `survival`, less the cost of everything from here on, the target's call included."""
         if length >= self._longest:
             return -math.inf
-        low, share = _between(PHASES, phase)
-        x = (math.log(max(survival, _LEAST_SURVIVAL)) - _LOG_GRID[0]) / (_LOG_GRID[1] - _LOG_GRID[0])
+        low, share = _between(_PHASES, phase)
+        x = (math.log(max(survival, _LEAST_SURVIVAL)) - _LOG_LEAST) / -_LOG_LEAST * (_GRID - 1)
         i = min(int(x), _GRID - 2)
         part = x - i
-        table = self._table[length]
-        near = (1 - part) * table[low, i] + part * table[low, i + 1]
-        far = (1 - part) * table[low + 1, i] + part * table[low + 1, i + 1]
-        return float((1 - share) * near + share * far)
+        near, far = self._table[length, low : low + 2, i : i + 2].tolist()
+        at, above = ((1 - part) * pair[0] + part * pair[1] for pair in (near, far))
+        return float((1 - share) * at + share * above)
 
 
-def _between(grid: Array, value: float) -> tuple[int, float]:
+def _between(grid: Sequence[float], value: float) -> tuple[int, float]:
     """The grid point below a value and the share of the way to the next one."""
-    low = min(max(int(np.searchsorted(grid, value)) - 1, 0), len(grid) - 2)
+    low = min(max(bisect_left(grid, value) - 1, 0), len(grid) - 2)
     share = (value - grid[low]) / (grid[low + 1] - grid[low])
     return low, min(max(share, 0.0), 1.0)
 

@@ -157,9 +157,10 @@ class LazyDistributions(Sequence[Distribution]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         i = self._position(index)
-        if i not in self._computed:
-            self._computed[i] = self._compute(i)
-        return self._computed[i]
+        found = self._computed.get(i)
+        if found is None:
+            found = self._computed[i] = self._compute(i)
+        return found
 
     def _compute(self, i: int) -> Distribution:
         try:

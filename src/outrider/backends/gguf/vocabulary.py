@@ -33,7 +33,10 @@ class GgufVocabulary:
         self.eos: int | None = _token(lib.llama_vocab_eos(vocab))
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(vocab)
         self.part_of = part_of
+        # Asked for every token of every text; what the library says never changes.
         self._pieces: dict[int, bytes] = {}
+        self._controls: dict[int, bool] = {}
+        self._ends: dict[int, bool] = {}
 
     @property
     def _vocab(self) -> Any:
@@ -80,11 +83,18 @@ class GgufVocabulary:
         return text or b""
 
     def is_control(self, token: int) -> bool:
-        model = self._model.pointer
-        return bool(self._library.token_attributes(model, self._vocab, self._checked(token)) & _CONTROL)
+        model, known = self._model.pointer, self._controls.get(token)
+        if known is None:
+            attributes = self._library.token_attributes(model, self._vocab, self._checked(token))
+            known = self._controls[token] = bool(attributes & _CONTROL)
+        return known
 
     def ends_generation(self, token: int) -> bool:
-        return bool(self._library.functions.llama_vocab_is_eog(self._vocab, self._checked(token)))
+        vocab, known = self._vocab, self._ends.get(token)
+        if known is None:
+            known = bool(self._library.functions.llama_vocab_is_eog(vocab, self._checked(token)))
+            self._ends[token] = known
+        return known
 
 
 def _token(token: int) -> int | None:
