@@ -103,6 +103,13 @@ def test_lenience_is_named_lossy(verify: Call) -> None:
     assert outcome.status == 1 and document["lossy"] is True and document["verdict"] == "does not hold"
 
 
+def test_texts_that_met_no_draft_are_no_proof(verify: Call) -> None:
+    outcome = verify("-n", "1", "--json")
+    assert json.loads(outcome.out)["counts"]["drafted_tokens"] == 0
+    outcome = verify("-n", "1")
+    assert outcome.status == 0 and outcome.out.startswith("HOLDS, BUT NO TEXT MET A DRAFT")
+
+
 def test_nothing_speculated_is_said(verify: Call) -> None:
     outcome = verify("--draft-max", "0")
     assert outcome.status == 0 and outcome.out.startswith("HOLDS, BUT NOTHING WAS SPECULATED")

@@ -42,6 +42,10 @@ def _headline(certificate: Certificate) -> Text:
         headline = Text("HOLDS, BUT NOTHING WAS SPECULATED", style="bold yellow").append(
             ": this target decoded plainly", "not bold"
         )
+    elif not totals(findings).drafted_tokens:
+        headline = Text("HOLDS, BUT NO TEXT MET A DRAFT", style="bold yellow").append(
+            ": give longer answers (-n) or other prompts", "not bold"
+        )
     else:
         how = (
             "gives plain decoding's text, bit for bit" if findings.bit_equal else "did not change the output"

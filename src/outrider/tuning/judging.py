@@ -10,6 +10,7 @@ from itertools import product
 from outrider.backends.gguf import LoadOptions, physical_cores
 from outrider.costs import CallCosts, token_s
 from outrider.costs.points import Curve
+from outrider.native import native_library
 
 __all__ = ["COMPARED_TOKENS", "Trial", "compare_libraries", "describe_changes", "judge", "score"]
 
@@ -104,7 +105,7 @@ def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
     """The library that is named, and what else differs, in words."""
     words = []
     if changed.library:
-        words.append(_TITLES.get(changed.backend, changed.backend))
+        words.append(_title(changed))
     if changed.extra_buffer_types != options.extra_buffer_types:
         words.append(f"repacked kernels {'on' if changed.extra_buffer_types else 'off'}")
     if changed.flash_attention != options.flash_attention:
@@ -117,10 +118,12 @@ def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
 
 
 def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
-    """The chosen library against the best of the others: a plain step, and a call over four tokens.
-    Empty where all trials are of one library."""
+    """The chosen library against the best of another backend, or of another build where there is no other: a
+    plain step, and a call over four tokens. `trials` were measured together. Empty where all are of one
+    library."""
     chosen = min((t for t in trials if t.options.library == best.library), key=_score, default=None)
     others = [trial for trial in trials if trial.options.library != best.library]
+    others = [trial for trial in others if trial.options.backend != best.backend] or others
     if chosen is None or not others:
         return ""
     other = min(others, key=_score)
@@ -128,12 +131,14 @@ def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
         other.costs.call_s(tokens, context=0) / chosen.costs.call_s(tokens, context=0)
         for tokens in (1, _CHECKED_TOKENS)
     )
-    title = _TITLES.get(best.backend, best.backend)
-    against = _TITLES.get(other.options.backend, other.options.backend)
-    return (
-        f"{title}: a plain step {_faster(plain)}, a check of {_CHECKED_TOKENS} tokens {_faster(check)}, "
-        f"against {against}"
-    )
+    faster = f"a plain step {_faster(plain)}, a check of {_CHECKED_TOKENS} tokens {_faster(check)}"
+    return f"{_title(best)}: {faster}, against {_title(other.options)}"
+
+
+def _title(options: LoadOptions) -> str:
+    """The library that is named, in words."""
+    title = _TITLES.get(options.backend, options.backend)
+    return f"{title} built for this CPU" if options.library == str(native_library()) else title
 
 
 def _score(trial: Trial) -> float:

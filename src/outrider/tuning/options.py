@@ -127,7 +127,10 @@ def choose_options(
     """
     if found := tuned_options(path, options, draft=draft) or _of_one_backend(path, options, draft):
         return found
-    if read_card(path).file_bytes < _WORTH_BYTES or len(_kernels(path, options)) < 2:
+    if read_card(path).file_bytes < _WORTH_BYTES:
+        return Tuning(options, ())
+    libraries = _libraries(path, options)
+    if len(libraries) == 1 and not _kernels(libraries[0]):
         return Tuning(options, ())
     return tune(path, options, draft=draft, seconds=_QUICK_SECONDS, progress=progress, quick=True)
 
@@ -143,22 +146,27 @@ def tune(
 ) -> Tuning:
     """Try the options that change what calls cost, one after another, and remember the best set.
 
-    Each is measured against the best so far, call by call in turn: native libraries and their repacked
-    kernels, flash attention, then thread counts. `draft` weighs the calls of a draft model instead: mostly
+    Each is measured against the best so far, call by call in turn: native libraries, repacked kernels and
+    flash attention, then thread counts. `draft` weighs the calls of a draft model instead: mostly
     single tokens. `quick` looks at fewer sizes of calls, and leaves the thread counts out.
 
     Raises ModelFileError, OutOfMemory or BackendError.
     """
     report = progress or (lambda _what, _part: None)
-    kernels = _kernels(path, options)
-    survived = best = kernels[0]
-    stages: list[tuple[str, Stage]] = [("kernels", lambda _best: kernels), ("attention", _attention)]
-    stages += [] if quick else [("threads", _threads)]
+    libraries = _libraries(path, options)
+    survived = best = libraries[0]
+    stages: list[tuple[str, Stage]] = [("libraries", lambda _best: libraries)]
+    thorough: list[tuple[str, Stage]] = [
+        ("kernels", _repacking),
+        ("attention", _attention),
+        ("threads", _threads),
+    ]
+    stages += [("kernels", _kernels)] if quick else thorough
     stages = [(what, stage) for what, stage in stages if any(changed != best for changed in stage(best))]
-    trials, gained = list[Trial](), 1.0
+    trials, gained, compared = list[Trial](), 1.0, ""
     for i, (what, stage) in enumerate(stages):
         sets = [best, *(changed for changed in stage(best) if changed != best)]
-        context = _CONTEXT_TOKENS if stage is _attention else 0
+        context = _CONTEXT_TOKENS if stage in (_attention, _kernels) else 0
 
         def tell(part: float, done: int = i, what: str = what) -> None:
             report(what, (done + part) / len(stages))
@@ -168,7 +176,7 @@ def tune(
         best, reached, tried = judge(survived, list(costs), list(costs.values()), draft)
         trials += [replace(trial, score=trial.score * gained) for trial in tried[1 if trials else 0 :]]
         gained *= reached
-    compared = compare_libraries(best, trials)
+        compared = compared or compare_libraries(best, tried)
     record = {
         "model": path.name,
         "tuned": _tuned_part(best),
@@ -185,8 +193,8 @@ def _is_free(options: LoadOptions, name: str) -> bool:
     return bool(getattr(options, name) == getattr(LoadOptions(), name))
 
 
-def _kernels(path: Path, options: LoadOptions) -> list[LoadOptions]:
-    """Every library that runs this file here, with repacked kernels and without; the preferred one first.
+def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
+    """Every library that runs this file here, the preferred one first.
 
     Raises BackendError, or BackendCrash, where there is none.
     """
@@ -194,13 +202,9 @@ def _kernels(path: Path, options: LoadOptions) -> list[LoadOptions]:
     for library in candidates(options):
         named = replace(options, backend=library.backend, library=str(library.file.path))
         try:
-            survived = _surviving(path, named, library.build_id)
+            found.append(_surviving(path, named, library.build_id))
         except BackendCrash as error:
             failure = error
-            continue
-        found.append(survived)
-        if _is_free(survived, "extra_buffer_types"):
-            found.append(replace(survived, extra_buffer_types=False))
     if failure is not None and not found:
         raise failure
     return found
@@ -215,12 +219,22 @@ def _surviving(path: Path, options: LoadOptions, build: str) -> LoadOptions:
     return survived
 
 
+def _repacking(options: LoadOptions) -> list[LoadOptions]:
+    """Without repacked kernels."""
+    return [replace(options, extra_buffer_types=False)] if _is_free(options, "extra_buffer_types") else []
+
+
 def _attention(options: LoadOptions) -> list[LoadOptions]:
     """Without flash attention, where the cache allows that."""
     try:
         return [replace(options, flash_attention="off")] if _is_free(options, "flash_attention") else []
     except SettingError:
         return []
+
+
+def _kernels(options: LoadOptions) -> list[LoadOptions]:
+    """Without the one, and without the other: a short trial has no time for both in turn."""
+    return _repacking(options) + _attention(options)
 
 
 def _threads(options: LoadOptions) -> list[LoadOptions]:
