@@ -131,10 +131,14 @@ def in_force(session: Session) -> Row:
     """The load settings, read back from the models."""
     found = settings_of(session, Request((0,)), 0)
     return {
-        role: {name: value for name, value in found[role].items() if name != "path"}
+        role: {name: _without_folder(name, value) for name, value in found[role].items() if name != "path"}
         for role in ("target", "draft")
         if role in found
     }
+
+
+def _without_folder(name: str, value: object) -> object:
+    return Path(str(value)).name if name == "library" else value
 
 
 def recordings_of(out: Path) -> Path:
