@@ -1,5 +1,6 @@
 """What a native library cannot load or open is an error of one line, on every one of them."""
 
+import ctypes
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import tiny_gguf
 from backends import IK, KINDS, MAINLINE, Native, backend, next_rows, over_native
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import CONTEXT_TYPES, LoadOptions, Weights, check_build, guard, memory
+from outrider.backends.gguf.libraries import open_library
+from outrider.backends.gguf.log import LOG_CALLBACK
 from outrider.backends.gguf.options import UNQUANTIZED
 from outrider.core.errors import (
     BackendCrash,
@@ -63,6 +66,19 @@ def test_a_file_that_no_library_can_run_is_refused_in_its_words(
     backend: Native, tmp_path: Path, arch: str, reason: str
 ) -> None:
     assert reason in refusal(backend, write_odd(tmp_path / "memory-alloc.gguf", arch))
+
+
+@over_native
+def test_a_log_that_another_package_took_comes_back(backend: Native, tmp_path: Path) -> None:
+    taken = list[bytes]()
+
+    @LOG_CALLBACK
+    def take(_level: int, text: bytes, _data: ctypes.c_void_p) -> None:
+        taken.append(text)
+
+    open_library(backend.file).functions.llama_log_set(take, None)
+    assert "'oddity'" in refusal(backend, write_odd(tmp_path / "memory-alloc.gguf", "oddity"))
+    assert taken == []
 
 
 @over_native

@@ -169,8 +169,7 @@ class Library(ABC):
         self.file = file
         self.functions: Any = functions
         self._declare({**SHARED, **self.signatures})
-        # Before anything is asked of it, so that not one line of its log is written.
-        functions.llama_log_set(log_callback, None)
+        self.take_log()  # before anything is asked of it, so that not one line is written
         self._new_model_params = self._checked("model", self.ModelParams, self.model_defaults)
         self._new_context_params, context_params = self._known_context()
         self._declare(
@@ -181,6 +180,11 @@ class Library(ABC):
             }
         )
         functions.llama_backend_init()
+
+    def take_log(self) -> None:
+        """Let the library's log come here. Another package of the process may have taken it: llama_cpp does
+        when it is imported."""
+        self.functions.llama_log_set(log_callback, None)
 
     def _known_context(self) -> tuple[Any, type[ctypes.Structure]]:
         """The function that returns a context's default parameters, and the version that it returns."""

@@ -247,6 +247,7 @@ def _open_context(
         threads,
         options.threads_batch or threads,
     )
+    library.take_log()
     clear_log()
     if context := library.open_context(weights.handle, settings):
         return context

@@ -82,7 +82,7 @@ class Quantizer:
 def find_quantizer() -> Quantizer:
     """The first installed library that quantizes, llama.cpp before ik_llama.cpp. Raises BackendError."""
     reasons = []
-    for file in sorted(installed(), key=lambda file: file.source.startswith("ik-")):
+    for file in sorted(installed(), key=lambda file: file.source.startswith("ik")):
         try:
             return _quantizer(open_library(file))
         except LibraryRefused as refusal:

@@ -111,6 +111,7 @@ class Weights:
 def _load(path: Path, options: LoadOptions) -> tuple[Library, int]:
     failure: ModelFileError | None = None
     for library in candidates(options):
+        library.take_log()
         clear_log()
         model = library.load_model(path, options)
         if model is None:
