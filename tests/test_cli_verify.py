@@ -104,8 +104,6 @@ def test_lenience_is_named_lossy(verify: Call) -> None:
 
 
 def test_texts_that_met_no_draft_are_no_proof(verify: Call) -> None:
-    outcome = verify("-n", "1", "--json")
-    assert json.loads(outcome.out)["counts"]["drafted_tokens"] == 0
     outcome = verify("-n", "1")
     assert outcome.status == 0 and outcome.out.startswith("HOLDS, BUT NO TEXT MET A DRAFT")
 

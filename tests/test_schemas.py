@@ -31,7 +31,7 @@ class Town(BaseModel):
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    with Session.load(policy=FixedPolicy(), options=LoadOptions(threads=1)) as opened:
+    with Session.load(policy=FixedPolicy(), options=LoadOptions(threads=1), bitwise=False) as opened:
         yield opened
 
 
