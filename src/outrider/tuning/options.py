@@ -35,6 +35,8 @@ __all__ = ["Tuning", "choose_options", "tune", "tuned_options"]
 DEFAULT_SECONDS = 60.0
 _QUICK_SECONDS = 8.0
 """of measuring for the choice that is made by itself; loading comes on top"""
+_DRAFT_SHARE = 0.5
+"""of that time, for a draft model, whose calls are shorter"""
 _WORTH_BYTES = 4 << 20
 """A smaller file is called in no time by any library."""
 
@@ -132,7 +134,8 @@ def choose_options(
     libraries = _libraries(path, options)
     if len(libraries) == 1 and not _kernels(libraries[0]):
         return Tuning(options, ())
-    return tune(path, options, draft=draft, seconds=_QUICK_SECONDS, progress=progress, quick=True)
+    seconds = _QUICK_SECONDS * (_DRAFT_SHARE if draft else 1.0)
+    return tune(path, options, draft=draft, seconds=seconds, progress=progress, quick=True)
 
 
 def tune(
