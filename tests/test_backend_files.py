@@ -72,11 +72,11 @@ def test_a_file_that_no_library_can_run_is_refused_in_its_words(
 def test_a_log_that_another_package_took_comes_back(backend: Native, tmp_path: Path) -> None:
     taken = list[bytes]()
 
-    @LOG_CALLBACK
     def take(_level: int, text: bytes, _data: ctypes.c_void_p) -> None:
         taken.append(text)
 
-    open_library(backend.file).functions.llama_log_set(take, None)
+    callback = LOG_CALLBACK(take)
+    open_library(backend.file).functions.llama_log_set(callback, None)
     assert "'oddity'" in refusal(backend, write_odd(tmp_path / "memory-alloc.gguf", "oddity"))
     assert taken == []
 
