@@ -31,7 +31,7 @@ _MAX_PLAIN_LOSS = 0.02
 _TITLES = {"ik": "ik_llama.cpp"}
 _CHECKED_TOKENS = 4
 """of the call over a draft that two libraries are compared by, in words"""
-_ABOUT_EQUAL = 0.02
+_ABOUT_EQUAL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
