@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, ReducedVocabulary, random_logits
-from outrider.core.contracts import Drafter, Extend, Wish
-from outrider.core.data import Draft, DraftWork, Hint, Request, StepRecord
+from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
+from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -58,19 +58,25 @@ class ScriptedDrafter:
     def reset(self) -> None:
         self.texts.clear()
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(request, stopping) for request in requests], DraftWork()
 
-    def _draft(self, wish: Wish, extend: Extend) -> Draft:
+    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
         tokens: list[int] = []
-        text = [*self.texts[wish.sequence], *wish.prefix]
-        hint = Hint(self._acceptance, (1.0, 1.0, 1.0, 1.0) if self.is_free else ())
-        for token in self._guess(text, wish.max_tokens):
-            if not extend.wants(wish, tokens) or not extend.takes(wish, tokens, hint):
+        text = [*self.texts[request.sequence], *request.prefix]
+        estimate = TokenEstimate(self._acceptance, (1.0, 1.0, 1.0, 1.0) if self.is_free else ())
+        for token in self._guess(text, request.max_tokens):
+            if not stopping.should_continue(request, tokens) or not stopping.accept(
+                request, tokens, estimate
+            ):
                 break
             tokens.append(token)
         n = len(tokens)
-        return Draft(tuple(tokens), None, (self._acceptance,) * n, (self.name,) * n, hints=(hint,) * n)
+        return Draft(
+            tuple(tokens), None, (self._acceptance,) * n, (self.name,) * n, estimates=(estimate,) * n
+        )
 
 
 def greedy_continuation(next_logits: NextLogits, tokens: Sequence[int], length: int) -> list[int]:

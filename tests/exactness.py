@@ -199,7 +199,7 @@ def certain(*tokens: int) -> Offer:
 
 
 def likeliest(q: Language, length: int) -> Offer:
-    """The likeliest tokens of q, offered as certain."""
+    """The most likely tokens of q, offered as certain."""
     tokens: Text = ()
     for _ in range(length):
         tokens = (*tokens, int(np.argmax(q(tokens))))

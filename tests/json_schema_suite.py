@@ -23,7 +23,7 @@ from outrider.core.errors import ConstraintError, GrammarError
 from vocabularies import TableVocabulary, Token
 
 SUITE = Path(__file__).parent / "data" / "json_schema_test_suite" / "draft2020-12.jsonl"
-MOST_TEXTS = 2000
+MAX_TEXTS = 2000
 """of one document; none of the suite has more"""
 
 Kind = Literal["refused", "accepted", "failed"]
@@ -113,12 +113,12 @@ def may_be_written(constraint: GrammarConstraint, vocabulary: Vocabulary, text: 
 
 def texts(document: Any) -> Iterator[str]:
     """The texts of a document in the default style, with characters as they are."""
-    return islice(_texts(document, _string), MOST_TEXTS)
+    return islice(_texts(document, _string), MAX_TEXTS)
 
 
 def texts_with_escaped_names(document: Any) -> Iterator[str]:
     """The same with the first character of every property's name escaped, which makes it no other name."""
-    return islice(_texts(document, _escaped), MOST_TEXTS)
+    return islice(_texts(document, _escaped), MAX_TEXTS)
 
 
 def _texts(value: Any, name: Callable[[str], str]) -> Iterator[str]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engines import sampler
-from outrider.core.contracts import Drafter, Extend, Wish
-from outrider.core.data import Draft, DraftWork, Hint
+from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
+from outrider.core.data import Draft, DraftWork, TokenEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +17,22 @@ class UpTo:
     wanted: int = 1000
     taken: int = 1000
     asked: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    hints: list[Hint] = field(default_factory=list)
+    estimates: list[TokenEstimate] = field(default_factory=list)
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        assert len(drafted) < wish.max_tokens
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        assert len(drafted) < request.max_tokens
         self.asked.append(("wants", tuple(drafted)))
         return len(drafted) < self.wanted
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        assert len(drafted) < wish.max_tokens
-        assert 0 < hint.acceptance < 1
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        assert len(drafted) < request.max_tokens
+        assert 0 < estimate.acceptance < 1
         self.asked.append(("takes", tuple(drafted)))
-        self.hints.append(hint)
+        self.estimates.append(estimate)
         return len(drafted) < self.taken
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()
 
 
@@ -42,15 +42,15 @@ def propose(
     sequence: int = 0,
     max_tokens: int = 8,
     prefix: Sequence[int] = (),
-    extend: Extend | None = None,
+    stopping: StoppingRule | None = None,
 ) -> Draft:
-    """One draft for one wish; checks that no model was called and that the draft is whole."""
-    wish = Wish(sequence, max_tokens, sampler(), prefix=tuple(prefix))
-    (draft,), work = drafter.propose([wish], extend or UpTo())
+    """One draft for one request; checks that no model was called and that the draft is whole."""
+    request = DraftRequest(sequence, max_tokens, sampler(), prefix=tuple(prefix))
+    (draft,), work = drafter.propose([request], stopping or UpTo())
     assert work == DraftWork()
     assert draft.probs is None
-    assert len(draft.hints) == len(draft) <= max_tokens
-    assert draft.acceptance == tuple(hint.acceptance for hint in draft.hints)
+    assert len(draft.estimates) == len(draft) <= max_tokens
+    assert draft.acceptance == tuple(estimate.acceptance for estimate in draft.estimates)
     assert draft.sources == (drafter.name,) * len(draft)
     return draft
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, DraftWork, Hint, Request, StepRecord
+from outrider.core.contracts import DraftRequest, StoppingRule
+from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
 from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy
 from recordings import SMALL, curve
@@ -34,20 +34,22 @@ class Offering:
         self.name = name
         self._only_behind = only_behind
         self._length = length
-        self._hint = Hint(0.5, evidence)
+        self._hint = TokenEstimate(0.5, evidence)
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(request, stopping) for request in requests], DraftWork()
 
-    def _draft(self, wish: Wish, extend: Extend) -> Draft:
+    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
         tokens: list[int] = []
-        length = min(self._length, wish.max_tokens) if wish.prefix or not self._only_behind else 0
-        while len(tokens) < length and extend.wants(wish, tokens):
-            if not extend.takes(wish, tokens, self._hint):
+        length = min(self._length, request.max_tokens) if request.prefix or not self._only_behind else 0
+        while len(tokens) < length and stopping.should_continue(request, tokens):
+            if not stopping.accept(request, tokens, self._hint):
                 break
             tokens.append(1)
         n = len(tokens)
-        return Draft(tuple(tokens), None, (0.5,) * n, (self.name,) * n, hints=(self._hint,) * n)
+        return Draft(tuple(tokens), None, (0.5,) * n, (self.name,) * n, estimates=(self._hint,) * n)
 
     def begin(self, sequence: int, request: Request) -> None:
         """It looks at no text."""

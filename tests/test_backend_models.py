@@ -30,7 +30,7 @@ two or three children on their way to school, and now and then a cart full of ap
 the first boat; the grandmother of the present captain used to say that it had floated down from the hills by
 itself. In winter, when ice drifts past the piers, the bell on the other side is rung twice before the ropes
 are untied, and whoever wants to cross has to wait until a lantern answers from the opposite bank."""
-LEAST_CORRELATION = 0.98
+MIN_CORRELATION = 0.98
 """Between rows that differ by rounding: 0.992 was seen, and 0.963 between one row and the next."""
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def correlations(rows: Logits, expected: Logits) -> list[float]:
 
 def assert_alike(rows: Logits, expected: Logits) -> None:
     assert rows.shape == expected.shape
-    assert min(correlations(rows, expected)) > LEAST_CORRELATION
+    assert min(correlations(rows, expected)) > MIN_CORRELATION
 
 
 def grow(model: Model, parts: Sequence[tuple[int, Sequence[int], int]]) -> list[Logits]:
@@ -104,7 +104,7 @@ def test_what_the_library_computes_was_checked_and_is_remembered(real: Real) -> 
     with closing(real.open(context_length=64)) as model:
         assert_alike(next_rows(model, real.text[:40]), expected)
     shifted = correlations(expected[1:], expected[:-1])
-    assert max(shifted) < LEAST_CORRELATION, "rows differ by more than rounding does"
+    assert max(shifted) < MIN_CORRELATION, "rows differ by more than rounding does"
 
 
 def test_rows_are_those_asked_for_in_the_order_of_the_spans(real: Real) -> None:

@@ -265,7 +265,7 @@ def test_a_reference_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_folder_belongs_to_one_reference(tmp_path: Path) -> None:
     save_reference(model_of(LANGUAGE, "best"), tmp_path / "x", [answer()], top=4)
     for name, top in (("other", 4), ("best", 5)):
-        with pytest.raises(SettingError, match="it holds the 4 likeliest tokens of best"):
+        with pytest.raises(SettingError, match="it holds the 4 most likely tokens of best"):
             save_reference(model_of(LANGUAGE, name), tmp_path / "x", [answer()], top=top)
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(InputError, match="no reference"):

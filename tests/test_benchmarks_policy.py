@@ -29,7 +29,7 @@ from outrider.replay import Offers, Recording, hindsight_bound
 from outrider.session import Session
 from outrider.vocab import align
 from policy import live, prompts, replay, report
-from policy.ahead import MOST_MODEL, Found, offers_of
+from policy.ahead import MAX_MODEL, Found, offers_of
 from policy.ahead import Offers as Known
 from policy.bench import Bench, Plan, Run
 from policy.choices import AUTO, PLAIN, Choice, fixed
@@ -394,7 +394,7 @@ def recording_of(answer: Sequence[int], offered: Sequence[int], sure: Sequence[f
 
 
 # A plan holds up to 16 tokens of the draft model's, the bound any number: longer ones would differ by design.
-answers = st.lists(st.integers(1, 3), min_size=1, max_size=MOST_MODEL)
+answers = st.lists(st.integers(1, 3), min_size=1, max_size=MAX_MODEL)
 
 
 @st.composite

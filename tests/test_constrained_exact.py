@@ -14,7 +14,7 @@ from constrained import OneOf, Pieces
 from engines import ScriptedDrafter
 from exactness import Text, distance
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.contracts import Constraint, Drafter, Policy, Wish
+from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy
 from outrider.core.data import Distribution, Draft, DraftWork, Grammar, Mask, Request, Row, StepRecord
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
@@ -200,14 +200,14 @@ def test_the_constraint_hears_of_final_tokens_only() -> None:
 
 
 def test_a_policy_is_told_of_the_constraint_of_each_sequence() -> None:
-    seen: list[Wish] = []
+    seen: list[DraftRequest] = []
 
     class Watching(FixedPolicy):
         def propose(
-            self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+            self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
         ) -> tuple[list[Draft], DraftWork]:
-            seen.extend(wishes)
-            return super().propose(drafters, wishes, others)
+            seen.extend(requests)
+            return super().propose(drafters, requests, others)
 
     Engine(FakeModel(WORDS, TARGET), [], Watching(), constrain=one_of()).generate(asked())
-    assert seen and all(wish.constraint is not None for wish in seen)
+    assert seen and all(request.constraint is not None for request in seen)

@@ -22,7 +22,7 @@ from outrider.session import Pair
 from outrider.vocab import align
 
 TARGET = cache_dir() / "models" / EMBEDDED_NAME
-MOST_BYTES = 16_000_000
+MAX_BYTES = 16_000_000
 PROMPTS = 6
 
 
@@ -37,7 +37,7 @@ def draft() -> Path:
 
 
 def test_it_is_small_and_says_how_it_was_made(draft: Path) -> None:
-    assert draft.stat().st_size <= MOST_BYTES
+    assert draft.stat().st_size <= MAX_BYTES
     made = read_provenance(draft)
     assert made is not None and made.licence == "apache-2.0"
     assert made.teacher_sha256 == embedded._SHA256

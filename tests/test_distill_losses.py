@@ -33,7 +33,7 @@ def distributions(seed: int, rows: int = 12, sharpness: float = 2.0) -> Probs:
 
 
 def labels_of(p: Probs, top: int) -> Labels:
-    """The `top` likeliest tokens of each row, and what is left."""
+    """The `top` most likely tokens of each row, and what is left."""
     ids = np.argsort(-p, axis=-1)[:, :top]
     probs = np.take_along_axis(p, ids, -1)
     rest = np.clip(1 - probs.sum(-1), 0, None)
@@ -46,7 +46,7 @@ def logits_of(q: Probs) -> Any:
 
 
 def merged(p: Probs, q: Probs, top: int) -> tuple[Probs, Probs]:
-    """Both distributions over the target's `top` likeliest tokens and one for the rest."""
+    """Both distributions over the target's `top` most likely tokens and one for the rest."""
     ids = np.argsort(-p, axis=-1)
     p, q = np.take_along_axis(p, ids, -1), np.take_along_axis(q, ids, -1)
     if top == VOCABULARY:

@@ -71,7 +71,7 @@ KNOWN = {
         Known("accepted", "optional/ecmascript-regex", "*\\S matches everything*", "zero-width whitespace*"),
     ],
 }
-LEAST_COMPILED = 190
+MIN_COMPILED = 190
 """Schemas of the suite that were enforced when this was written; fewer is a loss."""
 
 
@@ -100,7 +100,7 @@ def test_a_known_deviation_is_still_there(reason: str) -> None:
 
 def test_schemas_that_cannot_be_enforced_are_refused_by_place() -> None:
     refused = [outcome for outcome in outcomes() if outcome.refusal is not None]
-    assert len(outcomes()) - len(refused) >= LEAST_COMPILED
+    assert len(outcomes()) - len(refused) >= MIN_COMPILED
     for outcome in refused:
         assert outcome.refusal is not None
         assert outcome.refusal.what.startswith("schema") and outcome.refusal.why, outcome.case

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from engines import GREEDY, VOCABULARY, CheckedEngine, asked, greedy_continuation, plain, result, sampler
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
-from outrider.core.contracts import RewindKind, Wish
-from outrider.core.data import Draft, DraftWork, Hint, Logits, Request, Span
+from outrider.core.contracts import DraftRequest, RewindKind
+from outrider.core.data import Draft, DraftWork, Logits, Request, Span, TokenEstimate
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
@@ -47,16 +47,16 @@ class Sure:
 
     p_min: float = 0.0
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        assert len(drafted) < wish.max_tokens
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        assert len(drafted) < request.max_tokens
         return True
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        assert len(drafted) < wish.max_tokens
-        return hint.acceptance >= self.p_min
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        assert len(drafted) < request.max_tokens
+        return estimate.acceptance >= self.p_min
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()
 
 
@@ -66,9 +66,9 @@ class Choosy(Sure):
 
     sequences: frozenset[int] = frozenset()
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
         del drafted
-        return wish.sequence in self.sequences
+        return request.sequence in self.sequences
 
 
 def propose(
@@ -78,13 +78,13 @@ def propose(
     *,
     p_min: float = 0,
     drawn: bool = False,
-    believe: bool = False,
+    with_greedy_probs: bool = False,
     prefix: Sequence[int] = (),
 ) -> tuple[Draft, DraftWork]:
     rng = np.random.default_rng(1)
     drawing = (lambda q, _i: draw(q, rng)) if drawn else None
-    wish = Wish(0, length, sampler(sampling), drawing, believe, tuple(prefix))
-    [draft], work = drafter.propose([wish], Sure(p_min))
+    request = DraftRequest(0, length, sampler(sampling), drawing, with_greedy_probs, tuple(prefix))
+    [draft], work = drafter.propose([request], Sure(p_min))
     return draft, work
 
 
@@ -211,11 +211,11 @@ def test_nobody_asked_for_costs_nothing() -> None:
     drafter.begin(0, asked(PROMPT))
     drafter.begin(1, asked(PROMPT))
     choosy = Choosy(sequences=frozenset({1}))
-    wishes = [Wish(i, 3, sampler()) for i in range(2)]
-    drafts, work = drafter.propose(wishes, choosy)
+    requests = [DraftRequest(i, 3, sampler()) for i in range(2)]
+    drafts, work = drafter.propose(requests, choosy)
     assert [len(draft) for draft in drafts] == [0, 3]
     assert (model.length(0), work.calls) == (0, 3)
-    assert drafter.propose(wishes, Choosy(sequences=frozenset())) == ([Draft(), Draft()], DraftWork())
+    assert drafter.propose(requests, Choosy(sequences=frozenset())) == ([Draft(), Draft()], DraftWork())
 
 
 @pytest.mark.parametrize("rewind", ["free", "none"])
@@ -505,15 +505,15 @@ def test_what_the_likeliest_tokens_were_likeliest_of_is_told_on_request() -> Non
     drafter = drafter_of(FakeModel(ENDLESS, OTHER))
     drafter.begin(0, asked(PROMPT))
     silent, _ = propose(drafter, 3, SAMPLED)
-    assert silent.probs is None and silent.beliefs == ()
+    assert silent.probs is None and silent.greedy_probs == ()
     drafter.begin(0, asked(PROMPT))
-    telling, _ = propose(drafter, 3, SAMPLED, believe=True)
-    assert telling.tokens == silent.tokens and telling.probs is None and len(telling.beliefs) == 3
-    for token, belief in zip(telling.tokens, telling.beliefs, strict=True):
+    telling, _ = propose(drafter, 3, SAMPLED, with_greedy_probs=True)
+    assert telling.tokens == silent.tokens and telling.probs is None and len(telling.greedy_probs) == 3
+    for token, belief in zip(telling.tokens, telling.greedy_probs, strict=True):
         assert token == int(belief.tokens[np.argmax(belief.probs)])
     drafter.begin(0, asked(PROMPT))
-    drawn, _ = propose(drafter, 3, SAMPLED, drawn=True, believe=True)
-    assert drawn.beliefs == () and drawn.probs is not None
+    drawn, _ = propose(drafter, 3, SAMPLED, drawn=True, with_greedy_probs=True)
+    assert drawn.greedy_probs == () and drawn.probs is not None
 
 
 def test_nothing_common_in_the_prompt_means_no_draft() -> None:
@@ -531,8 +531,8 @@ def test_other_sequences_do_not_disturb() -> None:
     prompts = [PROMPT, (2, 2), (3, *PROMPT)]
     for sequence, prompt in enumerate(prompts):
         drafter.begin(sequence, asked(prompt))
-    wishes = [Wish(i, n, sampler()) for i, n in enumerate((5, 1, 3))]
-    drafts, work = drafter.propose(wishes, Sure())
+    requests = [DraftRequest(i, n, sampler()) for i, n in enumerate((5, 1, 3))]
+    drafts, work = drafter.propose(requests, Sure())
     assert [list(d.tokens) for d in drafts] == [
         greedy_continuation(OTHER, prompt, n) for prompt, n in zip(prompts, (5, 1, 3), strict=True)
     ]

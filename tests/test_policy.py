@@ -10,7 +10,7 @@ import pytest
 from engines import ScriptedDrafter, asked, nothing, sampler
 from exactness import Rng, Rule, Text, distance, texts_of
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.core.contracts import Drafter, Extend, Wish
+from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Logits
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
@@ -21,8 +21,8 @@ from outrider.verify import verify_block, verify_tokens
 from outrider.vocab import align
 
 
-def wish(sequence: int = 0, max_tokens: int = 100) -> Wish:
-    return Wish(sequence, max_tokens, sampler())
+def draft_request(sequence: int = 0, max_tokens: int = 100) -> DraftRequest:
+    return DraftRequest(sequence, max_tokens, sampler())
 
 
 def offering(
@@ -35,7 +35,7 @@ def offering(
 
 
 def lengths(policy: FixedPolicy, *drafters: Drafter, max_tokens: int = 100) -> tuple[int, str]:
-    [draft], _ = policy.propose(drafters, [wish(max_tokens=max_tokens)])
+    [draft], _ = policy.propose(drafters, [draft_request(max_tokens=max_tokens)])
     return len(draft), draft.sources[0] if draft.sources else ""
 
 
@@ -51,16 +51,18 @@ def test_each_sequence_is_asked_until_it_has_an_offer() -> None:
     questions: list[tuple[str, list[int]]] = []
 
     class Choosy(ScriptedDrafter):
-        def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-            questions.append((self.name, [w.sequence for w in wishes]))
-            return super().propose(wishes, extend)[0], DraftWork(calls=1, model_s=0.5)
+        def propose(
+            self, requests: Sequence[DraftRequest], stopping: StoppingRule
+        ) -> tuple[list[Draft], DraftWork]:
+            questions.append((self.name, [w.sequence for w in requests]))
+            return super().propose(requests, stopping)[0], DraftWork(calls=1, model_s=0.5)
 
     first = Choosy(lambda text, _n: [1] if text[0] == 1 else [], "first")
     second = Choosy(lambda _text, _n: [2, 2], "second")
     for drafter in (first, second):
         for sequence in range(3):
             drafter.begin(sequence, asked([sequence]))
-    drafts, work = FixedPolicy().propose([first, second], [wish(i) for i in range(3)])
+    drafts, work = FixedPolicy().propose([first, second], [draft_request(i) for i in range(3)])
     assert [draft.sources for draft in drafts] == [("second",) * 2, ("first",), ("second",) * 2]
     assert questions == [("first", [0, 1, 2]), ("second", [0, 2])]
     assert work == DraftWork(calls=2, model_s=1.0)
@@ -68,8 +70,10 @@ def test_each_sequence_is_asked_until_it_has_an_offer() -> None:
 
 def test_nobody_is_asked_when_all_have_an_offer_or_drafting_is_off() -> None:
     class Silent(ScriptedDrafter):
-        def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-            raise AssertionError(f"asked in vain: {wishes}, {extend}")
+        def propose(
+            self, requests: Sequence[DraftRequest], stopping: StoppingRule
+        ) -> tuple[list[Draft], DraftWork]:
+            raise AssertionError(f"asked in vain: {requests}, {stopping}")
 
     assert lengths(FixedPolicy(), offering("one", [1]), Silent(nothing)) == (1, "one")
     assert lengths(FixedPolicy(draft_max=0), Silent(nothing)) == (0, "")
@@ -128,9 +132,9 @@ class Dropping(FixedPolicy):
     """Wrong on purpose: sampled drafts that turned out short are dropped too."""
 
     def propose(
-        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
-        drafts, work = FixedPolicy.propose(self, drafters, wishes, others)
+        drafts, work = FixedPolicy.propose(self, drafters, requests, others)
         return [draft if len(draft) >= self.draft_min else Draft() for draft in drafts], work
 
 
@@ -151,8 +155,8 @@ def first_token_bias(policy: FixedPolicy, rule: Rule) -> float:
 
     def run(rng: Rng) -> Text:
         drafter.begin(0, asked([0, 1]))
-        wish = Wish(0, 2, sampler(EVERYTHING, AB), lambda q, _i: draw(q, rng))
-        [draft], _work = policy.propose([drafter], [wish])
+        request = DraftRequest(0, 2, sampler(EVERYTHING, AB), lambda q, _i: draw(q, rng))
+        [draft], _work = policy.propose([drafter], [request])
         drafted = [draft.tokens[: i + 1] for i in range(len(draft))]
         rows = [first, *(distribution(target([0, 1, *tokens]), EVERYTHING) for tokens in drafted)]
         verdict = rule(rows, draft, rng)

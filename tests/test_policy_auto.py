@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from engines import PROMPT, VOCABULARY, ScriptedDrafter, asked, language_model, model_drafter, oracle, sampler
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, DraftWork, Hint, Request
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Draft, DraftWork, Request, TokenEstimate
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -40,7 +40,7 @@ LINEAR = {n: float(n) for n in (1, 2, 4, 8, 16, 32, 64)}
 
 
 def drafted(policy: AutoPolicy, drafter: Drafter, max_tokens: int = 100) -> int:
-    [draft], work = policy.propose([drafter], [Wish(0, max_tokens, sampler())])
+    [draft], work = policy.propose([drafter], [DraftRequest(0, max_tokens, sampler())])
     assert work == DraftWork()
     return len(draft)
 
@@ -70,7 +70,7 @@ def test_what_pays_is_never_dropped_at_first_sight(
     """Up to tokens that are worth 1.3 plain calls each."""
     calls_s = curve(ratios).calls_s(64, context=0)
     size = len(chances)
-    chain = Chain([1] * size, ["lookup"] * size, [Hint(0.5)] * size, chances)
+    chain = Chain([1] * size, ["lookup"] * size, [TokenEstimate(0.5)] * size, chances)
     length, _ = Growth().best(Prices(token * float(calls_s[0]), calls_s), chain)
     assert length == 0 or Rises(calls_s).may_pay(chances)
 
@@ -167,9 +167,9 @@ def test_a_draft_is_never_longer_than_wished_or_allowed(
     if asks:
         drafters.append(model_drafter(random_logits(VOCABULARY.size, seed=3, scale=5.0)))
         drafters[1].begin(0, asked([0]))
-    [draft], work = policy.propose(drafters, [Wish(0, max_tokens, sampler())])
+    [draft], work = policy.propose(drafters, [DraftRequest(0, max_tokens, sampler())])
     assert len(draft) <= min(max_tokens, draft_max)
-    assert len(draft.hints) == len(draft.acceptance) == len(draft.sources) == len(draft)
+    assert len(draft.estimates) == len(draft.acceptance) == len(draft.sources) == len(draft)
     assert work.calls <= min(max_tokens, draft_max, 16)
 
 
@@ -197,7 +197,7 @@ def test_a_cap_out_of_range_is_refused() -> None:
 def test_another_free_drafter_goes_on_behind_the_most_promising_one() -> None:
     policy = AutoPolicy(curve({1: 1.0, 64: 1.1}))
     short, long = Offering(2, name="short"), Offering(3, name="long")
-    [draft], _ = policy.propose([short, long], [Wish(0, 100, sampler())])
+    [draft], _ = policy.propose([short, long], [DraftRequest(0, 100, sampler())])
     assert draft.sources == ("long",) * 3 + ("short",) * 2
 
 
@@ -207,7 +207,7 @@ def test_free_tokens_stand_before_those_of_a_model() -> None:
     drafter.begin(0, asked(PROMPT))
     policy = AutoPolicy(curve({1: 1.0, 64: 1.2}), {"draft": curve(SMALL, 0.01)})
     policy.begin(0, len(PROMPT), 200)
-    [draft], work = policy.propose([Offering(2), drafter], [Wish(0, 20, sampler())])
+    [draft], work = policy.propose([Offering(2), drafter], [DraftRequest(0, 20, sampler())])
     assert draft.sources[:3] == ("lookup", "lookup", "draft")
     assert work.call_tokens[0] == 1 + 2  # the free ones are read with the last token of the text
     text = [*PROMPT, 1, 1]
@@ -282,13 +282,16 @@ def test_a_prompt_is_not_read_for_one_good_chance(step_s: float, is_read: bool) 
     policy._texts[0].generated = 40
     offering = Offering(12, (8.0, 3.0, 4.0, 9.0))
     works = [
-        policy.propose([*free, drafter], [Wish(0, 30, sampler())])[1] for free in ([], [offering], [offering])
+        policy.propose([*free, drafter], [DraftRequest(0, 30, sampler())])[1]
+        for free in ([], [offering], [offering])
     ]
     assert any(work.calls for work in works) == is_read
     fresh = AutoPolicy(curve(dear), {"draft": curve(SMALL, step_s)})
     fresh.begin(0, 200, None)
     fresh._texts[0].generated = 40
-    assert fresh.propose([offering, drafter], [Wish(0, 30, sampler())])[1].calls, "the offer alone would do"
+    assert fresh.propose([offering, drafter], [DraftRequest(0, 30, sampler())])[1].calls, (
+        "the offer alone would do"
+    )
 
 
 # Several sequences
@@ -298,9 +301,11 @@ def test_sequences_share_the_steps_of_a_call() -> None:
     """Up to 8 tokens cost little: alone a sequence takes them all, two take them together."""
     cliff = {1: 1.0, 8: 1.2, 9: 30.0, 64: 60.0}
     drafter = Offering()
-    [alone], _ = AutoPolicy(curve(cliff)).propose([drafter], [Wish(0, 100, sampler())])
+    [alone], _ = AutoPolicy(curve(cliff)).propose([drafter], [DraftRequest(0, 100, sampler())])
     assert len(alone) == 7
-    drafts, _ = AutoPolicy(curve(cliff)).propose([drafter], [Wish(i, 100, sampler()) for i in range(2)])
+    drafts, _ = AutoPolicy(curve(cliff)).propose(
+        [drafter], [DraftRequest(i, 100, sampler()) for i in range(2)]
+    )
     assert sum(map(len, drafts)) == 6
 
 
@@ -308,7 +313,7 @@ def test_a_sequence_without_offers_stands_beside_one_that_has_some() -> None:
     lookup = SuffixDrafter()
     lookup.begin(0, Request((1, 2, 3, 4, 5, 6) * 6))
     lookup.begin(1, Request((1, 2, 3)))
-    drafts, _ = AutoPolicy(curve(FLAT)).propose([lookup], [Wish(i, 30, sampler()) for i in range(2)])
+    drafts, _ = AutoPolicy(curve(FLAT)).propose([lookup], [DraftRequest(i, 30, sampler()) for i in range(2)])
     assert len(drafts[0]) > 0 and len(drafts[1]) == 0
 
 
@@ -321,7 +326,7 @@ def test_sequences_share_the_cost_of_a_draft_model(num_sequences: int) -> None:
     for sequence in range(num_sequences):
         drafter.begin(sequence, asked((sequence, *PROMPT)))
         policy.begin(sequence, 0, None)  # nothing to read
-    _, work = policy.propose([drafter], [Wish(i, 8, sampler()) for i in range(num_sequences)])
+    _, work = policy.propose([drafter], [DraftRequest(i, 8, sampler()) for i in range(num_sequences)])
     assert work.calls > 0
 
 
@@ -379,7 +384,7 @@ def test_offers_do_not_wake_a_model_for_ever_that_is_weighed_in_vain(monkeypatch
     weighed, weigh = [], Step.weigh
 
     def counted(step: Step, model: str) -> int:
-        weighed.append(len(step.wish.prefix))
+        weighed.append(len(step.request.prefix))
         return weigh(step, model)
 
     monkeypatch.setattr(Step, "weigh", counted)
@@ -418,17 +423,18 @@ def test_what_goes_along_with_asking_is_no_part_of_every_step() -> None:
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(
-    ("hint", "name"), [(Hint(0.95), "draft"), (Hint(0.3), "draft"), (Hint(0.5, SURE), "lookup")]
+    ("estimate", "name"),
+    [(TokenEstimate(0.95), "draft"), (TokenEstimate(0.3), "draft"), (TokenEstimate(0.5, SURE), "lookup")],
 )
-def test_estimates_come_true(right: float, hint: Hint, name: str) -> None:
+def test_estimates_come_true(right: float, estimate: TokenEstimate, name: str) -> None:
     """Whatever a drafter says of itself, and over several texts."""
     rng = np.random.default_rng(1)
     estimator, estimates = Estimator(name), []
     for _ in range(6):
         state = TextState()
         for _ in range(100):
-            estimates.append(estimator.probability(hint, state))
-            estimator.learn(hint, state, bool(rng.random() < right))
+            estimates.append(estimator.probability(estimate, state))
+            estimator.learn(estimate, state, bool(rng.random() < right))
     assert np.mean(estimates[-300:]) == pytest.approx(right, abs=0.13)
     assert all(0 < estimate < 1 for estimate in estimates)
 
@@ -443,19 +449,20 @@ def test_tokens_that_were_seen_teach_although_they_were_not_drafted(draft: Any, 
     for seed in range(4):
         replay(recording("random", draft, seed=seed), policy, curve(costs), {"draft": curve(SMALL, 1e-5)})
     made = recording("random", draft, seed=9)
-    hints = [Hint(p) for p in made.offers["draft"].confidence]
-    estimates = [policy.knowledge.estimator("draft").probability(hint, TextState()) for hint in hints]
-    assert np.mean(estimates) == pytest.approx(right, abs=0.25)
+    estimates = [TokenEstimate(p) for p in made.offers["draft"].confidence]
+    estimator = policy.knowledge.estimator("draft")
+    found = [estimator.probability(estimate, TextState()) for estimate in estimates]
+    assert np.mean(found) == pytest.approx(right, abs=0.25)
 
 
 def test_who_claims_to_know_is_believed_until_he_was_wrong() -> None:
     estimator, state = Estimator("grammar"), TextState()
     for _ in range(20):
-        estimator.learn(Hint(1.0), state, True)
-    assert estimator.probability(Hint(1.0), state) == 1.0
+        estimator.learn(TokenEstimate(1.0), state, True)
+    assert estimator.probability(TokenEstimate(1.0), state) == 1.0
     for _ in range(40):
-        estimator.learn(Hint(1.0), state, False)
-    assert estimator.probability(Hint(1.0), state) < 0.5
+        estimator.learn(TokenEstimate(1.0), state, False)
+    assert estimator.probability(TokenEstimate(1.0), state) < 0.5
 
 
 def trained() -> AutoPolicy:
@@ -468,8 +475,12 @@ def trained() -> AutoPolicy:
 
 
 def chances(knowledge: Knowledge) -> list[float]:
-    hints = [("lookup", Hint(0.5, (4.0, 1.0, 2.0, 9.0))), ("draft", Hint(0.9)), ("draft", Hint(0.2))]
-    return [knowledge.estimator(name).probability(hint, TextState()) for name, hint in hints]
+    estimates = [
+        ("lookup", TokenEstimate(0.5, (4.0, 1.0, 2.0, 9.0))),
+        ("draft", TokenEstimate(0.9)),
+        ("draft", TokenEstimate(0.2)),
+    ]
+    return [knowledge.estimator(name).probability(estimate, TextState()) for name, estimate in estimates]
 
 
 def test_what_was_learned_survives_as_plain_data() -> None:
@@ -500,7 +511,7 @@ def test_a_draft_is_expected_to_fare_as_it_did_while_it_was_made() -> None:
     policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}, prior=prior)
     for constrained in (False, True):
         estimator = policy.knowledge.estimator("draft", constrained=constrained)
-        chance = estimator.probability(Hint(0.9), TextState())
+        chance = estimator.probability(TokenEstimate(0.9), TextState())
         assert chance == pytest.approx(0.45, abs=0.08)
     assert policy.knowledge.outlook.usual == pytest.approx(0.32, abs=0.08)
     unknown = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}).knowledge
@@ -653,15 +664,15 @@ def test_a_request_that_does_not_speculate_is_only_learned_from() -> None:
 
 def test_constrained_text_has_estimates_of_its_own() -> None:
     knowledge = Knowledge(CallCosts(), {})
-    hint, state = Hint(0.8, (4.0, 3.0, 3.0)), TextState()
-    free = knowledge.estimator("lookup").probability(hint, state)
+    estimate, state = TokenEstimate(0.8, (4.0, 3.0, 3.0)), TextState()
+    free = knowledge.estimator("lookup").probability(estimate, state)
     constrained = knowledge.estimator("lookup", constrained=True)
-    assert constrained.probability(hint, state) < free
-    assert knowledge.estimator("corpus", constrained=True).probability(hint, state) < free
+    assert constrained.probability(estimate, state) < free
+    assert knowledge.estimator("corpus", constrained=True).probability(estimate, state) < free
     for _ in range(200):
-        constrained.learn(hint, TextState(), right=True)
-    assert constrained.probability(hint, state) > free
-    assert knowledge.estimator("lookup").probability(hint, state) == free
+        constrained.learn(estimate, TextState(), right=True)
+    assert constrained.probability(estimate, state) > free
+    assert knowledge.estimator("lookup").probability(estimate, state) == free
     again = Knowledge(CallCosts(), {})
     again.recall(knowledge.as_json())
-    assert again.estimator("lookup", constrained=True).probability(hint, state) > free
+    assert again.estimator("lookup", constrained=True).probability(estimate, state) > free

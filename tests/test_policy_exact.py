@@ -10,7 +10,7 @@ import pytest
 
 from exactness import Rng, Text, distance, texts_of
 from outrider.backends.fake import FakeModel
-from outrider.core.contracts import Constraint, Drafter, Policy, Wish
+from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy
 from outrider.core.data import Draft, DraftWork, Grammar, Request, StepRecord
 from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
@@ -109,9 +109,9 @@ class Cutting(Simulated):
     """Wrong on purpose: a drawn draft is cut before its first token that is not the likeliest."""
 
     def propose(
-        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
-        drafts, work = super().propose(drafters, wishes, others)
+        drafts, work = super().propose(drafters, requests, others)
         return [self._cut(draft) for draft in drafts], work
 
     def _cut(self, draft: Draft) -> Draft:
@@ -122,7 +122,7 @@ class Cutting(Simulated):
             draft.probs[:keep] if draft.probs else None,
             draft.acceptance[:keep],
             draft.sources[:keep],
-            hints=draft.hints[:keep],
+            estimates=draft.estimates[:keep],
         )
 
 

@@ -36,7 +36,7 @@ def share_offered(answer: Sequence[int], predicted: Sequence[int]) -> float:
 def test_the_prediction_is_offered_before_anything_was_said() -> None:
     drafter = expecting()
     assert propose(drafter).tokens == ANSWER[:8]
-    assert propose(drafter).hints[0].acceptance > 0.75
+    assert propose(drafter).estimates[0].acceptance > 0.75
     assert propose(drafter, max_tokens=1000).tokens == ANSWER
     assert drafter.is_free
 
@@ -51,11 +51,11 @@ def test_it_follows_along_to_the_end() -> None:
 def test_the_longer_it_was_right_the_surer_it_is() -> None:
     drafter = expecting()
     draft = propose(drafter)
-    lengths = [hint.evidence[0] for hint in draft.hints]
+    lengths = [estimate.evidence[0] for estimate in draft.estimates]
     assert lengths == sorted(set(lengths))
-    assert all(hint.evidence[1:] == (1, 1, 0) for hint in draft.hints)
+    assert all(estimate.evidence[1:] == (1, 1, 0) for estimate in draft.estimates)
     drafter.observe(0, ANSWER[:20])
-    assert propose(drafter).hints[0].acceptance > draft.hints[7].acceptance
+    assert propose(drafter).estimates[0].acceptance > draft.estimates[7].acceptance
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_behind_a_departure_little_agreement_is_little_trusted() -> None:
     drafter.observe(0, ANSWER[33:34])
     draft = propose(drafter)
     assert draft.tokens == ANSWER[34:42]
-    assert draft.hints[0].evidence == (1, 1, 1, 4)
-    assert draft.hints[0].acceptance < 0.5 < draft.hints[7].acceptance
+    assert draft.estimates[0].evidence == (1, 1, 1, 4)
+    assert draft.estimates[0].acceptance < 0.5 < draft.estimates[7].acceptance
 
 
 def test_the_nearest_place_wins_and_longer_agreement_beats_it() -> None:
@@ -135,7 +135,7 @@ def test_it_goes_back_where_the_answer_repeats_a_part() -> None:
 def test_a_prefix_is_read_and_forgotten() -> None:
     drafter = expecting()
     assert propose(drafter, prefix=ANSWER[:5]).tokens == ANSWER[5:13]
-    assert propose(drafter, prefix=[7, *ANSWER[:4]], extend=UpTo(taken=2)).tokens == ANSWER[4:6]
+    assert propose(drafter, prefix=[7, *ANSWER[:4]], stopping=UpTo(taken=2)).tokens == ANSWER[4:6]
     assert propose(drafter, prefix=[7]) == Draft()
     assert propose(drafter).tokens == ANSWER[:8]
     drafter.observe(0, ANSWER[:1])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from json_schema_suite import MOST_TEXTS, byte_vocabulary, may_be_written, texts
+from json_schema_suite import MAX_TEXTS, byte_vocabulary, may_be_written, texts
 from outrider.constraints import Compiled, Compiler
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
@@ -51,7 +51,7 @@ def check_documents(schema: Schema, data: st.DataObject) -> None:
     several = st.lists(matching(schema) | matching(schema) | documents(), min_size=1, max_size=5)
     for document in map(plain, data.draw(several)):
         forms = list(texts(document))
-        if len(forms) < MOST_TEXTS and not any(character in forms[0] for character in UNWRITTEN):
+        if len(forms) < MAX_TEXTS and not any(character in forms[0] for character in UNWRITTEN):
             valid = validator(schema).is_valid(read(forms[0]))
             event("valid" if valid else "invalid")
             written = [form for form in forms if may_be_written(ready.start(), VOCABULARY, form)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.reading import MOST_TOKENS, Pace, chunks
+from outrider.engine.reading import MAX_TOKENS, Pace, chunks
 
 UNREAD = st.dictionaries(st.integers(0, 9), st.integers(1, 500), max_size=6)
 
@@ -29,8 +29,8 @@ def test_the_short_one_is_not_held_up_by_a_long_one() -> None:
 
 def test_those_that_decode_are_not_held_up_long() -> None:
     pace = Pace(max_pause_s=0.25)
-    assert pace.tokens(alone=True) == MOST_TOKENS
-    assert 0 < pace.tokens(alone=False) < MOST_TOKENS
+    assert pace.tokens(alone=True) == MAX_TOKENS
+    assert 0 < pace.tokens(alone=False) < MAX_TOKENS
     for _ in range(20):
         pace.note(100, 1.0)
     assert pace.tokens(alone=False) == 25
@@ -39,4 +39,4 @@ def test_those_that_decode_are_not_held_up_long() -> None:
     assert 1 < pace.tokens(alone=False) < 25
     for _ in range(50):
         pace.note(100, 0.001)
-    assert pace.tokens(alone=False) == pace.tokens(alone=True) == MOST_TOKENS
+    assert pace.tokens(alone=False) == pace.tokens(alone=True) == MAX_TOKENS

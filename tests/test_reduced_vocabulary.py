@@ -19,8 +19,8 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, ReducedVocabulary,
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.bench.score import pair_row
 from outrider.check.facts import tokenizers_of
-from outrider.core.contracts import Constraint, Extend, PartOf, Wish
-from outrider.core.data import Draft, Hint, Mask, Row
+from outrider.core.contracts import Constraint, DraftRequest, PartOf, StoppingRule
+from outrider.core.data import Draft, Mask, Row, TokenEstimate
 from outrider.core.errors import VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
@@ -184,13 +184,13 @@ def test_choices_confidences_and_distributions_are_those_over_the_whole_vocabula
     alignment, params = alignments()[name], SETTINGS[settings_name]
     rng = np.random.default_rng(seed)
     rows = Rows(alignment)
-    wish = Wish(0, 4, sampler(params), (lambda q, _i: int(q.tokens[0])) if is_drawn else None)
+    request = DraftRequest(0, 4, sampler(params), (lambda q, _i: int(q.tokens[0])) if is_drawn else None)
     for _ in range(2):  # a buffer that is used again holds nothing of before
         row = (rng.standard_normal(len(alignment.to_target)) * scale).astype(np.float32)
-        adjusted = wish.sampler.adjust(over_target(alignment, row), ())
+        adjusted = request.sampler.adjust(over_target(alignment, row), ())
         best = int(adjusted.argmax())
         foreign = row[alignment.to_target < 0].astype(np.float64)
-        found = rows.likeliest(row, wish, ())
+        found = rows.likeliest(row, request, ())
         if not is_drawn and len(foreign) and foreign.max() > adjusted[best]:
             assert found is None
             continue
@@ -199,7 +199,7 @@ def test_choices_confidences_and_distributions_are_those_over_the_whole_vocabula
         sure = 1 / np.exp(np.clip(everything - adjusted[best], None, 60)).sum()
         assert found[1] == pytest.approx(sure, rel=1e-5)
         expected = distribution(adjusted, params)
-        offered = rows.distribution(row, wish, ())
+        offered = rows.distribution(row, request, ())
         assert offered.tokens.tolist() == expected.tokens.tolist()
         assert offered.probs == pytest.approx(expected.probs, rel=1e-5)
 
@@ -210,16 +210,16 @@ def test_choices_confidences_and_distributions_are_those_over_the_whole_vocabula
 class Always:
     """Takes whatever is found."""
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish, drafted
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        del request, drafted
         return True
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        del wish, drafted
-        return 0 < hint.acceptance <= 1
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        del request, drafted
+        return 0 < estimate.acceptance <= 1
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()
 
 
@@ -235,9 +235,11 @@ def says(*script: int, other: float = -5.0) -> Callable[[Sequence[int]], Row]:
     return logits
 
 
-def offered(drafter: ModelDrafter, length: int, **wish: Any) -> Draft:
-    extend: Extend = Always()
-    [draft], _ = drafter.propose([Wish(0, length, sampler(wish.pop("params", GREEDY)), **wish)], extend)
+def offered(drafter: ModelDrafter, length: int, **request: Any) -> Draft:
+    stopping: StoppingRule = Always()
+    [draft], _ = drafter.propose(
+        [DraftRequest(0, length, sampler(request.pop("params", GREEDY)), **request)], stopping
+    )
     return draft
 
 
@@ -316,8 +318,8 @@ class OnlyD(Constraint):
 def test_under_a_constraint_the_unknown_is_no_reason_to_stop() -> None:
     drafter = reduced_drafter(says(OTHER))
     drafter.begin(0, asked(VOCABULARY.tokenize("abca")))
-    wish = Wish(0, 3, RequestSampler(GREEDY, VOCABULARY, (), OnlyD()), constraint=OnlyD())
-    [draft], _ = drafter.propose([wish], Always())
+    request = DraftRequest(0, 3, RequestSampler(GREEDY, VOCABULARY, (), OnlyD()), constraint=OnlyD())
+    [draft], _ = drafter.propose([request], Always())
     assert draft.tokens == tuple(VOCABULARY.tokenize("ddd")) and draft.acceptance == (1.0,) * 3
 
 

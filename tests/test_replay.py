@@ -21,8 +21,8 @@ from engines import (
     same_vocabulary,
 )
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
-from outrider.core.contracts import Drafter, Policy, Wish
-from outrider.core.data import Draft, DraftWork, Grammar, Hint, Request, Row, StepRecord
+from outrider.core.contracts import Drafter, DraftRequest, Policy
+from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord, TokenEstimate
 from outrider.core.errors import BackendError, InputError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts, CallPoint
@@ -140,10 +140,10 @@ def test_where_an_answer_ends_by_itself_is_not_known_before() -> None:
             limits.append(max_tokens)
 
         def propose(
-            self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+            self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
         ) -> tuple[list[Draft], DraftWork]:
-            rooms.append(wishes[0].max_tokens)
-            return FixedPolicy.propose(self, drafters, wishes, others)
+            rooms.append(requests[0].max_tokens)
+            return FixedPolicy.propose(self, drafters, requests, others)
 
     made = recording("copying", "target", length=30)
     replay(made, Watching(), curve(FLAT), {"draft": curve(SMALL)})
@@ -334,23 +334,23 @@ class Following:
         pass
 
     def propose(
-        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         del others
         free, *models = drafters
-        [wish] = wishes
-        tokens = free.propose([wish], UpTo(wish.max_tokens))[0][0].tokens
+        [request] = requests
+        tokens = free.propose([request], UpTo(request.max_tokens))[0][0].tokens
         work = DraftWork()
         if models:
-            lead = self._choose(min(len(tokens), wish.max_tokens - 1) + 1)
-            calls = self._choose(wish.max_tokens - lead + 1)
-            asked = replace(wish, prefix=tokens[:lead], max_tokens=wish.max_tokens - lead)
+            lead = self._choose(min(len(tokens), request.max_tokens - 1) + 1)
+            calls = self._choose(request.max_tokens - lead + 1)
+            asked = replace(request, prefix=tokens[:lead], max_tokens=request.max_tokens - lead)
             if calls:
                 [offer], work = models[0].propose([asked], UpTo(calls))
                 tokens = (*tokens[:lead], *offer.tokens)
-            behind = replace(wish, prefix=tokens, max_tokens=max(wish.max_tokens - len(tokens), 1))
-            tokens += free.propose([behind], UpTo(wish.max_tokens - len(tokens)))[0][0].tokens
-        tokens = tokens[: self._choose(min(len(tokens), wish.max_tokens) + 1)]
+            behind = replace(request, prefix=tokens, max_tokens=max(request.max_tokens - len(tokens), 1))
+            tokens += free.propose([behind], UpTo(request.max_tokens - len(tokens)))[0][0].tokens
+        tokens = tokens[: self._choose(min(len(tokens), request.max_tokens) + 1)]
         n = len(tokens)
         return [Draft(tokens, None, (0.5,) * n, ("any",) * n)], work
 
@@ -361,16 +361,16 @@ class UpTo:
     def __init__(self, length: int) -> None:
         self._length = length
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        del request
         return len(drafted) < self._length
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        del wish, drafted, hint
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        del request, drafted, estimate
         return True
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engines import asked, sampler
 from lookups import UpTo, ends_of, longest_match, propose
-from outrider.core.contracts import Wish
+from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft
 from outrider.core.errors import SettingError
 from outrider.drafters.automaton import MAX_CHAIN, SuffixAutomaton
@@ -147,7 +147,7 @@ def test_draft_equals_that_of_a_search(
     text: list[int], prefix: list[int], min_match: int, max_tokens: int
 ) -> None:
     draft = propose(drafter_over(text, min_match), prefix=prefix, max_tokens=max_tokens)
-    evidence = tuple(hint.evidence for hint in draft.hints)
+    evidence = tuple(estimate.evidence for estimate in draft.estimates)
     assert list(zip(draft.tokens, evidence, strict=True)) == draft_by_search(
         text, prefix, max_tokens, min_match
     )
@@ -160,7 +160,7 @@ def test_a_draft_goes_on_behind_its_own_beginning(text: list[int], cut: int) -> 
     whole = propose(drafter_over(text))
     rest = propose(drafter_over(text), prefix=whole.tokens[:cut])
     assert rest.tokens[: max(len(whole) - cut, 0)] == whole.tokens[cut:]
-    assert rest.hints[: max(len(whole) - cut, 0)] == whole.hints[cut:]
+    assert rest.estimates[: max(len(whole) - cut, 0)] == whole.estimates[cut:]
 
 
 @given(texts)
@@ -216,8 +216,8 @@ def test_several_wishes_are_answered_in_their_order() -> None:
     drafter = SuffixDrafter(min_match=1)
     drafter.begin(3, asked([1, 2, 1]))
     drafter.begin(5, asked([1, 7, 1]))
-    wishes = [Wish(sequence, 1, sampler()) for sequence in (5, 4, 3)]
-    drafts, _ = drafter.propose(wishes, UpTo())
+    requests = [DraftRequest(sequence, 1, sampler()) for sequence in (5, 4, 3)]
+    drafts, _ = drafter.propose(requests, UpTo())
     assert [draft.tokens for draft in drafts] == [(7,), (), (2,)]
 
 
@@ -257,9 +257,9 @@ def test_draft_ends_before_the_token_that_is_not_taken() -> None:
     drafter = drafter_over([1, 2, 3, 4, 5, 1])
     whole = propose(drafter, max_tokens=4)
     extend = UpTo(taken=2)
-    draft = propose(drafter, max_tokens=4, extend=extend)
+    draft = propose(drafter, max_tokens=4, stopping=extend)
     assert draft.tokens == whole.tokens[:2] == (2, 3)
-    assert extend.hints == list(whole.hints[:3])
+    assert extend.estimates == list(whole.estimates[:3])
     assert extend.asked == [
         (question, drafted) for drafted in [(), (2,), (2, 3)] for question in ("wants", "takes")
     ]
@@ -268,9 +268,9 @@ def test_draft_ends_before_the_token_that_is_not_taken() -> None:
 def test_nothing_is_looked_up_that_is_not_wanted() -> None:
     drafter = drafter_over([1, 2, 3, 4, 5, 1])
     extend = UpTo(wanted=1)
-    assert propose(drafter, max_tokens=4, extend=extend).tokens == (2,)
+    assert propose(drafter, max_tokens=4, stopping=extend).tokens == (2,)
     assert extend.asked == [("wants", ()), ("takes", ()), ("wants", (2,))]
-    assert propose(drafter, extend=UpTo(wanted=0)) == Draft()
+    assert propose(drafter, stopping=UpTo(wanted=0)) == Draft()
 
 
 def test_proposing_changes_nothing() -> None:

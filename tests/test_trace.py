@@ -38,7 +38,7 @@ def test_one_object_a_step_without_distributions(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [record.step for record in made]
     assert [line["tokens"] for line in lines] == [list(record.tokens) for record in made]
     assert any(line["draft"]["sampled"] for line in lines)
-    assert not any({"probs", "beliefs"} & line["draft"].keys() for line in lines)
+    assert not any({"probs", "greedy_probs"} & line["draft"].keys() for line in lines)
     assert os.listdir(tmp_path) == ["trace.jsonl"]
 
 

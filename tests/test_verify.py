@@ -286,7 +286,7 @@ def test_what_is_drawn_is_what_is_said(rule: Rule, kind: DraftSampling, draws: b
     made = verifier(rule, kind)
     assert (made.drawing(0) is not None, made.compares) == (draws, compares)
     assert made.name.endswith(
-        "the better of drawn and likeliest drafts"
+        "the better of drawn and most likely drafts"
         if compares
         else "drawn drafts"
         if draws
@@ -303,7 +303,7 @@ def in_a_row(p: Sequence[float], num: int) -> LazyDistributions:
 
 
 def test_auto_goes_over_to_the_kind_that_is_accepted_more() -> None:
-    """Flat and alike: drawn tokens always stand. One-sided p, flat q: the likeliest does."""
+    """Flat and alike: drawn tokens always stand. One-sided p, flat q: the most likely does."""
     flat, peak = (0.26, 0.25, 0.25, 0.24), (0.97, 0.01, 0.01, 0.01)
     made = verifier()
     believed = Draft((0,), None, (0.5,), ("draft",), (dense(flat),))

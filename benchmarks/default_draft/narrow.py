@@ -49,7 +49,7 @@ MAILS = (
     "weigh {weight} kg. Could you collect on {day} at {time}? {insured} {note}\n\nThanks\n{name}",
     "Dear team,\nplease book a pickup in {city} on {day}, {time}. It is {count} {parcels}, {weight} "
     "kilos in all, "
-    "{things}. The recipient is {name2}, {city2}. {insured} {note}\nBest wishes, {name}, {city}",
+    "{things}. The recipient is {name2}, {city2}. {insured} {note}\nBest requests, {name}, {city}",
     "Booking\nFrom: {name}, {city}\nTo: {name2}, {city2}\nWhat: {count} {parcels} ({things}), {weight} kg\n"
     "When: {day}, {time}\n{insured}\n{note}",
     "Hi, it's {name} again. Same thing as last month: {things} for {name2}, only that it is {city2} "

@@ -4,7 +4,7 @@
 
 The files are made from the default's own (Q4_1): none can be better than it. Every type's calls are timed in
 turn with the others', behind 200 tokens. Quality is the KL divergence of its next-token distribution from
-that of the default's file, and how often the likeliest token is the same, along the default's greedy answers.
+that of the default's file, and how often both agree on the most likely token, along the default's answers.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def distributions(model: GgufModel, texts: list[tuple[tuple[int, ...], int]]) ->
 
 
 def nearness(usual: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """Mean KL divergence in nats, and the share of positions whose likeliest token is the same."""
+    """Mean KL divergence in nats, and the share of positions whose most likely token is the same."""
     kl = (np.exp(usual) * (usual - other)).sum(axis=1).mean()
     return float(kl), float((usual.argmax(axis=1) == other.argmax(axis=1)).mean())
 

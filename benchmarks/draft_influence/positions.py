@@ -12,7 +12,7 @@ from draft_influence.onestep import BLOCK, TOKEN, Rule, Step, greedy_step, mass,
 from draft_influence.parts import Cell
 from draft_influence.subjects import FILTERS, Candidate, Sizes, Tokens, engine_of
 from outrider.certify.memo import Memory
-from outrider.core.contracts import Model, Wish
+from outrider.core.contracts import DraftRequest, Model
 from outrider.core.data import Distribution, Request, Row, point_mass
 from outrider.core.params import SamplingParams
 from outrider.drafters.rows import Rows
@@ -83,13 +83,13 @@ def _under(places: Sequence[Position], candidate: Candidate, sizes: Sizes, filte
 
 def moved(place: Position, candidate: Candidate, kind: str, rule: Rule, lenience: float) -> Moved:
     """One position under a rule. Where the draft has nothing to offer, nothing moves."""
-    wish = Wish(0, 1, place.sampler)
+    request = DraftRequest(0, 1, place.sampler)
     rows = Rows(candidate.alignment)
-    found = rows.likeliest(place.offered, wish, ())
+    found = rows.likeliest(place.offered, request, ())
     target = place.sampler.distribution(place.row, ())
     step = Step(target, 0.0)
     if kind == "drawn":
-        step = one_step(target, rows.distribution(place.offered, wish, ()), lenience, rule)
+        step = one_step(target, rows.distribution(place.offered, request, ()), lenience, rule)
     elif found is not None and place.sampler.params.is_greedy:
         step = greedy_step(place.row, found[0], lenience)
     elif found is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LEAST_COUNT = 10
+MIN_COUNT = 10
 """Texts that both sets together hold less often share a cell."""
 
 _CHUNK = 2_000
@@ -56,7 +56,7 @@ def two_samples(
 
 def _cells(first: Counter[Any], second: Counter[Any]) -> npt.NDArray[np.int64]:
     """Counts (2, cells): rare texts share the last cell."""
-    common = [text for text in first | second if first[text] + second[text] >= LEAST_COUNT]
+    common = [text for text in first | second if first[text] + second[text] >= MIN_COUNT]
     rows = []
     for counter in (first, second):
         own = [counter[text] for text in common]

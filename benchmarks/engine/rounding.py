@@ -3,7 +3,7 @@
     python benchmarks/engine/rounding.py MODEL.gguf PROMPTS.jsonl --out rounding.jsonl
 
 The greedy answer to each prompt is evaluated token by token, as plain decoding does, and again in calls
-of 2, 4 and 9 tokens. For every position: by how much does the gap between the two likeliest tokens
+of 2, 4 and 9 tokens. For every position: by how much does the gap between the two most likely tokens
 change, and does another one come out on top?
 """
 

@@ -4,7 +4,7 @@
 
 Every prompt is answered under each rule with the draft model alone and a fixed draft length, live. At
 every position that was judged, both distributions are known, so the row also holds the means of: Σ min(p, q)
-(no rule that judges token by token accepts a drawn token more often), p(argmax q) (what the likeliest
+(no rule that judges token by token accepts a drawn token more often), p(argmax q) (what the most likely
 token gets), and (1 - TV) / (1 + TV) (what the seed-stable rule is promised).
 """
 
@@ -45,11 +45,11 @@ class Overlaps(Verifier):
 
     @property
     def compares(self) -> bool:
-        return True  # so that the draft's distributions are there for likeliest tokens too
+        return True  # so that the draft's distributions are there for most likely tokens too
 
     def judge(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
         verdict = super().judge(target, draft, position)
-        offered = draft.probs or draft.beliefs
+        offered = draft.probs or draft.greedy_probs
         for i in range(min(len(offered), verdict.num_accepted + 1)):
             best = int(offered[i].tokens[np.argmax(offered[i].probs)])
             Overlaps.seen.append(

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.core.contracts import Wish
-from outrider.core.data import Draft, Hint, Request
+from outrider.core.contracts import DraftRequest
+from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy.acceptance import TextState
 from outrider.policy.knowledge import Knowledge
 from outrider.replay import Recording
 from outrider.replay.run import SAMPLER
 
-MOST_FREE, MOST_TAIL, MOST_MODEL, MOST_LEAD = 64, 32, 16, 8
+MAX_FREE, MAX_TAIL, MAX_MODEL, MAX_LEAD = 64, 32, 16, 8
 """tokens: looked up in front, behind a draft model's; drafted by it, and by others in front of it"""
-LEAST_SURVIVAL = 0.03
+MIN_SURVIVAL = 0.03
 """Behind drafts that stand more rarely nothing is looked up."""
 
 
@@ -43,7 +43,7 @@ class Offers:
 
 
 def offers_of(
-    recording: Recording, knowledge: Knowledge, model: str | None, *, least: float = LEAST_SURVIVAL
+    recording: Recording, knowledge: Knowledge, model: str | None, *, least: float = MIN_SURVIVAL
 ) -> Offers:
     """The recording's offers, with chances by what a policy has learned of all texts before and, as it
     would, of this one up to the position."""
@@ -52,21 +52,21 @@ def offers_of(
     estimator = copy.deepcopy(knowledge.estimator(lookup.name))
     chances, model_right = _model_offers(recording, knowledge, model)
 
-    def look_up(position: int, drafted: int) -> tuple[Found, tuple[Hint, ...]]:
-        most = MOST_TAIL if drafted else MOST_FREE
-        wish = Wish(0, most, SAMPLER, prefix=answer[position : position + drafted])
-        [draft], _ = lookup.propose([wish], _Everything())
-        found = [estimator.probability(hint, state) for hint in draft.hints]
-        return Found(found, _agreement(draft.tokens, answer[position + drafted :])), draft.hints
+    def look_up(position: int, drafted: int) -> tuple[Found, tuple[TokenEstimate, ...]]:
+        most = MAX_TAIL if drafted else MAX_FREE
+        request = DraftRequest(0, most, SAMPLER, prefix=answer[position : position + drafted])
+        [draft], _ = lookup.propose([request], _Everything())
+        found = [estimator.probability(estimate, state) for estimate in draft.estimates]
+        return Found(found, _agreement(draft.tokens, answer[position + drafted :])), draft.estimates
 
     free = []
     for position in range(len(answer)):
-        first, hints = look_up(position, 0)
+        first, estimates = look_up(position, 0)
         reached = _reached(first.chances, chances[position:], least) if model else ()
         free.append({0: first} | {drafted: look_up(position, drafted)[0] for drafted in reached})
-        for i, hint in enumerate(hints[: min(first.right + 1, len(answer) - position)]):
-            estimator.learn(hint, state, i < first.right)
-        if hints:
+        for i, estimate in enumerate(estimates[: min(first.right + 1, len(answer) - position)]):
+            estimator.learn(estimate, state, i < first.right)
+        if estimates:
             state.note_first(first.right > 0)
         lookup.observe(0, answer[position : position + 1])
     return Offers(free, chances, model_right)
@@ -75,8 +75,8 @@ def offers_of(
 def _reached(lead: Sequence[float], model: Sequence[float], least: float) -> list[int]:
     """The lengths of drafts that end with the model's tokens and stand often enough."""
     best: dict[int, float] = {}
-    for num_lead, survival in enumerate(np.cumprod([1.0, *lead[:MOST_LEAD]])):
-        for drafted, chance in enumerate(model[num_lead:][:MOST_MODEL], num_lead + 1):
+    for num_lead, survival in enumerate(np.cumprod([1.0, *lead[:MAX_LEAD]])):
+        for drafted, chance in enumerate(model[num_lead:][:MAX_MODEL], num_lead + 1):
             survival *= chance
             best[drafted] = max(best.get(drafted, 0.0), survival)
     return [drafted for drafted, survival in best.items() if survival >= least and drafted < len(model)]
@@ -93,24 +93,24 @@ def _model_offers(
     estimator = copy.deepcopy(knowledge.estimator(model))
     right = [int(a == b) for a, b in zip(offered.tokens, answer, strict=True)]
     for confidence, is_right in zip(offered.confidence, right, strict=True):
-        chances.append(estimator.probability(Hint(confidence), state))
-        estimator.learn(Hint(confidence), state, bool(is_right))
+        chances.append(estimator.probability(TokenEstimate(confidence), state))
+        estimator.learn(TokenEstimate(confidence), state, bool(is_right))
     for i in range(len(answer) - 2, -1, -1):
         right[i] *= 1 + right[i + 1]
     return chances, right
 
 
 class _Everything:
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish, drafted
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        del request, drafted
         return True
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        del wish, drafted, hint
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        del request, drafted, estimate
         return True
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()
 
 

@@ -37,8 +37,8 @@ import numpy as np
 
 from machine import describe
 from outrider import Pair, SamplingParams
-from outrider.core.contracts import Vocabulary, Wish
-from outrider.core.data import Draft, Hint, Request
+from outrider.core.contracts import DraftRequest, Vocabulary
+from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.drafters.corpus import CorpusDrafter, open_corpus
 from outrider.sampling import RequestSampler
 
@@ -88,14 +88,14 @@ def write_files(folder: Path, num_bytes: int) -> list[str]:
 class Threshold:
     """Takes what is likelier than not."""
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        return len(drafted) < wish.max_tokens
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        return len(drafted) < request.max_tokens
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        return len(drafted) < wish.max_tokens and hint.acceptance >= ACCEPTANCE
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        return len(drafted) < request.max_tokens and estimate.acceptance >= ACCEPTANCE
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()
 
 
@@ -104,7 +104,7 @@ def write(
     between: Callable[[], object],
 ) -> dict[str, Any]:  # fmt: skip
     """Write the answers, so many steps in all, and time them."""
-    wish = Wish(0, DRAFT_TOKENS, RequestSampler(SamplingParams(temperature=0), vocabulary, ()))
+    request = DraftRequest(0, DRAFT_TOKENS, RequestSampler(SamplingParams(temperature=0), vocabulary, ()))
     steps_s: list[float] = []
     own_s: list[float] = []
     faults: list[tuple[int, int]] = []
@@ -117,7 +117,7 @@ def write(
             between()
             faults_before = page_faults()
             cpu_before, before = thread_time(), perf_counter()
-            [draft], _ = drafter.propose([wish], Threshold())
+            [draft], _ = drafter.propose([request], Threshold())
             looked_up_s, own_looked_up_s = perf_counter() - before, thread_time() - cpu_before
             right = 0
             while right < len(draft) and draft.tokens[right : right + 1] == tuple(

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
-from outrider.costs import MOST_TOKENS, CallCosts, CallPoint, PairCosts, import_costs
+from outrider.costs import MAX_TOKENS, CallCosts, CallPoint, PairCosts, import_costs
 from rows import read_rows
 
 ENOUGH_CALLS = 5
@@ -86,7 +86,7 @@ class CallTimes:
         """The curve at this moment: sizes with enough calls by their own median, or by that of the whole
         `run` brought to the moment's scale; all others as they were measured, at that scale. `scale` is
         that of these calls if none is given."""
-        shape = {n: ratio for n, ratio in (run.known() | self.known()).items() if n <= MOST_TOKENS}
+        shape = {n: ratio for n, ratio in (run.known() | self.known()).items() if n <= MAX_TOKENS}
         scale = self.scale if scale is None else scale
         points = [p for p in self.curve.points if p.num_sequences == 1]
         new = set(shape) - {p.num_tokens for p in points}

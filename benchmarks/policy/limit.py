@@ -21,9 +21,9 @@ import numpy.typing as npt
 from outrider.costs import CallCosts
 from outrider.policy.knowledge import Knowledge
 from outrider.replay import Recording
-from policy.ahead import MOST_FREE, MOST_LEAD, MOST_MODEL, Found, Offers, offers_of
+from policy.ahead import MAX_FREE, MAX_LEAD, MAX_MODEL, Found, Offers, offers_of
 
-MOST_UNREAD = 48
+MAX_UNREAD = 48
 
 Array = npt.NDArray[np.float64]
 Plan = tuple[int, int, int]
@@ -64,11 +64,11 @@ class Informed:
         self._end, self._prompt = len(recording.tokens), len(recording.prompt)
         self._offers = offers
         self._draft = draft
-        longest = MOST_LEAD + MOST_MODEL + MOST_FREE
+        longest = MAX_LEAD + MAX_MODEL + MAX_FREE
         self._calls_s = [
             costs.calls_s(longest + 1, context=self._prompt + i) + own_s for i in range(self._end)
         ]
-        self._times = np.zeros((self._end + 1, MOST_UNREAD + 1))
+        self._times = np.zeros((self._end + 1, MAX_UNREAD + 1))
         self._plans: list[list[Plan]] = [[] for _ in range(self._end)]
         for position in range(self._end - 1, -1, -1):
             self._plan(position)
@@ -83,7 +83,7 @@ class Informed:
         right; so many tokens are unread by the draft model if none of them is right."""
         survivals = np.cumprod([1.0, *chances])
         at = np.arange(len(survivals))
-        later_s = self._times[position + at + 1, np.minimum(unread + at, MOST_UNREAD)]
+        later_s = self._times[position + at + 1, np.minimum(unread + at, MAX_UNREAD)]
         stopped_s = np.append(0.0, np.cumsum(survivals[:-1] * (1 - np.asarray(chances)) * later_s[:-1]))
         rest: Array = stopped_s + survivals * later_s
         return rest
@@ -92,7 +92,7 @@ class Informed:
         """The best plan for each number of unread tokens."""
         chances, calls_s = self._free(position), self._calls_s[position]
         models = self._with_model(position, chances)
-        for unread in range(MOST_UNREAD + 1):
+        for unread in range(MAX_UNREAD + 1):
             totals = calls_s[: len(chances) + 1] + self._rest(position, chances, unread + 1)
             count = int(totals.argmin())
             best_s, plan = float(totals[count]), (count, 0, 0)
@@ -114,10 +114,10 @@ class Informed:
         if self._draft is None:
             return []
         room = self._end - position - 1
-        leads = range(min(len(chances), MOST_LEAD, room - 1) + 1)
+        leads = range(min(len(chances), MAX_LEAD, room - 1) + 1)
         tails = {
             drafted: self._rest(position + drafted, self._free(position, drafted), 2)
-            for drafted in range(1, min(MOST_LEAD + MOST_MODEL, room) + 1)
+            for drafted in range(1, min(MAX_LEAD + MAX_MODEL, room) + 1)
         }
         return [self._behind_lead(position, chances[:lead], tails) for lead in leads if room > lead]
 
@@ -127,7 +127,7 @@ class Informed:
         calls_s, step_s = self._calls_s[position], self._first_s(position, 1)
         survival, stopped_s = 1.0, 0.0
         best: tuple[float, Plan] = (np.inf, (0, 0, 0))
-        most = min(MOST_MODEL, self._end - position - 1 - len(lead))
+        most = min(MAX_MODEL, self._end - position - 1 - len(lead))
         for i, chance in enumerate([*lead, *self._offers.model[position + len(lead) :][:most]]):
             stopped_s += survival * (1 - chance) * float(self._times[position + i + 1, 1])
             survival *= chance
@@ -145,7 +145,7 @@ class Informed:
         """Expected, and when the plans are carried out on what came."""
         position, unread, spent_s = 0, 1, 0.0
         while position < self._end:
-            lead, model, tail = self._plans[position][min(unread, MOST_UNREAD)]
+            lead, model, tail = self._plans[position][min(unread, MAX_UNREAD)]
             drafted, right = lead + model, min(lead, self._offers.free[position][0].right)
             spent_s += float(self._calls_s[position][drafted + tail])
             if model:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from outrider.core.contracts import Constraint, Drafter, Extend, Wish
+from outrider.core.contracts import Constraint, Drafter, DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
@@ -33,9 +33,11 @@ class ForcedDrafter:
         del sequence
         self._constraint.accept(tokens)
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        del extend
-        return [forced(replace(wish, constraint=self._constraint)) for wish in wishes], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        del stopping
+        return [forced(replace(request, constraint=self._constraint)) for request in requests], DraftWork()
 
     def end(self, sequence: int) -> None:
         del sequence

@@ -21,11 +21,11 @@ from structured.bench import OFF
 from structured.cases import GROUPS
 from structured.summary import Answers, all_runs, calls_per_token, errors, read_answers
 
-MOST_CALLS = {"tool": 0.40, "record": 0.40, "nested-person": 0.70}
+MAX_CALLS = {"tool": 0.40, "record": 0.40, "nested-person": 0.70}
 """Target calls per token with forcing alone that are to be reached, by group or case."""
-LEAST_RATIO = 1.3
+MIN_RATIO = 1.3
 """Calls of plain constrained decoding over those of forcing alone, over all cases."""
-LEAST_SPEEDUP = 0.98
+MIN_SPEEDUP = 0.98
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def groups(cases: Sequence[Answers], modes: Sequence[str]) -> Iterator[str]:
 
 def claims(cases: Sequence[Answers]) -> Iterator[str]:
     """The goals for forcing alone, and whether they are met."""
-    for name, most in MOST_CALLS.items():
+    for name, most in MAX_CALLS.items():
         found = [case for case in cases if name in (case.group, case.id)]
         calls = calls_per_token(all_runs(found, "forced"))
         if calls is not None:
@@ -92,14 +92,14 @@ def claims(cases: Sequence[Answers]) -> Iterator[str]:
     plain, forced = (calls_per_token(all_runs(cases, mode)) for mode in (OFF.name, "forced"))
     if plain and forced:
         fewer = plain / forced
-        yield f"- all: {fewer:.2f}x fewer calls than off, goal {LEAST_RATIO}x: {met(fewer >= LEAST_RATIO)}"
+        yield f"- all: {fewer:.2f}x fewer calls than off, goal {MIN_RATIO}x: {met(fewer >= MIN_RATIO)}"
     slow = [
         f"{case.id} {mode} {ratio:.2f}x"
         for case in cases
         for mode in case.runs
-        if (ratio := case.speedup(mode)) and ratio < LEAST_SPEEDUP
+        if (ratio := case.speedup(mode)) and ratio < MIN_SPEEDUP
     ]
-    yield f"- slower than {LEAST_SPEEDUP}x: {', '.join(slow) or 'none'}"
+    yield f"- slower than {MIN_SPEEDUP}x: {', '.join(slow) or 'none'}"
 
 
 def validity(cases: Sequence[Answers], failed: Sequence[tuple[str, str, str]]) -> Iterator[str]:

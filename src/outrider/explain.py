@@ -29,8 +29,8 @@ DRAFTED = (1, 2, 4, 8)
 _CHEAP_DRAFT = 0.1
 """what a step of a well-chosen draft model costs, in steps of the target"""
 _WORTH_SAYING = 1.1
-_LEAST_INTERVAL = 0.01
-_LEAST_PLAIN_CALLS = 4
+_MIN_INTERVAL = 0.01
+_MIN_PLAIN_CALLS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ def _plain_ratio(decode: Sequence[StepRecord], costs: CallCosts) -> tuple[float,
         for r in decode
         if r.num_evaluated == r.batch_tokens == 1
     ]
-    if len(ratios) < _LEAST_PLAIN_CALLS:
+    if len(ratios) < _MIN_PLAIN_CALLS:
         ratios = [
             r.verify_s / costs.call_s(r.batch_tokens, context=r.position, num_sequences=r.num_sequences)
             for r in decode
         ]
     middle = sorted(ratios)[len(ratios) // 10 : len(ratios) - len(ratios) // 10]
     error = 2 * pstdev(middle) / math.sqrt(len(middle)) if len(middle) > 1 else 0.1
-    return sum(middle) / len(middle), max(error, _LEAST_INTERVAL)
+    return sum(middle) / len(middle), max(error, _MIN_INTERVAL)
 
 
 def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:

@@ -28,7 +28,7 @@ __all__ = ["AutoSettings", "Learned", "Measuring", "prior_in"]
 Measuring = Callable[[str, float], None]
 """Told what is being measured and what part of it is done, from 0 to 1."""
 
-_LEAST_JUDGED = 64
+_MIN_JUDGED = 64
 """Sessions in which fewer drafted tokens were judged leave what is known of acceptance as it is."""
 
 
@@ -146,5 +146,5 @@ class Learned:
                 draft = knowledge.draft_costs[ModelDrafter.name]
                 keep_costs(self._models["draft"][0], draft, rows="last")
         judged = sum(sum(known.counts) for known in knowledge.calibration.values())
-        if judged >= _LEAST_JUDGED:
+        if judged >= _MIN_JUDGED:
             write_entry(self._place(), knowledge.as_json())

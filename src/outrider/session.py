@@ -46,7 +46,7 @@ Message = Mapping[str, Any]
 
 DEFAULT_CONTEXT_TOKENS = 4096
 
-_MOST_NOTICES = 200
+_MAX_NOTICES = 200
 """A session may see any number of grammars, each with something to say."""
 
 
@@ -184,7 +184,7 @@ class Session:
             self._compiler = Compiler(self.target.vocabulary)
         compiled = self._compiler.compile(grammar)
         new = [notice for notice in compiled.notices if notice not in self.notices]
-        self.notices += new[: max(_MOST_NOTICES - len(self.notices), 0)]
+        self.notices += new[: max(_MAX_NOTICES - len(self.notices), 0)]
         return compiled
 
     def _constrain(self, grammar: Grammar) -> Constraint:

@@ -19,9 +19,10 @@ from outrider.files import write_whole
 
 def as_json(record: StepRecord) -> dict[str, Any]:
     """A record as plain data."""
-    fields = asdict(replace(record, draft=replace(record.draft, probs=None, beliefs=())))
+    fields = asdict(replace(record, draft=replace(record.draft, probs=None, greedy_probs=())))
     fields["draft"]["sampled"] = record.draft.probs is not None
-    del fields["draft"]["probs"], fields["draft"]["beliefs"]
+    del fields["draft"]["probs"], fields["draft"]["greedy_probs"]
+    fields["draft"]["hints"] = fields["draft"].pop("estimates")  # the key of the file's format
     return fields
 
 

@@ -20,9 +20,9 @@ from outrider.costs import CallCosts
 
 __all__ = ["draft_costs", "own_times", "target_costs"]
 
-_LEAST_CALLS = 3
+_MIN_CALLS = 3
 """of a size that make its ratio known"""
-_MOST_RATIO = 4.0
+_MAX_RATIO = 4.0
 """Ratios beyond are a hiccup's."""
 
 Call = tuple[int, int, float]
@@ -45,7 +45,7 @@ def own_times(answers: Sequence[AnswerRow]) -> tuple[float, float]:
     rises = [
         (median(seconds) - plain_s) / (num_tokens - 1)
         for num_tokens, seconds in own.items()
-        if num_tokens > 3 and len(seconds) >= _LEAST_CALLS
+        if num_tokens > 3 and len(seconds) >= _MIN_CALLS
     ]
     return plain_s, max(median(rises), 0.0) if rises else 0.0
 
@@ -62,7 +62,7 @@ def draft_costs(measured: CallCosts, records: Sequence[StepRecord], target: Call
         return measured
     slowness = median(r.verify_s / target.call_s(r.num_evaluated, context=r.position) for r in drafting)
     ratio = median(r.work.model_s / _expected_s(measured, r) for r in drafting) / slowness
-    ratio = min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO)
+    ratio = min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
     own_s = median(max(r.draft_s - r.work.model_s, 0.0) / r.work.calls for r in drafting) / slowness
     points = [replace(point, seconds=point.seconds * ratio + own_s) for point in measured.points]
     read_s = sum(record.work.prefill_s for record in records) / slowness
@@ -84,8 +84,8 @@ def _corrected(measured: CallCosts, calls: Sequence[Call]) -> CallCosts:
     ratios: dict[int, list[float]] = defaultdict(list)
     for num_tokens, context, seconds in calls:
         ratios[num_tokens].append(seconds / measured.call_s(num_tokens, context=context))
-    known = {n: median(found) for n, found in ratios.items() if len(found) >= _LEAST_CALLS}
-    known = {n: min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO) for n, ratio in known.items()}
+    known = {n: median(found) for n, found in ratios.items() if len(found) >= _MIN_CALLS}
+    known = {n: min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO) for n, ratio in known.items()}
     if not known:
         return measured
     there = {point.num_tokens for point in measured.points if point.num_sequences == 1}

@@ -25,9 +25,9 @@ from outrider.bench.score import offers_of
 from outrider.bench.store import Store
 from outrider.replay import Recording
 
-__all__ = ["LEAST_TOKENS", "Ledger"]
+__all__ = ["MIN_TOKENS", "Ledger"]
 
-LEAST_TOKENS = 8
+MIN_TOKENS = 8
 """Shorter answers are left out: nothing can be saved on them, and a mean over cases would be theirs."""
 
 
@@ -65,7 +65,7 @@ class Ledger:
         [found] = [known for known in self.workloads if known.name == workload]
         rows = self.answered(workload)
         known = [(case, rows[case.id]) for case in cases_of(found) if case.id in rows]
-        return [(case, row) for case, row in known if len(row.tokens) >= LEAST_TOKENS]
+        return [(case, row) for case, row in known if len(row.tokens) >= MIN_TOKENS]
 
     def answered(self, workload: str) -> dict[str, AnswerRow]:
         """The answers of a workload by their cases, empty ones too."""

@@ -8,8 +8,8 @@ from time import perf_counter
 
 __all__ = ["Meter", "Progress"]
 
-_LEAST_DONE_S = 60.0
-_MOST_RATIO = 2.0
+_MIN_DONE_S = 60.0
+_MAX_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Meter:
 
     def _slowness(self) -> float:
         """What everything took lately over what was expected of it."""
-        if self._done_s < _LEAST_DONE_S:
+        if self._done_s < _MIN_DONE_S:
             return 1.0
         ratio = (self._clock() - self._known_s) / self._done_s
-        return min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO)
+        return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)

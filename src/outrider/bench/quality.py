@@ -29,7 +29,7 @@ from outrider.models.quantizations import without_quantization
 __all__ = ["Agreement", "compare", "families", "quality_of", "save_reference"]
 
 _INDEX = "reference.json"
-_LEAST_LOG = -700.0
+_MIN_LOG = -700.0
 """stands for the logarithm of a probability of nothing, so that a sum stays finite"""
 
 
@@ -82,14 +82,14 @@ class Agreement:
     mean_kl: float
     """in nats; see `compare`"""
     top1_agreement: float
-    """share of positions where both have the same likeliest token"""
+    """share of positions where both have the same most likely token"""
 
 
 def compare(reference: Teacher, rows: Iterable[Row]) -> Agreement:
-    """Mean KL(reference || model) over the positions, and how often both hold the same token likeliest.
+    """Mean KL(reference || model) over the positions, and how often both agree on the most likely token.
 
-    `rows` are the model's logits at the same positions. All tokens but the reference's K likeliest are taken
-    together as one. That can only lower the divergence (the data processing inequality): the figure is a
+    `rows` are the model's logits at the same positions. All tokens but the reference's K most likely ones are
+    merged into one. That can only lower the divergence (the data processing inequality): the figure is a
     lower bound of the one over the whole vocabulary, and equals it when K is the vocabulary. The reference
     is stored in 16 bits, so a model compared with itself comes out at some 1e-6 instead of 0.
     Raises VocabularyMismatch when the model has another number of tokens, ValueError when the rows are
@@ -113,7 +113,7 @@ def _divergence(reference: Teacher, position: int, log_probs: Floats64) -> float
     ids = reference.ids[position]
     likely, rest = reference.probabilities(position)
     rest_of_model = float(np.exp(np.delete(log_probs, ids)).sum())
-    mine = np.maximum(np.append(log_probs[ids], np.log(max(rest_of_model, 1e-300))), _LEAST_LOG)
+    mine = np.maximum(np.append(log_probs[ids], np.log(max(rest_of_model, 1e-300))), _MIN_LOG)
     theirs = np.append(likely, rest)
     held = theirs > 0
     return max(float((theirs[held] * (np.log(theirs[held]) - mine[held])).sum()), 0.0)
@@ -193,7 +193,7 @@ def _claim(folder: Path, name: str, top: int) -> None:
     if not (folder / _INDEX).exists():
         write_whole(folder / _INDEX, json.dumps(wanted) + "\n", "reference")
     elif (found := _index(folder)) != wanted:
-        reason = f"it holds the {found['top']} likeliest tokens of {found['reference']}"
+        reason = f"it holds the {found['top']} most likely tokens of {found['reference']}"
         raise SettingError(str(folder), f"{reason}, not the {top} of {name}", "Name another folder.")
 
 

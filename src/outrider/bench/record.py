@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from outrider.bench.loaded import LoadedTarget
 from outrider.bench.prompts import Prompt, Workload
 from outrider.bench.rows import AnswerRow
-from outrider.core.contracts import Extend, Wish
+from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
 from outrider.core.errors import OutriderError
 from outrider.policy import FixedPolicy
@@ -150,12 +150,14 @@ class _Told:
     def reset(self) -> None:
         self._done = 0
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        del extend
-        [wish] = wishes
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        del stopping
+        [request] = requests
         length = PROBED_LENGTHS[self._asked % len(PROBED_LENGTHS)]
         self._asked += 1
-        start = self._done + len(wish.prefix)
-        tokens = tuple(self._answer[start : start + min(length, wish.max_tokens)])
+        start = self._done + len(request.prefix)
+        tokens = tuple(self._answer[start : start + min(length, request.max_tokens)])
         size = len(tokens)
         return [Draft(tokens, None, (0.99,) * size, (self.name,) * size)], DraftWork()

@@ -162,7 +162,7 @@ class QualityRow(_Row):
     mean_kl: float
     """mean over the positions of KL(reference || target), in nats"""
     top1_agreement: float
-    """share of positions where both have the same likeliest token"""
+    """share of positions where both have the same most likely token"""
 
 
 class CaseOutcome(_Row):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from outrider.bench.choose import choose
 from outrider.bench.curves import draft_costs, own_times, target_costs
-from outrider.bench.ledger import LEAST_TOKENS, Ledger
+from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
@@ -113,7 +113,7 @@ class Stages:
 
     def _note_short(self, what: str, row: AnswerRow) -> None:
         """Also of a run that was killed between the answer and this line."""
-        if len(row.tokens) < LEAST_TOKENS:
+        if len(row.tokens) < MIN_TOKENS:
             self.ledger.skip(what, f"its answer ends after {len(row.tokens)} tokens")
 
     def measure_target(self) -> None:

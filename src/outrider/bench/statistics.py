@@ -24,7 +24,7 @@ DRAWS = 2_000
 _SEED = 20_260
 _REPETITION_DRAWS = 400
 """Draws of each case's repetitions, from which every draw of cases takes one at random."""
-_MOST_SPLITS = 500
+_MAX_SPLITS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +196,5 @@ def _splits(repetitions: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         for first in combinations(everything, half)
         for second in combinations([r for r in everything if r not in first], half)
     ]
-    step = max(1, math.ceil(len(found) / _MOST_SPLITS))
+    step = max(1, math.ceil(len(found) / _MAX_SPLITS))
     return found[::step]

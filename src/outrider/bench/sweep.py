@@ -17,7 +17,7 @@ from typing import Any
 from outrider.backends.gguf import physical_cores
 from outrider.bench.backends import under_backends, usable_backends
 from outrider.bench.contestants import Answer, Contestant, ContestantError
-from outrider.bench.ledger import LEAST_TOKENS, Ledger
+from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.measure import Rival
@@ -156,7 +156,7 @@ class _Sweep:
             stages.record()
             self._expect_stages(stages, drafts)
             if not stages.ledger.all_cases():
-                ledger.skip(file.name, f"it answered none of the prompts with {LEAST_TOKENS} tokens or more")
+                ledger.skip(file.name, f"it answered none of the prompts with {MIN_TOKENS} tokens or more")
                 self.store.append(DoneRow(target=file.name))
                 return
             stages.measure_target()

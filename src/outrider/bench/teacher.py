@@ -1,4 +1,4 @@
-"""What a model says at every position of a text, kept small: its likeliest tokens, the mass of the rest."""
+"""What a model says at every position of a text, kept small: its most likely tokens, the mass of the rest."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def log_softmax(row: Row) -> Floats64:
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A model's distributions at the positions of a text, cut to its K likeliest tokens.
+    """A model's distributions at the positions of a text, cut to its K most likely tokens.
 
-    `ids` (positions, K) int32: the tokens, the likeliest first. `log_probs` (positions, K) float16: theirs,
+    `ids` (positions, K) int32: the tokens, the most likely first. `log_probs` (positions, K) float16: theirs,
     in nats. `rest` (positions,) float32: the probability of all other tokens together.
     `vocabulary_size`: how many tokens the model has.
     """

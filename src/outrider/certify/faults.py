@@ -38,7 +38,7 @@ Fault = Literal[
 ]
 """no-residual: a rejected token is replaced by one from the target's whole distribution.
 swapped: target and draft exchange their roles in the decision and in the residual.
-argmax-draft: the likeliest token is offered as if it had been drawn.
+argmax-draft: the most likely token is offered as if it had been drawn.
 reused-random: one random number serves all decisions and draws of a step.
 kept-rejected: a rejected token is emitted all the same.
 The next two break a grammar's masks, not the rule (`outrider.certify.masks`), the last one the calls of

@@ -1,4 +1,4 @@
-"""How often a draft model's likeliest token is the target's."""
+"""How often a draft model's most likely token is the target's."""
 
 from __future__ import annotations
 

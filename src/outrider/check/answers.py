@@ -22,12 +22,12 @@ __all__ = ["ANSWER_TOKENS", "Answer", "Question", "questions_of", "record_answer
 
 ANSWER_TOKENS = 64
 """The most of an answer: many short answers tell more about other prompts than few long ones."""
-_LEAST_TOKENS = 16
+_MIN_TOKENS = 16
 _SHORT_TOKENS = 8
 """Nothing can be saved on shorter answers, so they say nothing about drafts."""
-_LEAST_ANSWERS = 4
+_MIN_ANSWERS = 4
 """Made even if the time is up: fewer tell too little about others."""
-_MOST_ANSWERS = 24
+_MAX_ANSWERS = 24
 _WANTED_ANSWERS = 8
 """An answer may take such a part of the time: a slow target makes shorter ones, not fewer."""
 
@@ -120,14 +120,14 @@ def record_answers(
     started = clock()
     found: list[Answer] = []
     short = 0
-    for number, question in enumerate(questions[:_MOST_ANSWERS]):
+    for number, question in enumerate(questions[:_MAX_ANSWERS]):
         spent = clock() - started
         progress(min(spent / seconds, 1.0))
-        if spent > seconds and len(found) >= _LEAST_ANSWERS:
+        if spent > seconds and len(found) >= _MIN_ANSWERS:
             break
         token_s = costs.call_s(1, context=len(question.tokens))
         affordable = int((seconds / _WANTED_ANSWERS - costs.prefill_s(len(question.tokens))) / token_s)
-        limit = min(max(affordable, _LEAST_TOKENS), ANSWER_TOKENS, question.max_tokens)
+        limit = min(max(affordable, _MIN_TOKENS), ANSWER_TOKENS, question.max_tokens)
         probe = number // 3 if number % 3 == 0 else None
         try:
             answer = _record(target, question, limit, probe)

@@ -11,7 +11,7 @@ from outrider.check.answers import Answer
 from outrider.check.report import BreakEven, Calls, ModelFacts, Tokenizers
 from outrider.check.weights import bytes_read
 from outrider.core.contracts import Vocabulary
-from outrider.costs import MOST_TOKENS, CallCosts, break_even
+from outrider.costs import MAX_TOKENS, CallCosts, break_even
 from outrider.models.gguf import ModelCard
 from outrider.vocab import Alignment, AlignmentReport
 
@@ -61,7 +61,7 @@ def _needed(costs: CallCosts, draft: CallCosts | None, num_drafted: int) -> floa
     if draft is not None:
         # The first call of a round reads the target's own last token along.
         drafting_s = draft.call_s(2, context=0) + (num_drafted - 1) * draft.call_s(1, context=0)
-    return break_even(costs.calls_s(MOST_TOKENS, context=0), num_drafted, drafting_s)
+    return break_even(costs.calls_s(MAX_TOKENS, context=0), num_drafted, drafting_s)
 
 
 def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[Answer]) -> Tokenizers:

@@ -25,7 +25,7 @@ from outrider.vocab import Alignment
 
 __all__ = ["Subject", "judge", "judge_lookup_alone", "offered", "probed", "why_unusable"]
 
-_LEAST_ANSWERS = 4
+_MIN_ANSWERS = 4
 _PROBED_ANSWERS = 2
 _SHOWN_CALLS = 17
 _OTHER_FAMILY = "a draft of the target's own model family, whose tokenizer is the same"
@@ -109,7 +109,7 @@ def offered(
     found: list[Answer] = []
     skipped = 0
     for done, answer in enumerate(subject.answers):
-        if clock() - started > seconds and len(found) >= _LEAST_ANSWERS:
+        if clock() - started > seconds and len(found) >= _MIN_ANSWERS:
             break
         recording = answer.scored.recording
         if len(recording.prompt) + 2 * len(recording.tokens) > draft.model.context_length:

@@ -110,8 +110,8 @@ class Tokenizers:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How often the draft's likeliest token is the answer's: over all positions, and at the first, second, …
-    place of a draft, those before it being right (None: never met)."""
+    """How often the draft's most likely token is the answer's: over all positions, and at the first,
+    second, … place of a draft, those before it being right (None: never met)."""
 
     rate: Interval
     positions: int

@@ -182,7 +182,7 @@ def _tokenizers(found: Tokenizers) -> str:
 
 def _acceptance(acceptance: Acceptance) -> str:
     rate = acceptance.rate
-    share = f"{rate.value:.0%} of its likeliest tokens ({rate.low:.0%} to {rate.high:.0%})"
+    share = f"{rate.value:.0%} of its most likely tokens ({rate.low:.0%} to {rate.high:.0%})"
     return f"{share}, {acceptance.positions} positions"
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.output import readable
-from outrider.costs import MOST_TOKENS, CallCosts, PairCosts, best_call, break_even, good_sizes
+from outrider.costs import MAX_TOKENS, CallCosts, PairCosts, best_call, break_even, good_sizes
 from outrider.tuning import Tuning
 
 _BAR_COLUMNS = 40
@@ -33,7 +33,7 @@ def print_costs(console: Console, pair: PairCosts) -> None:
 
 def _print_curve(console: Console, role: str, name: str, costs: CallCosts) -> None:
     """Every line is a call over so many tokens; the bar is its time."""
-    calls_s = costs.calls_s(MOST_TOKENS, context=0)
+    calls_s = costs.calls_s(MAX_TOKENS, context=0)
     measured = {point.num_tokens for point in costs.points if point.num_sequences == 1}
     shown = [n for n in _SHOWN if n <= max(measured, default=1)]
     longest, good = float(max(calls_s[n - 1] for n in shown)), good_sizes(calls_s[: shown[-1]])
@@ -63,7 +63,7 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
         line = f"{n:7d}  {_acceptance(lookup):<20}"
         console.print((line + (f"  {_acceptance(model)}" if pair.draft else "")).rstrip())
     console.print(Text("(how often each drafted token must be right, those before it being right)", "dim"))
-    calls_s = target.calls_s(MOST_TOKENS, context=0)
+    calls_s = target.calls_s(MAX_TOKENS, context=0)
     best = ", ".join(f"{best_call(calls_s, a) - 1} at {a:.0%}" for a in _ACCEPTANCES)
     console.print(f"best length of a free draft: {best} acceptance")
     if pair.draft is not None:
@@ -79,7 +79,7 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
 
 def _break_evens(pair: PairCosts) -> list[tuple[int, float | None, float | None]]:
     """Drafted tokens, and the acceptance at which lookup and the draft model break even."""
-    calls_s = pair.target.calls_s(MOST_TOKENS, context=0)
+    calls_s = pair.target.calls_s(MAX_TOKENS, context=0)
     rows = []
     for n in _DRAFTED:
         model = None
@@ -100,7 +100,7 @@ def costs_json(pair: PairCosts) -> dict[str, Any]:
         "break_even_acceptance": [
             {"drafted_tokens": n, "lookup": lookup, "draft": model} for n, lookup, model in _break_evens(pair)
         ],
-        "good_sizes": list(good_sizes(pair.target.calls_s(MOST_TOKENS, context=0))),
+        "good_sizes": list(good_sizes(pair.target.calls_s(MAX_TOKENS, context=0))),
     }
 
 

@@ -150,7 +150,7 @@ def _categories(console: Console, found: Contender) -> None:
 def _in_words(console: Console, trained: Contender) -> None:
     """What the columns are."""
     words = (
-        "agrees: the draft's likeliest token is the answer's; accepted: of the tokens that the automatic "
+        "agrees: the draft's most likely token is the answer's; accepted: of the tokens that the automatic "
         "choice drafts with the draft alone; speeds: of the automatic choice with lookup, replayed at the "
         "costs measured here; bound: the share of the speed that hindsight would allow; 95 % intervals by "
         "answer"

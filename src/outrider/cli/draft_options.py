@@ -96,7 +96,7 @@ DraftSampling = Annotated[
         SPECULATION,
         "--draft-sampling",
         metavar="HOW",
-        help="The draft's tokens: its likeliest (greedy), drawn (sampled), or the better (auto).",
+        help="The draft's tokens: its most likely (greedy), drawn (sampled), or the better (auto).",
     ),
 ]
 Lookup = Annotated[

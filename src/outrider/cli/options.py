@@ -100,7 +100,7 @@ Seed = Annotated[int, option(SAMPLING, "-s", "--seed", metavar="N", help="Random
 Temperature = Annotated[
     float, option(SAMPLING, "--temp", "--temperature", metavar="T", help="Temperature; 0 is greedy.")
 ]
-TopK = Annotated[int, option(SAMPLING, "--top-k", metavar="K", help="Keep the K likeliest tokens; 0: all.")]
+TopK = Annotated[int, option(SAMPLING, "--top-k", metavar="K", help="Keep the K most likely tokens; 0: all.")]
 TopP = Annotated[float, option(SAMPLING, "--top-p", metavar="P", help="Keep the nucleus of mass P; 1: all.")]
 MinP = Annotated[
     float,

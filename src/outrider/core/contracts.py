@@ -10,13 +10,13 @@ from outrider.core.data import (
     Distribution,
     Draft,
     DraftWork,
-    Hint,
     Logits,
     Mask,
     Request,
     Row,
     Span,
     StepRecord,
+    TokenEstimate,
 )
 from outrider.core.params import Drafting, SamplingParams
 
@@ -217,14 +217,14 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DraftRequest:
     """What a sequence would like from a drafter in this step.
 
     `max_tokens` is the most that can be of use (at least 1), `prefix` what others have drafted
-    already: the offer is to follow it. `draw` is None when a draft model is to offer its likeliest
+    already: the offer is to follow it. `draw` is None when a draft model is to offer its most likely
     tokens as certain; else it offers tokens that `draw` takes from its distributions (after
-    `sampler`), given each and its index in the draft. `believe` asks for the distributions behind
-    certain tokens too (`Draft.beliefs`). `constraint` is what the output may be, if it is limited.
+    `sampler`), given each and its index in the draft. `with_greedy_probs` asks for the distributions behind
+    certain tokens too (`Draft.greedy_probs`). `constraint` is what the output may be, if it is limited.
     `drafting` is what the request asked for; `max_tokens` respects its cap already.
     """
 
@@ -232,35 +232,35 @@ class Wish:
     max_tokens: int
     sampler: Sampler
     draw: Callable[[Distribution, int], int] | None = None
-    believe: bool = False
+    with_greedy_probs: bool = False
     prefix: tuple[int, ...] = ()
     constraint: Constraint | None = None
     drafting: Drafting = field(default_factory=Drafting)
 
-    def admits(self, drafter: Drafter) -> bool:
+    def allows(self, drafter: Drafter) -> bool:
         """Whether the request is to be drafted for by this drafter."""
         left_out = {"lookup": False, "model": True}.get(self.drafting.policy)
         return left_out is None or drafter.is_free is not left_out
 
 
-class Extend(Protocol):
+class StoppingRule(Protocol):
     """How far a draft grows: asked before and after every token that a drafter looks for.
 
-    `drafted` are the tokens of this offer so far, without the wish's prefix. For a sampled draft
-    no answer of `wants` and `takes` may depend on which of its tokens was drawn, only on the distributions
-    behind them: else the tokens offered would no longer follow those. `follows` may, since it only adds
-    certain tokens behind.
+    `drafted` are the tokens of this draft so far, without the request's prefix. For a sampled draft no answer
+    of `should_continue` and `accept` may depend on which tokens were sampled, only on the distributions they
+    were sampled from: else they would no longer follow those distributions. `append_forced` may, since it
+    only appends point-mass tokens.
     """
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
         """Whether another token is worth looking for."""
         ...
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
         """Whether the token that was found goes into the draft; if not, the draft ends before it."""
         ...
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
         """Tokens that join the draft behind `drafted` without another look: those that a constraint
         forces, as certain. Asked after every token that was taken."""
         ...
@@ -290,9 +290,11 @@ class Drafter(Protocol):
         """These tokens became final."""
         ...
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish, of at most `max_tokens` tokens and possibly empty, and what
-        they cost together. A draft ends before the first token that `extend` does not take."""
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        """One draft per request, of at most `max_tokens` tokens and possibly empty, and what
+        they cost together. A draft ends before the first token that `stopping` does not take."""
         ...
 
     def end(self, sequence: int) -> None:
@@ -312,10 +314,10 @@ class Policy(Protocol):
         ...
 
     def propose(
-        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish, possibly empty, and what they cost together. The target's call will evaluate
-        `others` tokens besides these drafts and the last token of each wish's sequence."""
+        """One draft per request, possibly empty, and what they cost together. The target's call will evaluate
+        `others` tokens besides these drafts and the last token of each request's sequence."""
         ...
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:

@@ -58,7 +58,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class TokenEstimate:
     """What a drafter can say about a token that it found.
 
     `acceptance` is its own estimate, in (0, 1), that the token is accepted given that all before
@@ -76,8 +76,8 @@ class Draft:
     `probs[i]` is the distribution that `tokens[i]` was drawn from; `probs` is None when
     every token is certain (a point mass). `acceptance[i]` is the estimate that token i is
     accepted given that all before it were: the drafter's own, until a policy corrects it.
-    `sources[i]` names the drafter, `hints[i]` is what it said (or there are none).
-    `beliefs[i]` is the distribution that a certain token is the mode of, where the drafter has
+    `sources[i]` names the drafter, `estimates[i]` is what it said (or there are none).
+    `greedy_probs[i]` is the distribution that a certain token is the mode of, where the drafter has
     one: it plays no part in the verification, but tells what drawing from it would have given.
     """
 
@@ -85,18 +85,18 @@ class Draft:
     probs: tuple[Distribution, ...] | None = None
     acceptance: tuple[float, ...] = ()
     sources: tuple[str, ...] = ()
-    beliefs: tuple[Distribution, ...] = ()
-    hints: tuple[Hint, ...] = ()
+    greedy_probs: tuple[Distribution, ...] = ()
+    estimates: tuple[TokenEstimate, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sources) != len(self.tokens) or len(self.acceptance) != len(self.tokens):
             raise ValueError("a draft names a source and an acceptance for each of its tokens")
         if self.probs is not None and len(self.probs) != len(self.tokens):
             raise ValueError("a sampled draft has a distribution for each of its tokens")
-        if self.beliefs and len(self.beliefs) != len(self.tokens):
+        if self.greedy_probs and len(self.greedy_probs) != len(self.tokens):
             raise ValueError("a draft has a belief about each of its tokens or about none")
-        if self.hints and len(self.hints) != len(self.tokens):
-            raise ValueError("a draft has a hint about each of its tokens or about none")
+        if self.estimates and len(self.estimates) != len(self.tokens):
+            raise ValueError("a draft has an estimate about each of its tokens or about none")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -108,8 +108,10 @@ class Draft:
             probs=_joined(self, self.probs, other, other.probs),
             acceptance=self.acceptance + other.acceptance,
             sources=self.sources + other.sources,
-            beliefs=_joined(self, self.beliefs or None, other, other.beliefs or None) or (),
-            hints=self.hints + other.hints if all(len(d.hints) == len(d) for d in (self, other)) else (),
+            greedy_probs=_joined(self, self.greedy_probs or None, other, other.greedy_probs or None) or (),
+            estimates=self.estimates + other.estimates
+            if all(len(d.estimates) == len(d) for d in (self, other))
+            else (),
         )
 
 
@@ -207,7 +209,7 @@ class Request:
 
     `max_tokens` None runs until an end token, a stop string or the end of the context.
     `speculate` False decodes plainly: every drafter stays out of it. `logprobs` asks for the log
-    probability of every token and of so many of the likeliest beside it; None: for none. `grammar`
+    probability of every token and of so many of the most likely beside it; None: for none. `grammar`
     limits what the output may be. `drafting` is who drafts. `prediction` are tokens that the answer will
     be much like. What one request leaves behind, KV and text, is of use to those of the same `scope` alone.
     `visible` are control tokens whose spelling is a part of the text.
@@ -246,7 +248,7 @@ class TokenLogprob:
     """How likely the model itself held an emitted token to be: natural logarithms of the softmax
     of its logits, before bias, penalties, temperature and filters, as in llama.cpp's server.
 
-    `top` are the likeliest tokens, best first. `forced` tokens were the only ones allowed.
+    `top` are the most likely tokens, best first. `forced` tokens were the only ones allowed.
     """
 
     token: int

@@ -2,7 +2,7 @@
 
 from outrider.costs.calibrate import calibrate
 from outrider.costs.curve import SCHEMA, CallCosts
-from outrider.costs.points import MOST_TOKENS, CallPoint
+from outrider.costs.points import MAX_TOKENS, CallPoint
 from outrider.costs.store import (
     PairCosts,
     Subject,
@@ -16,7 +16,7 @@ from outrider.costs.store import (
 from outrider.costs.worth import best_call, break_even, good_sizes, token_s
 
 __all__ = [
-    "MOST_TOKENS",
+    "MAX_TOKENS",
     "SCHEMA",
     "CallCosts",
     "CallPoint",

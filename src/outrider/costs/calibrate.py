@@ -25,9 +25,9 @@ _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
 """measured at longer contexts too: attention grows with both, without stairs of its own"""
 _CONTEXTS = (512, 2048, 8192, 32768)
 
-_LEAST_ROUNDS = 3
+_MIN_ROUNDS = 3
 _SETTLED_ROUNDS = 5
-_MOST_ROUNDS = 15
+_MAX_ROUNDS = 15
 _SETTLED_RATIO = 0.015
 """Standard error of a median below which it needs no further samples."""
 
@@ -99,7 +99,7 @@ class _Plan:
     def start(self) -> None:
         """A single token is measured often enough whatever the time is: all else is compared with it."""
         self._admit(self._waiting[:_FIRST_SIZES])
-        for _ in range(_LEAST_ROUNDS):
+        for _ in range(_MIN_ROUNDS):
             self._take(self._open[0])
 
     def samples(self) -> Iterable[Samples]:
@@ -131,7 +131,7 @@ class _Plan:
             round_s = sum(self._expected_s(size) for size in sizes)
             while stored() < context:
                 token_s = self.prefill_token_s or self._expected_s(self._timer.largest) / self._timer.largest
-                if self._clock() + token_s * (context - stored()) + _LEAST_ROUNDS * round_s > until:
+                if self._clock() + token_s * (context - stored()) + _MIN_ROUNDS * round_s > until:
                     return
                 self.prefill_token_s = self._timer.fill(context - stored())
                 self._report()
@@ -145,7 +145,7 @@ class _Plan:
             if number <= most:
                 sizes = [size for size in (number, 2 * number, 4 * number) if size <= self._timer.largest]
                 samples = [self._kept(size, 0, number) for size in sizes]
-                for _ in range(_LEAST_ROUNDS):
+                for _ in range(_MIN_ROUNDS):
                     self._round(samples, self._started + self._seconds)
 
     # Rounds
@@ -178,11 +178,9 @@ class _Plan:
     def _admit_affordable(self, until: float) -> None:
         """Open further sizes while all that are open can still be sampled often enough."""
         left = until - self._clock()
-        left -= sum(
-            self._expected_s(s.num_tokens) * max(_LEAST_ROUNDS - len(s.seconds), 0) for s in self._open
-        )
+        left -= sum(self._expected_s(s.num_tokens) * max(_MIN_ROUNDS - len(s.seconds), 0) for s in self._open)
         for size in list(self._waiting):
-            left -= _LEAST_ROUNDS * self._expected_s(size)
+            left -= _MIN_ROUNDS * self._expected_s(size)
             if left < 0:
                 return
             self._admit([size])
@@ -201,4 +199,4 @@ class _Plan:
 def _is_settled(samples: Samples) -> bool:
     number = len(samples.seconds)
     firm = number >= _SETTLED_ROUNDS and samples.spread_ratio < _SETTLED_RATIO
-    return firm or number >= _MOST_ROUNDS
+    return firm or number >= _MAX_ROUNDS

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.errors import SettingError
-from outrider.costs.points import MOST_TOKENS, CallPoint, Curve, fit
+from outrider.costs.points import MAX_TOKENS, CallPoint, Curve, fit
 from outrider.costs.refinement import CONTEXT, SCALE, SEQUENCES, SHAPE, Refinement
 
 __all__ = ["SCHEMA", "CallCosts"]
@@ -29,7 +29,7 @@ _LASTING_CALLS = 8
 """Calls for which a drift must last to be spoken of."""
 _LEARNED_CALLS = 8
 """Calls of a size that make it a point of a refined curve."""
-_PREFILL_LEAST_TOKENS = 16
+_PREFILL_MIN_TOKENS = 16
 """Shorter reads of a prompt are calls like others, and say nothing about long ones."""
 
 
@@ -98,7 +98,7 @@ class CallCosts:
         band = (context + _BAND_TOKENS // 2) // _BAND_TOKENS
         table = self._tables.get((band, num_sequences))
         if table is None or len(table) < others + most:
-            size = max(MOST_TOKENS, others + most)
+            size = max(MAX_TOKENS, others + most)
             table = self._table(band * _BAND_TOKENS, num_sequences, size)
             self._tables[band, num_sequences] = table
         return table[others : others + most]
@@ -116,7 +116,7 @@ class CallCosts:
         num_tokens = self.read_tokens(num_tokens)
         if self._prefill_token_s:
             return num_tokens * median(self._prefill_token_s)
-        return num_tokens * self.call_s(MOST_TOKENS, context=0) / MOST_TOKENS
+        return num_tokens * self.call_s(MAX_TOKENS, context=0) / MAX_TOKENS
 
     def _table(self, context: int, num_sequences: int, size: int) -> Curve:
         state, fitted = self._learned.state, self._fit
@@ -124,10 +124,10 @@ class CallCosts:
         table += fitted.context_s * (context * math.exp(state[CONTEXT]))
         table += fitted.sequence_s * (num_sequences - 1) * math.exp(state[SEQUENCES])
         table *= math.exp(state[SCALE])
-        if size > MOST_TOKENS:
-            half = MOST_TOKENS // 2
-            rise = max(float(table[-1] - table[half - 1]) / (MOST_TOKENS - half), 0.0)
-            table = np.append(table, table[-1] + rise * np.arange(1, size - MOST_TOKENS + 1))
+        if size > MAX_TOKENS:
+            half = MAX_TOKENS // 2
+            rise = max(float(table[-1] - table[half - 1]) / (MAX_TOKENS - half), 0.0)
+            table = np.append(table, table[-1] + rise * np.arange(1, size - MAX_TOKENS + 1))
         table.flags.writeable = False
         return table
 
@@ -138,7 +138,7 @@ class CallCosts:
         if not (math.isfinite(seconds) and seconds > 0) or num_tokens < 1:
             return
         expected_s = self.call_s(num_tokens, context=context, num_sequences=num_sequences)
-        state, place = self._learned.state, min(num_tokens, MOST_TOKENS) - 1
+        state, place = self._learned.state, min(num_tokens, MAX_TOKENS) - 1
         scale = math.exp(state[SCALE])
         context_s = float(self._fit.context_s[place]) * context * math.exp(state[CONTEXT]) * scale
         sequences_s = self._fit.sequence_s * (num_sequences - 1) * math.exp(state[SEQUENCES]) * scale
@@ -150,7 +150,7 @@ class CallCosts:
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Reading so many tokens of a prompt took so long."""
-        if num_tokens >= _PREFILL_LEAST_TOKENS and math.isfinite(seconds) and seconds > 0:
+        if num_tokens >= _PREFILL_MIN_TOKENS and math.isfinite(seconds) and seconds > 0:
             self._prefill_token_s.append(seconds / num_tokens)
 
     def _watch(self) -> None:

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from outrider.core.errors import SettingError
 
 Curve = npt.NDArray[np.float64]
-"""A value for every number of tokens, shape (MOST_TOKENS,): the first is for a single token."""
+"""A value for every number of tokens, shape (MAX_TOKENS,): the first is for a single token."""
 
-MOST_TOKENS = 64
+MAX_TOKENS = 64
 """The largest call whose time is kept for itself; larger ones continue the curve's end."""
 
-SIZES: Curve = np.arange(1, MOST_TOKENS + 1, dtype=np.float64)
+SIZES: Curve = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
 
 _UNMEASURED_S = 0.05
 """What stands for a single token's call until the first one was seen."""
@@ -29,7 +29,7 @@ _UNMEASURED_CONTEXT_RATIO = 1 / 8192
 """What each stored token is taken to add to a call."""
 _UNMEASURED_SEQUENCE_RATIO = 0.02
 """What each further sequence is taken to add to a call, in calls of one token."""
-_LEAST_RATIO = 1e-3
+_MIN_RATIO = 1e-3
 """Of what is unmeasured: a slope that came out at or below zero is noise, and a factor can still mend it."""
 
 
@@ -50,9 +50,9 @@ class CallPoint:
 
     def __post_init__(self) -> None:
         what = f"a call over {self.num_tokens} tokens"
-        if not 1 <= self.num_sequences <= self.num_tokens <= MOST_TOKENS or self.context_tokens < 0:
+        if not 1 <= self.num_sequences <= self.num_tokens <= MAX_TOKENS or self.context_tokens < 0:
             reason = f"{self.num_sequences} sequences with {self.context_tokens} stored tokens cannot be"
-            raise SettingError(what, reason, f"Give 1 to {MOST_TOKENS} tokens, and no more sequences.")
+            raise SettingError(what, reason, f"Give 1 to {MAX_TOKENS} tokens, and no more sequences.")
         if not (math.isfinite(self.seconds) and self.seconds > 0):
             raise SettingError(what, f"{self.seconds} s is no time", "Give a positive number.")
         if not 0 <= self.spread_ratio < math.inf:
@@ -97,7 +97,7 @@ def fit(points: Sequence[CallPoint]) -> Fit:
     return Fit(
         base_s,
         context_s,
-        usual_s if shared_s is None else max(shared_s, _LEAST_RATIO * usual_s),
+        usual_s if shared_s is None else max(shared_s, _MIN_RATIO * usual_s),
         measured_s is not None,
         shared_s is not None,
     )
@@ -108,7 +108,7 @@ def _through(sizes: Sequence[int], values: Sequence[float]) -> Curve:
     few alone may be noise."""
     curve = np.interp(SIZES, sizes, values)
     last = sizes[-1]
-    if last < MOST_TOKENS:
+    if last < MAX_TOKENS:
         rise = values[-1] * _UNMEASURED_TOKEN_RATIO
         if len(sizes) > 1:
             rise = max((values[-1] - values[0]) / (last - sizes[0]), 0.0)
@@ -124,7 +124,7 @@ def _context_slopes(by_size: dict[int, list[CallPoint]]) -> Curve | None:
         if np.ptp(lengths) > 0:
             seconds = np.array([point.seconds for point in by_size[size]])
             slope = float(np.polyfit(lengths, seconds, 1)[0])
-            least = _LEAST_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min())
+            least = _MIN_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min())
             sizes.append(size)
             slopes.append(max(slope, least))
     return _through(sizes, slopes) if sizes else None
@@ -132,7 +132,7 @@ def _context_slopes(by_size: dict[int, list[CallPoint]]) -> Curve | None:
 
 def _without_context(point: CallPoint, context_s: Curve) -> float:
     share = point.context_tokens * float(context_s[point.num_tokens - 1])
-    return max(point.seconds - share, _LEAST_RATIO * point.seconds)
+    return max(point.seconds - share, _MIN_RATIO * point.seconds)
 
 
 def _sequence_cost(points: Sequence[CallPoint], base_s: Curve, context_s: Curve) -> float | None:

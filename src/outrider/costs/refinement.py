@@ -16,14 +16,14 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from outrider.costs.points import MOST_TOKENS, SIZES, CallPoint
+from outrider.costs.points import MAX_TOKENS, SIZES, CallPoint
 
 _Matrix = npt.NDArray[np.float64]
 
 SCALE, CONTEXT, SEQUENCES, SHAPE = 0, 1, 2, 3
 """Places of the state: three factors, then one for every number of tokens; all logarithms."""
 
-_STATES = SHAPE + MOST_TOKENS
+_STATES = SHAPE + MAX_TOKENS
 
 # Variances of logarithms: 0.05**2 is about 5 % one way or the other.
 _NOISE = 0.05**2
@@ -41,7 +41,7 @@ _STAIR_REACH = 0.15
 """in logarithms of sizes: how far a stair's error goes along with its neighbours'"""
 _WALK = 0.15
 """of the curve's course where nothing was measured, for each e-fold of the size"""
-_LEAST_SPREAD = 0.02
+_MIN_SPREAD = 0.02
 
 _SURPRISE = 3.0
 """Standard deviations beyond which a call is doubted"""
@@ -51,7 +51,7 @@ _SCALE_DOUBT = 1.0
 _STAIR_DOUBT = 0.25**2
 _COURSE_DOUBT = 0.03
 """for each e-fold of the size: larger calls that were not seen lately go along in part"""
-_MOST_DOUBT = 4.0
+_MAX_DOUBT = 4.0
 
 _LOGS = np.log(SIZES)
 _NEAR: _Matrix = np.exp(-np.abs(_LOGS[:, None] - _LOGS[None, :]) / _STAIR_REACH)
@@ -69,7 +69,7 @@ def _shape_covariance(points: list[CallPoint]) -> _Matrix:
         return unknown
     spreads: dict[int, float] = {}
     for point in points:
-        spread = max(point.spread_ratio, _LEAST_SPREAD)
+        spread = max(point.spread_ratio, _MIN_SPREAD)
         spreads[point.num_tokens - 1] = min(spread, spreads.get(point.num_tokens - 1, math.inf))
     at = list(spreads)
     noise = np.diag([spread**2 for spread in spreads.values()])
@@ -86,7 +86,7 @@ class Refinement:
 
     def __init__(self, points: list[CallPoint], *, knows_context: bool, knows_sequences: bool) -> None:
         self.state = np.zeros(_STATES)
-        self.seen = np.zeros(MOST_TOKENS, dtype=np.int64)
+        self.seen = np.zeros(MAX_TOKENS, dtype=np.int64)
         """calls observed of each size"""
         self.num_seen = 0
         """calls observed of all sizes"""
@@ -98,7 +98,7 @@ class Refinement:
         self._change = np.full(_STATES, _SLOW_CHANGE)
         self._change[SCALE] = _SCALE_CHANGE
         self._run = 0
-        self._runs = np.zeros(MOST_TOKENS, dtype=np.int64)
+        self._runs = np.zeros(MAX_TOKENS, dtype=np.int64)
 
     @property
     def scale(self) -> float:
@@ -108,7 +108,7 @@ class Refinement:
     def update(self, num_tokens: int, shares: tuple[float, float, float], error: float) -> None:
         """A call over `num_tokens` took e^`error` of what was expected; `shares` are the parts of the
         expected time that go to the size, the stored context and the further sequences."""
-        place = min(num_tokens, MOST_TOKENS) - 1
+        place = min(num_tokens, MAX_TOKENS) - 1
         parts = np.array((1.0, shares[1], shares[2], shares[0]))
         at = np.array((SCALE, CONTEXT, SEQUENCES, SHAPE + place))
         covariance = self._covariance
@@ -136,9 +136,9 @@ class Refinement:
         self._run = self._run + sign if self._run * sign > 0 else sign
         run = self._runs[place]
         self._runs[place] = run + sign if run * sign > 0 else sign
-        scale = abs(self._run) >= _AGREEING and self._covariance[SCALE, SCALE] < _MOST_DOUBT
+        scale = abs(self._run) >= _AGREEING and self._covariance[SCALE, SCALE] < _MAX_DOUBT
         own = self._covariance[SHAPE + place, SHAPE + place]
-        shape = abs(self._runs[place]) >= _AGREEING and own < _MOST_DOUBT
+        shape = abs(self._runs[place]) >= _AGREEING and own < _MAX_DOUBT
         if scale:
             self._covariance[SCALE, SCALE] += _SCALE_DOUBT
         if shape and scale:

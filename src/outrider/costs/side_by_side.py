@@ -19,7 +19,7 @@ FEW_SIZES = (1, 1, 2, 4, 8, 16)
 READ_TOKENS = 32
 """of a prompt, read once by each model: as many at once take no longer a token"""
 _FILL_SHARE = 0.3
-_MOST_ROUNDS = 30
+_MAX_ROUNDS = 30
 """of which each has three single tokens: enough for any difference that matters"""
 
 
@@ -66,7 +66,7 @@ def measure_side_by_side(
             stored = timers[0].stored()
         num_rounds, round_s = 0, 0.0
         while num_rounds == 0 or (
-            num_rounds < _MOST_ROUNDS and clock() - started + round_s / num_rounds <= seconds
+            num_rounds < _MAX_ROUNDS and clock() - started + round_s / num_rounds <= seconds
         ):
             before = clock()
             for size in rng.sample(sizes, len(sizes)):

@@ -24,7 +24,7 @@ _SCALE_WEIGHT = 0.2
 _SHAPE_WEIGHT = 0.5
 """What a session has learned moves the stored curve this far: less where it concerns all calls, which a
 busy afternoon makes slower."""
-_LEAST_OBSERVED = 32
+_MIN_OBSERVED = 32
 """Sessions with fewer calls leave the stored curve as it is."""
 
 
@@ -97,7 +97,7 @@ def store_costs(subject: Subject, costs: CallCosts) -> str | None:
 
 def store_refined(subject: Subject, costs: CallCosts) -> str | None:
     """Keep, at the end of a session, a part of what its calls have taught; a line where that fails."""
-    if costs.num_observed < _LEAST_OBSERVED:
+    if costs.num_observed < _MIN_OBSERVED:
         return None
     return store_costs(subject, costs.refined(scale=_SCALE_WEIGHT, shape=_SHAPE_WEIGHT))
 

@@ -11,7 +11,7 @@ from typing import Literal
 from outrider.core.contracts import Model, Vocabulary
 from outrider.core.data import Span
 from outrider.core.errors import BackendError
-from outrider.costs.points import MOST_TOKENS, CallPoint
+from outrider.costs.points import MAX_TOKENS, CallPoint
 
 Rows = Literal["all", "last"]
 """The rows of logits that a call gives: all for a target, the last for a draft model."""
@@ -38,7 +38,7 @@ class CallTimer:
         self._rows = rows
         self._clock = clock
         self._tokens = ordinary_tokens(model.vocabulary, rng)
-        self.largest = min(MOST_TOKENS, model.max_batch_tokens, model.context_length)
+        self.largest = min(MAX_TOKENS, model.max_batch_tokens, model.context_length)
         if rows == "all":
             self.largest = min(self.largest, model.max_rows)
 
@@ -88,7 +88,7 @@ class CallTimer:
 def ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
     """Tokens that stand for text, drawn anew each time: what a call costs may depend on them where a
     model sends tokens to different experts."""
-    drawn = [rng.randrange(vocabulary.size) for _ in range(8 * MOST_TOKENS)]
+    drawn = [rng.randrange(vocabulary.size) for _ in range(8 * MAX_TOKENS)]
     ordinary = [t for t in drawn if not vocabulary.is_control(t) and not vocabulary.ends_generation(t)]
     if not ordinary:
         raise BackendError("vocabulary", "it has no ordinary tokens to measure with", "Choose another model.")

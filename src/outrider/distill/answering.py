@@ -23,7 +23,7 @@ __all__ = ["Answering", "Question", "Running", "likeliest"]
 _UNLIKE = 2
 """Calls may be padded to their longest prompt: no prompt is read together with one so many times as long."""
 
-_LEAST_LOG = -100.0
+_MIN_LOG = -100.0
 """of a token that has no probability"""
 
 Ids = npt.NDArray[np.int32]
@@ -187,21 +187,21 @@ def _mask(row: Row, running: Running) -> None:
 
 
 def likeliest(rows: npt.NDArray[np.float32], top: int) -> tuple[Ids, LogProbs, npt.NDArray[np.float16]]:
-    """Of rows of logits (n, vocabulary): the `top` likeliest tokens (n, top), the natural logarithms of their
-    probabilities (n, top), and the probability of all others together (n,)."""
+    """Of rows of logits (n, vocabulary): the `top` most likely tokens (n, top), the natural logarithms
+    of their probabilities (n, top), and the probability of all others together (n,)."""
     logits = torch.from_numpy(rows)
     found = logits.topk(min(top, rows.shape[1]), dim=-1)
     log_probs = found.values - logits.logsumexp(-1, keepdim=True)
     rest = (1 - log_probs.exp().sum(-1)).clamp(min=0)
     return (
         found.indices.to(torch.int32).numpy(),
-        log_probs.clamp(min=_LEAST_LOG).half().numpy(),
+        log_probs.clamp(min=_MIN_LOG).half().numpy(),
         rest.half().numpy(),
     )
 
 
 def _append(running: Running, ids: Ids, log_probs: LogProbs, rest: np.float16) -> None:
-    """Let the answer go on with one of the likeliest tokens."""
+    """Let the answer go on with one of the most likely tokens."""
     token = int(ids[_draw(log_probs, running)])
     running.labels.append((ids, log_probs, rest))
     running.answer.append(token)
@@ -210,9 +210,9 @@ def _append(running: Running, ids: Ids, log_probs: LogProbs, rest: np.float16) -
 
 
 def _draw(log_probs: LogProbs, running: Running) -> int:
-    """The place among the likeliest of the token that is taken."""
+    """The place among the most likely of the token that is taken."""
     if running.question.temperature == 0:
         return 0
     above = (log_probs.astype(np.float64) - log_probs[0]) / running.question.temperature
-    weights = np.where(log_probs > _LEAST_LOG, np.exp(above), 0)
+    weights = np.where(log_probs > _MIN_LOG, np.exp(above), 0)
     return int(running.random.choice(len(weights), p=weights / weights.sum()))

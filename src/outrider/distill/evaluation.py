@@ -22,7 +22,7 @@ __all__ = ["Evaluation", "evaluate", "grouped", "predictions_of"]
 class Evaluation:
     """A draft on held-out answers, after so many steps.
 
-    `agreement`: share of positions of greedy answers where its likeliest token is the target's;
+    `agreement`: share of positions of greedy answers where its most likely token is the target's;
     `acceptance`: mean Σ min(p, q), over all; `loss`: that of training, over all; `tokens_per_s` and
     `speedup` as expected at the measured costs.
     """

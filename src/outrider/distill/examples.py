@@ -1,4 +1,4 @@
-"""What a draft is trained on: the target's answers, with its likeliest tokens at every position.
+"""What a draft is trained on: the target's answers, with its most likely tokens at every position.
 
 Each answer is a file of its own, written whole or not at all, so that a generation which is stopped loses
 nothing but the answers under way.
@@ -30,7 +30,7 @@ class Example:
     """One answer of the target.
 
     `prompt` (int32) and `answer` (int32) are token ids of the target. At position i of the answer the
-    target, given all before it, held `ids[i]` (int32, K of them, the likeliest first) likeliest, with the
+    target, given all before it, held `ids[i]` (int32, K of them, the most likely first) likeliest, with the
     natural logarithms of their probabilities in `log_probs[i]` (float16) and `rest[i]` (float16) left for all
     other tokens. Where a grammar held, these are the probabilities under its mask.
     """

@@ -43,7 +43,7 @@ def generate(
     """Let the target answer every question that has no file in `folder` yet, and its follow-ups behind it.
 
     `model` makes the calls (None: the target's own); it is empty before and afterwards. Tokens are drawn
-    from the `top` likeliest at the question's temperature (0: the likeliest), from a stream of its own for
+    from the `top` most likely at the question's temperature (0: the likeliest), from a stream of its own for
     each question, so that an answer does not depend on what else is under way. Questions that do not fit, or
     whose grammar leaves no way on, are passed over, and told.
     Raises BackendError when a call fails, SettingError when the disk is full.

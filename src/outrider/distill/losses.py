@@ -1,6 +1,6 @@
 """How far a draft's distributions are from its target's: the losses of training.
 
-A target's distribution is known by its K likeliest tokens and what is left for the rest; both losses take
+A target's distribution is known by its K most likely tokens and what is left for the rest; both losses take
 the rest as one more token, for the target and for the draft. p is the target's, q the draft's.
 
 - "kl": KL(p || q), which cares for every token that the target may choose.
@@ -23,8 +23,8 @@ from outrider.distill.plan import Loss
 __all__ = ["Labels", "acceptance", "loss_of"]
 
 _HYBRID_RATE = 3.0
-_LEAST_P = 1e-9
-_LEAST_Q = 1e-7
+_MIN_P = 1e-9
+_MIN_Q = 1e-7
 """about the rounding of 1 - Σ q in 32 bits"""
 
 
@@ -52,7 +52,7 @@ def _common(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     held = (labels.probs > 0).to(log_q.dtype)
     rest_q = 1 - (log_q.exp() * held).sum(-1)
     # Raised without touching its gradient: a draft that has nothing left for the rest must still learn it.
-    return log_q, rest_q + (rest_q.clamp(min=_LEAST_Q) - rest_q).detach()
+    return log_q, rest_q + (rest_q.clamp(min=_MIN_Q) - rest_q).detach()
 
 
 def loss_of(kind: Loss, logits: Tensor, labels: Labels) -> Tensor:
@@ -74,8 +74,8 @@ def acceptance(logits: Tensor, labels: Labels) -> Tensor:
 
 def _kl(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:
     p, rest_p = labels.probs, labels.rest
-    listed = (p * (p.clamp(min=_LEAST_P).log() - log_q)).sum(-1)
-    return listed + rest_p * (rest_p.clamp(min=_LEAST_P).log() - rest_q.log())
+    listed = (p * (p.clamp(min=_MIN_P).log() - log_q)).sum(-1)
+    return listed + rest_p * (rest_p.clamp(min=_MIN_P).log() - rest_q.log())
 
 
 def _alpha(log_q: Tensor, rest_q: Tensor, labels: Labels) -> Tensor:

@@ -21,7 +21,7 @@ __all__ = ["measure_prices"]
 
 _CONTEXT_TOKENS = 256
 """An answer's usual distance from its prompt's start; prices hardly depend on it for small models."""
-_MOST_DRAFTED = 16
+_MAX_DRAFTED = 16
 _DRAFT_SECONDS = 5.0
 
 
@@ -38,7 +38,7 @@ def measure_prices(target: ModelFile, draft: Path, kept: Path, threads: int) -> 
     large = _costs(target.path, options, "all", None)
     small = _costs(draft, options, "last", _DRAFT_SECONDS)
     prices = Prices(
-        tuple(large.call_s(n + 1, context=_CONTEXT_TOKENS) for n in range(_MOST_DRAFTED + 1)),
+        tuple(large.call_s(n + 1, context=_CONTEXT_TOKENS) for n in range(_MAX_DRAFTED + 1)),
         small.call_s(1, context=_CONTEXT_TOKENS),
     )
     write_whole(kept, json.dumps(asdict(prices)) + "\n", "prices")

@@ -27,7 +27,7 @@ class Asked:
     """The questions of a plan. `training` and `held_out` have no conversation in common.
 
     Some of those held out are asked at temperature 0 whatever the plan says: a draft's agreement and expected
-    speed are measured along the target's likeliest answers.
+    speed are measured along the target's most likely answers.
     """
 
     def __init__(self, prompts: Sequence[tuple[str, Prompt]], temperatures: Sequence[float]) -> None:

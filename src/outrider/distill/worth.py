@@ -36,7 +36,7 @@ class Prices:
 class Predictions:
     """A draft's predictions along one greedy answer of the target, the answer itself given up to each.
 
-    `confidences` (answer,): the probability of its likeliest token, 0 where that is one it does not know;
+    `confidences` (answer,): the probability of its most likely token, 0 where that is one it does not know;
     `matches` (answer,): whether that token is the target's.
     """
 

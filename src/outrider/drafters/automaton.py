@@ -20,7 +20,7 @@ deeper; one token repeated nests as deep as it is long, and must not cost more f
 
 @dataclass(slots=True)
 class Continuation:
-    """The likeliest next token after a state.
+    """The most likely next token after a state.
 
     `count` is how often `token` followed the state's strings, `total` how often any token did.
     `last_end` is how many tokens of the text there were when it did so last, itself included.
@@ -44,7 +44,7 @@ class SuffixAutomaton:
     clone takes over two numbers.
 
     A text of n tokens needs at most 2n states. Most have a single way on: each state holds its
-    likeliest transition in place, and only a state that branches has a dict for the others.
+    most likely transition in place, and only a state that branches has a dict for the others.
     """
 
     __slots__ = (

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Extend, Vocabulary, Wish
+from outrider.core.contracts import DraftRequest, StoppingRule, Vocabulary
 from outrider.core.data import Draft, DraftWork, Request
 from outrider.core.errors import SettingError
 from outrider.drafters import corpus_store
@@ -144,12 +144,14 @@ class CorpusDrafter:
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._tails[sequence].extend(tokens)
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(request, stopping) for request in requests], DraftWork()
 
-    def _draft(self, wish: Wish, extend: Extend) -> Draft:
-        reader = ContextReader(self._index, list(self._tails[wish.sequence]), self._min_match)
-        return grow(reader, wish, extend, self.name)
+    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
+        reader = ContextReader(self._index, list(self._tails[request.sequence]), self._min_match)
+        return grow(reader, request, stopping, self.name)
 
     def end(self, sequence: int) -> None:
         del self._tails[sequence]

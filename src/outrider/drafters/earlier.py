@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
-from outrider.core.contracts import Extend, Wish
+from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
 from outrider.drafters.lookup import Match, grow
@@ -143,16 +143,18 @@ class EarlierDrafter:
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._running[sequence][0].extend(tokens)
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(request, stopping) for request in requests], DraftWork()
 
-    def _draft(self, wish: Wish, extend: Extend) -> Draft:
-        text, memory = self._running[wish.sequence]
+    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
+        text, memory = self._running[request.sequence]
         readers = [
             ContextReader(index, text, self._min_match, len(text) + num_since)
             for index, num_since in memory.indexes()
         ]
-        return grow(_Longest(readers), wish, extend, self.name)
+        return grow(_Longest(readers), request, stopping, self.name)
 
     def end(self, sequence: int) -> None:
         """What was said is remembered."""

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.core.contracts import Extend, Wish
-from outrider.core.data import Draft, Hint
+from outrider.core.contracts import DraftRequest, StoppingRule
+from outrider.core.data import Draft, TokenEstimate
 
 __all__ = ["EVIDENCE", "Match", "Reader", "estimate", "grow"]
 
 EVIDENCE = ("match_length", "count", "total", "age")
-"""What the numbers of a lookup's `Hint.evidence` are, in order; those of `Match`."""
+"""What the numbers of a lookup's `TokenEstimate.evidence` are, in order; those of `Match`."""
 
 DOUBT = 5.0
 """phantom misses against a match of one token"""
@@ -35,7 +35,7 @@ def estimate(match_length: int, count: int, total: int) -> float:
 
 @dataclass(slots=True)  # frozen ones take three times as long to make, and each step makes dozens
 class Match:
-    """The likeliest token behind the longest match.
+    """The most likely token behind the longest match.
 
     The last `length` tokens were found, `total` times with something behind them, and `count`
     times that was `token`. `age` is how many tokens back it stood the last time (1: right before),
@@ -50,10 +50,10 @@ class Match:
     age: int
 
     @property
-    def hint(self) -> Hint:
+    def estimate(self) -> TokenEstimate:
         """What the drafter says about the token; `EVIDENCE` names the numbers."""
         evidence = (float(self.length), float(self.count), float(self.total), float(self.age))
-        return Hint(estimate(self.length, self.count, self.total), evidence)
+        return TokenEstimate(estimate(self.length, self.count, self.total), evidence)
 
 
 class Reader(Protocol):
@@ -64,29 +64,29 @@ class Reader(Protocol):
         ...
 
     def find(self) -> Match | None:
-        """What is likeliest to come next; None where nothing matches."""
+        """What is most likely to come next; None where nothing matches."""
         ...
 
 
-def grow(reader: Reader, wish: Wish, extend: Extend, source: str) -> Draft:
-    """A draft of certain tokens that follows the wish's prefix, as far as `extend` takes it."""
-    for token in wish.prefix:
+def grow(reader: Reader, request: DraftRequest, stopping: StoppingRule, source: str) -> Draft:
+    """A draft of certain tokens that follows the request's prefix, as far as `stopping` takes it."""
+    for token in request.prefix:
         reader.read(token)
     tokens: list[int] = []
-    hints: list[Hint] = []
-    while len(tokens) < wish.max_tokens and extend.wants(wish, tokens):
+    estimates: list[TokenEstimate] = []
+    while len(tokens) < request.max_tokens and stopping.should_continue(request, tokens):
         match = reader.find()
         if match is None:
             break
-        hint = match.hint
-        if not extend.takes(wish, tokens, hint):
+        estimate = match.estimate
+        if not stopping.accept(request, tokens, estimate):
             break
         tokens.append(match.token)
-        hints.append(hint)
+        estimates.append(estimate)
         reader.read(match.token)
     return Draft(
         tokens=tuple(tokens),
-        acceptance=tuple(hint.acceptance for hint in hints),
+        acceptance=tuple(estimate.acceptance for estimate in estimates),
         sources=(source,) * len(tokens),
-        hints=tuple(hints),
+        estimates=tuple(estimates),
     )

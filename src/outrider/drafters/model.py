@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from time import perf_counter
 
-from outrider.core.contracts import Extend, Model, Wish
+from outrider.core.contracts import DraftRequest, Model, StoppingRule
 from outrider.core.data import (
     Distribution,
     Draft,
     DraftWork,
-    Hint,
     Logits,
     Request,
     Span,
+    TokenEstimate,
     point_masses,
 )
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
@@ -30,7 +30,7 @@ from outrider.vocab import Alignment
 _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32
 """of a context, for what is drafted"""
-_LEAST_COPIED_TOKENS = 8
+_MIN_COPIED_TOKENS = 8
 """For fewer than these more, what a sequence holds itself is not given up."""
 
 
@@ -83,23 +83,23 @@ class _Context:
 
 @dataclass(slots=True)
 class _Growing:
-    """A draft under construction for one wish."""
+    """A draft under construction for one request."""
 
-    wish: Wish
+    request: DraftRequest
     tokens: list[int] = field(default_factory=list)
     """in the target's ids"""
     sources: list[str] = field(default_factory=list)
     unread: list[int] = field(default_factory=list)
     """those at the end that it has not evaluated, in the draft's ids"""
     probs: list[Distribution] = field(default_factory=list)
-    hints: list[Hint] = field(default_factory=list)
+    estimates: list[TokenEstimate] = field(default_factory=list)
 
 
 class ModelDrafter:
     """The Drafter over a draft model, for all sequences in one batch.
 
-    Under the request's own bias, bans, penalties and filters it offers its likeliest tokens as
-    certain, or tokens drawn from its distribution, as the wish has it. The estimated acceptance
+    Under the request's own bias, bans, penalties and filters it offers its most likely tokens as
+    certain, or tokens drawn from its distribution, as the request has it. The estimated acceptance
     is its untempered top probability.
 
     A model to which the end of a text is enough (`alignment.window`) begins to read there, and begins anew
@@ -138,7 +138,7 @@ class ModelDrafter:
         known = context.shares(tokens)
         alike = {s: c.shares(tokens) for s, c in self._contexts.items() if c.scope == context.scope}
         source = max(alike, key=alike.__getitem__)
-        if alike[source] <= known + _LEAST_COPIED_TOKENS:
+        if alike[source] <= known + _MIN_COPIED_TOKENS:
             return
         self._give_up(sequence)
         try:
@@ -178,24 +178,30 @@ class ModelDrafter:
 
     # What may come next
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        able = [wish for wish in wishes if self._room(wish) > 0 and extend.wants(wish, ())]
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        able = [
+            request
+            for request in requests
+            if self._room(request) > 0 and stopping.should_continue(request, ())
+        ]
         if not able:
-            return [Draft() for _ in wishes], DraftWork()
+            return [Draft() for _ in requests], DraftWork()
         work = DraftWork()
-        for wish in able:
-            work += self._catch_up(wish.sequence, len(wish.prefix))
-        drafts, decoding = self._grow([_Growing(wish) for wish in able], extend)
-        return [drafts.get(wish.sequence, Draft()) for wish in wishes], work + decoding
+        for request in able:
+            work += self._catch_up(request.sequence, len(request.prefix))
+        drafts, decoding = self._grow([_Growing(request) for request in able], stopping)
+        return [drafts.get(request.sequence, Draft()) for request in requests], work + decoding
 
-    def _room(self, wish: Wish) -> int:
+    def _room(self, request: DraftRequest) -> int:
         """Tokens that can be drafted before the draft model's own context is full; none behind a lead that
         does not fit a call."""
-        context = self._contexts[wish.sequence]
-        if not context.final or len(wish.prefix) >= self._chunk_tokens:
+        context = self._contexts[request.sequence]
+        if not context.final or len(request.prefix) >= self._chunk_tokens:
             return 0
         held = self._window if self._begins_anew(context) else context.held
-        return min(wish.max_tokens, self.model.context_length - held - len(wish.prefix))
+        return min(request.max_tokens, self.model.context_length - held - len(request.prefix))
 
     def _begins_anew(self, context: _Context) -> bool:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
@@ -244,7 +250,9 @@ class ModelDrafter:
         context.agree += len(tokens)
         return perf_counter() - before
 
-    def _grow(self, growing: Sequence[_Growing], extend: Extend) -> tuple[dict[int, Draft], DraftWork]:
+    def _grow(
+        self, growing: Sequence[_Growing], stopping: StoppingRule
+    ) -> tuple[dict[int, Draft], DraftWork]:
         """Draft token by token, one call for all sequences whose draft still grows."""
         drafts: dict[int, Draft] = {}
         call_tokens: list[int] = []
@@ -264,54 +272,54 @@ class ModelDrafter:
             active = [
                 draft
                 for draft, row in zip(active, rows, strict=True)
-                if self._append(draft, row, extend)
-                and len(draft.tokens) < self._room(draft.wish)
-                and extend.wants(draft.wish, draft.tokens)
+                if self._append(draft, row, stopping)
+                and len(draft.tokens) < self._room(draft.request)
+                and stopping.should_continue(draft.request, draft.tokens)
             ]
         for draft in growing:
-            drafts[draft.wish.sequence] = self._finish(draft)
+            drafts[draft.request.sequence] = self._finish(draft)
         return drafts, DraftWork(len(call_tokens), model_s, call_tokens=tuple(call_tokens))
 
     def _next_span(self, draft: _Growing) -> Span:
-        context = self._contexts[draft.wish.sequence]
+        context = self._contexts[draft.request.sequence]
         stored = len(context.evaluated)
         if draft.tokens:
-            return Span(draft.wish.sequence, tuple(draft.unread), stored, 1)
-        tokens = (*context.final[context.start + stored :], *self.alignment.read(draft.wish.prefix))
-        return Span(draft.wish.sequence, tokens, stored, 1)
+            return Span(draft.request.sequence, tuple(draft.unread), stored, 1)
+        tokens = (*context.final[context.start + stored :], *self.alignment.read(draft.request.prefix))
+        return Span(draft.request.sequence, tokens, stored, 1)
 
-    def _append(self, draft: _Growing, logits: Logits, extend: Extend) -> bool:
-        """Add the next token, if `extend` takes it; whether another may follow."""
-        wish, row = draft.wish, logits[-1]
-        drafted = (*wish.prefix, *draft.tokens)
+    def _append(self, draft: _Growing, logits: Logits, stopping: StoppingRule) -> bool:
+        """Add the next token, if `stopping` takes it; whether another may follow."""
+        request, row = draft.request, logits[-1]
+        drafted = (*request.prefix, *draft.tokens)
         try:
-            found = self._rows.likeliest(row, wish, drafted)
+            found = self._rows.likeliest(row, request, drafted)
         except (SettingError, ConstraintError):
             return False  # all that it has in common with the target is barred here
         if found is None:
             return False
         token, sure = found
-        hint = Hint(sure)
-        if not extend.takes(wish, draft.tokens, hint):
+        estimate = TokenEstimate(sure)
+        if not stopping.accept(request, draft.tokens, estimate):
             return False
-        if wish.draw is not None or wish.believe:
-            draft.probs.append(self._rows.distribution(row, wish, drafted))
-        if wish.draw is not None:
-            token = wish.draw(draft.probs[-1], len(drafted))
+        if request.draw is not None or request.with_greedy_probs:
+            draft.probs.append(self._rows.distribution(row, request, drafted))
+        if request.draw is not None:
+            token = request.draw(draft.probs[-1], len(drafted))
         draft.tokens.append(token)
         draft.sources.append(self.name)
-        draft.hints.append(hint)
+        draft.estimates.append(estimate)
         draft.unread = self.alignment.read([token])
         if not draft.unread or self.model.vocabulary.ends_generation(draft.unread[0]):
             return False  # nothing follows an end
-        self._join(draft, extend.follows(wish, draft.tokens))
+        self._join(draft, stopping.append_forced(request, draft.tokens))
         return len(draft.unread) <= self._chunk_tokens
 
     def _join(self, draft: _Growing, certain: Draft) -> None:
         """Tokens that follow without a look: they are read together with the last one found."""
         draft.tokens += certain.tokens
         draft.sources += certain.sources
-        draft.hints += certain.hints
+        draft.estimates += certain.estimates
         draft.unread += self.alignment.read(certain.tokens)
         if draft.probs:
             draft.probs += point_masses(certain.tokens)
@@ -320,9 +328,9 @@ class ModelDrafter:
         probs = tuple(draft.probs)
         return Draft(
             tokens=tuple(draft.tokens),
-            probs=probs if draft.wish.draw is not None and probs else None,
-            acceptance=tuple(hint.acceptance for hint in draft.hints),
+            probs=probs if draft.request.draw is not None and probs else None,
+            acceptance=tuple(estimate.acceptance for estimate in draft.estimates),
             sources=tuple(draft.sources),
-            hints=tuple(draft.hints),
-            beliefs=probs if draft.wish.draw is None else (),
+            estimates=tuple(draft.estimates),
+            greedy_probs=probs if draft.request.draw is None else (),
         )

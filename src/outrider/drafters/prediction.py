@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
-from outrider.core.contracts import Extend, Wish
+from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request
 from outrider.drafters.lookup import Match, grow
 
@@ -48,12 +48,14 @@ class PredictionDrafter:
             for token in tokens:
                 place.read(token)
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        return [self._draft(request, stopping) for request in requests], DraftWork()
 
-    def _draft(self, wish: Wish, extend: Extend) -> Draft:
-        place = self._followed.get(wish.sequence)
-        return Draft() if place is None else grow(place.copy(), wish, extend, self.name)
+    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
+        place = self._followed.get(request.sequence)
+        return Draft() if place is None else grow(place.copy(), request, stopping, self.name)
 
     def end(self, sequence: int) -> None:
         self._followed.pop(sequence, None)

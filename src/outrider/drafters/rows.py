@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.core.contracts import Wish
+from outrider.core.contracts import DraftRequest
 from outrider.core.data import Distribution, Row
 from outrider.sampling import argmax, confidence
 from outrider.vocab import Alignment
@@ -27,7 +27,9 @@ class Rows:
         self._alignment = alignment
         self._spread: Row | None = None
 
-    def likeliest(self, row: Row, wish: Wish, drafted: tuple[int, ...]) -> tuple[int, float] | None:
+    def likeliest(
+        self, row: Row, request: DraftRequest, drafted: tuple[int, ...]
+    ) -> tuple[int, float] | None:
         """The token of the target that the draft finds likeliest, and how sure it is of it, before
         temperature and filters.
 
@@ -38,22 +40,24 @@ class Rows:
         Raises SettingError or ConstraintError where the request leaves no token, BackendError for logits
         that are not numbers.
         """
-        alignment, plain = self._alignment, not wish.sampler.adjusts(drafted)
-        values = alignment.common_part(row) if plain else wish.sampler.adjust(self._over_target(row), drafted)
+        alignment, plain = self._alignment, not request.sampler.adjusts(drafted)
+        values = (
+            alignment.common_part(row) if plain else request.sampler.adjust(self._over_target(row), drafted)
+        )
         best = argmax(values)
         sure = confidence(values, best)
-        if wish.constraint is None and len(alignment.foreign):
+        if request.constraint is None and len(alignment.foreign):
             gaps = row[alignment.foreign] - values[best]
-            if wish.draw is None and gaps.max() > 0:
+            if request.draw is None and gaps.max() > 0:
                 return None
             sure = 1 / (1 / sure + float(np.exp(np.minimum(gaps, _FARTHEST)).sum()))
         return int(alignment.common[best]) if plain else best, sure
 
-    def distribution(self, row: Row, wish: Wish, drafted: tuple[int, ...]) -> Distribution:
+    def distribution(self, row: Row, request: DraftRequest, drafted: tuple[int, ...]) -> Distribution:
         """What the request would draw from, of the tokens that both have."""
-        if self._alignment.identical or wish.sampler.adjusts(drafted):
-            return wish.sampler.distribution(self._over_target(row), drafted)
-        found = wish.sampler.distribution(self._alignment.common_part(row), drafted)
+        if self._alignment.identical or request.sampler.adjusts(drafted):
+            return request.sampler.distribution(self._over_target(row), drafted)
+        found = request.sampler.distribution(self._alignment.common_part(row), drafted)
         return Distribution(self._alignment.common[found.tokens], found.probs)
 
     def _over_target(self, row: Row) -> Row:

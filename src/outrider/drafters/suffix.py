@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from outrider.core.contracts import Extend, Wish
+from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request
 from outrider.core.errors import SettingError
 from outrider.drafters.automaton import SuffixAutomaton
@@ -21,7 +21,7 @@ __all__ = ["SuffixDrafter"]
 class SuffixDrafter:
     """Drafts from a sequence's own text, without a model.
 
-    A draft continues the longest suffix of the text (and of the wish's prefix behind it) that
+    A draft continues the longest suffix of the text (and of the request's prefix behind it) that
     occurred before in the text, by the token that followed it most often, and goes on from there;
     where nothing followed, shorter suffixes are tried. Matches of fewer than `min_match` tokens
     are not used: after a single token the guess is right about one time in five, after two one in
@@ -51,15 +51,17 @@ class SuffixDrafter:
         """Take in tokens that became final."""
         self._texts.setdefault(sequence, _Text()).extend(tokens)
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish, empty where nothing matches; no model is called for it."""
-        return [self._draft(wish, extend) for wish in wishes], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        """One draft per request, empty where nothing matches; no model is called for it."""
+        return [self._draft(request, stopping) for request in requests], DraftWork()
 
-    def _draft(self, wish: Wish, extend: Extend) -> Draft:
-        text = self._texts.get(wish.sequence)
+    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
+        text = self._texts.get(request.sequence)
         if text is None:
             return Draft()
-        return grow(_TextReader(text.automaton, self._min_match), wish, extend, self.name)
+        return grow(_TextReader(text.automaton, self._min_match), request, stopping, self.name)
 
     def end(self, sequence: int) -> None:
         """Nothing is given up: the next prompt of the sequence may go on from this text."""

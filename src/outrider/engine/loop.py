@@ -17,7 +17,7 @@ from typing import cast
 
 import numpy as np
 
-from outrider.core.contracts import Constraint, Drafter, Model, Policy, Wish
+from outrider.core.contracts import Constraint, Drafter, DraftRequest, Model, Policy
 from outrider.core.data import (
     Completion,
     Draft,
@@ -311,7 +311,7 @@ class Engine:
         before = perf_counter()
         limit = min(self.target.max_batch_tokens - num_read, self.target.max_rows)
         share = limit // max(len(decoding), 1)
-        wishes: dict[int, Wish] = {}
+        requests: dict[int, DraftRequest] = {}
         for sequence in decoding:
             room = min(self.target.context_length - len(sequence.tokens), share) - 1
             if sequence.num_remaining is not None:
@@ -320,20 +320,20 @@ class Engine:
                 room = min(room, sequence.request.drafting.draft_max)
             if room > 0 and self._is_drafted_for(sequence):
                 drawing = sequence.judge.drawing(sequence.num_generated)
-                wishes[sequence.slot] = Wish(
+                requests[sequence.slot] = DraftRequest(
                     sequence.slot,
                     room,
                     sequence.sampler,
                     drawing,
-                    believe=sequence.judge.compares,
+                    with_greedy_probs=sequence.judge.compares,
                     constraint=sequence.constraint,
                     drafting=sequence.request.drafting,
                 )
         drafts: dict[int, Draft] = {}
-        if wishes:
-            others = num_read + len(decoding) - len(wishes)
-            offers, shared.work = self.policy.propose(self.drafters, list(wishes.values()), others)
-            drafts = dict(zip(wishes, offers, strict=True))
+        if requests:
+            others = num_read + len(decoding) - len(requests)
+            offers, shared.work = self.policy.propose(self.drafters, list(requests.values()), others)
+            drafts = dict(zip(requests, offers, strict=True))
         shared.propose_s = perf_counter() - before
         return [drafts.get(sequence.slot, Draft()) for sequence in decoding]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["MAX_PAUSE_S", "MOST_TOKENS", "Pace", "chunks"]
+__all__ = ["MAX_PAUSE_S", "MAX_TOKENS", "Pace", "chunks"]
 
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """Prompt tokens per call: enough to run at full speed, few enough to stay interruptible."""
 
-_LEAST_TOKENS = 16
+_MIN_TOKENS = 16
 """Fewer would read a prompt no sooner: the tokens of a call share the reading of the weights."""
 
 MAX_PAUSE_S = 2.5
@@ -31,10 +31,10 @@ class Pace:
     def tokens(self, *, alone: bool) -> int:
         """Prompt tokens for the next call; `alone`: no sequence decodes in it."""
         if alone:
-            return MOST_TOKENS
+            return MAX_TOKENS
         if self._token_s is None:
-            return _LEAST_TOKENS * 4
-        return min(max(int(self._max_pause_s / self._token_s), _LEAST_TOKENS), MOST_TOKENS)
+            return _MIN_TOKENS * 4
+        return min(max(int(self._max_pause_s / self._token_s), _MIN_TOKENS), MAX_TOKENS)
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """A call with prompts in it took so long for all its tokens."""

@@ -13,9 +13,9 @@ from outrider.core.errors import RewindUnsupported
 
 __all__ = ["Slots", "rewind"]
 
-_LEAST_KEPT_TOKENS = 2048
+_MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""
-_MOST_FORGOTTEN = 32
+_MAX_FORGOTTEN = 32
 """texts that are remembered without their KV, to see what keeping them would have been worth"""
 _REUSE_RATE = 0.15
 """weight of the last request in the share of prompts that could be reused"""
@@ -49,7 +49,7 @@ class Slots:
         self._running: dict[int, _Held] = {}
         self._kept: OrderedDict[int, _Held] = OrderedDict()
         """least recently used first"""
-        self._forgotten: deque[_Held] = deque(maxlen=_MOST_FORGOTTEN)
+        self._forgotten: deque[_Held] = deque(maxlen=_MAX_FORGOTTEN)
         self._reusable = 0.0
         """share of a prompt that was read before, lately"""
 
@@ -122,7 +122,7 @@ class Slots:
         stored = self._target.length(slot)
         if stored:
             self._kept[slot] = _Held(held.tokens[:stored], held.scope)
-        budget = max(_LEAST_KEPT_TOKENS, self._reusable * self._target.capacity_tokens)
+        budget = max(_MIN_KEPT_TOKENS, self._reusable * self._target.capacity_tokens)
         while len(self._kept) > 1 and sum(map(self._target.length, self._kept)) > budget:
             self._forget(next(iter(self._kept)))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from outrider.core.contracts import Constraint
 from outrider.core.data import Mask
 
-_MOST_SEEN = 16
+_MAX_SEEN = 16
 """Choices that count for a token; then all of them count half, so that habits may change."""
 
 
@@ -29,7 +29,7 @@ class Spelling:
     def note(self, usual: int, chosen: int) -> None:
         """Where `usual` was forced, the model chose this token."""
         seen = self._chosen[usual]
-        if seen.total() >= _MOST_SEEN:
+        if seen.total() >= _MAX_SEEN:
             for token in seen:
                 seen[token] //= 2
         seen[chosen] += 1

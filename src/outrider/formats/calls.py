@@ -9,7 +9,7 @@ from typing import Protocol
 from outrider.formats.events import Character, Events
 from outrider.formats.scan import BLANKS, Refused, Scan, Sink, expect
 
-_MOST_HELD = 16_384
+_MAX_HELD = 16_384
 """Characters that may wait for it to become certain that they are a call."""
 
 
@@ -139,7 +139,7 @@ class CallReader:
         assert self._scan is not None
         self._held.append(character)
         try:
-            expect(len(self._held) <= _MOST_HELD)
+            expect(len(self._held) <= _MAX_HELD)
             self._scan.send(character[0])
         except StopIteration:
             self._scan = None

@@ -23,7 +23,7 @@ from outrider.formats.conversation import (
 )
 from outrider.formats.data import Named, ToolChoice, ToolSpec
 from outrider.formats.hermes import Hermes
-from outrider.formats.lark import MOST_CALLS, CallGrammar, Rules, answer_grammar
+from outrider.formats.lark import MAX_CALLS, CallGrammar, Rules, answer_grammar
 from outrider.formats.mistral import Mistral
 from outrider.formats.objects import Objects
 from outrider.formats.reader import Reader
@@ -99,7 +99,7 @@ class ChatFormat:
     ) -> Grammar | None:
         """What the answer has to be; None: anything.
 
-        A named tool is called once; otherwise there are up to `MOST_CALLS` calls, or one unless
+        A named tool is called once; otherwise there are up to `MAX_CALLS` calls, or one unless
         `parallel`. With "auto" text is free until a call begins, and over with the calls. The model may
         reason first, where its template does. Raises SettingError where the choice fits no tool,
         GrammarError for a strict tool whose schema cannot be enforced.
@@ -113,7 +113,7 @@ class ChatFormat:
             Rules(self._control),
             chosen,
             required=choice != "auto",
-            most=MOST_CALLS if parallel and not isinstance(choice, Named) else 1,
+            most=MAX_CALLS if parallel and not isinstance(choice, Named) else 1,
             thought=None if state == "over" else self._thought,
             opened=state == "opened",
         )

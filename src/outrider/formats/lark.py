@@ -11,7 +11,7 @@ from outrider.formats.arguments import arguments_schema
 from outrider.formats.data import ToolSpec
 from outrider.formats.thought import ThoughtMarkers
 
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""
 
 _TO_THE_NAME = r'/((?s:.*)\n)?[ \t]*\{\s*"name"\s*:\s*/'

@@ -1,6 +1,6 @@
 """How likely a drafted token is to be accepted: what drafters say, corrected by what became of it.
 
-A drafter's hint becomes a few features; a logistic model of them is fitted in advance and goes on
+A drafter's estimate becomes a few features; a logistic model of them is fitted in advance and goes on
 learning, with a weight of evidence for each coefficient (assumed-density filtering, as in Opper's
 "A Bayesian approach to on-line learning", 1998, with a diagonal covariance). What is particular to
 one text is kept in a bias of its own, which begins at 0 with every request.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Any, Self
 
-from outrider.core.data import Hint
+from outrider.core.data import TokenEstimate
 
 __all__ = ["Calibration", "Estimator", "TextState", "features"]
 
@@ -37,7 +37,7 @@ coefficient was set after a look at benchmarks/structured, where one in six stoo
 
 _PRIOR_PRECISION = 40.0
 """of each coefficient: about what 400 judged tokens bring, of which most are all but certain"""
-_MOST_PRECISION = 400.0
+_MAX_PRECISION = 400.0
 """of a coefficient that an earlier session learned: what is new must still count"""
 _BIAS_PRECISION = 4.0
 """of a text's own bias before any token: a standard deviation of 0.5 in log odds"""
@@ -61,13 +61,13 @@ class TextState:
         self.lately = _LATELY * self.lately + (1 - _LATELY) * right
 
 
-def features(hint: Hint, lately: float) -> tuple[float, ...]:
-    """The numbers that a hint is weighed by. Lookups say how long a match was and how often it went on
+def features(estimate: TokenEstimate, lately: float) -> tuple[float, ...]:
+    """The numbers that an estimate is weighed by. Lookups say how long a match was and how often it went on
     so; a draft model has its confidence."""
-    if len(hint.evidence) >= 3:
-        length, count, total = hint.evidence[:3]
+    if len(estimate.evidence) >= 3:
+        length, count, total = estimate.evidence[:3]
         return (1.0, math.log(max(length, 1.0)), math.log((count + 0.5) / (total - count + 0.5)), lately)
-    return (1.0, _log_odds(hint.acceptance))
+    return (1.0, _log_odds(estimate.acceptance))
 
 
 class Estimator:
@@ -79,19 +79,19 @@ class Estimator:
         self._precision: list[float] = []
         self._is_trusted = True
 
-    def probability(self, hint: Hint, state: TextState) -> float:
-        """The probability that the token of this hint is accepted, all before it given."""
-        if hint.acceptance >= CERTAIN and self._is_trusted:
+    def probability(self, estimate: TokenEstimate, state: TextState) -> float:
+        """The probability that the token of this estimate is accepted, all before it given."""
+        if estimate.acceptance >= CERTAIN and self._is_trusted:
             return 1.0
-        return _sigmoid(self._score(features(hint, state.lately)) + state.bias)
+        return _sigmoid(self._score(features(estimate, state.lately)) + state.bias)
 
-    def learn(self, hint: Hint, state: TextState, right: bool) -> None:
-        """A token that was offered with this hint was judged."""
-        if hint.acceptance >= CERTAIN:
+    def learn(self, estimate: TokenEstimate, state: TextState, right: bool) -> None:
+        """A token that was offered with this estimate was judged."""
+        if estimate.acceptance >= CERTAIN:
             self._is_trusted = self._is_trusted and right
             if self._is_trusted:
                 return
-        x = features(hint, state.lately)
+        x = features(estimate, state.lately)
         score = self._score(x)
         probability = _sigmoid(score + state.bias)
         error, information = right - probability, probability * (1 - probability)
@@ -105,7 +105,7 @@ class Estimator:
     @property
     def is_well_known(self) -> bool:
         """Whether as much was learned of this drafter as a session may take over from earlier ones."""
-        return bool(self._precision) and self._precision[0] >= _MOST_PRECISION
+        return bool(self._precision) and self._precision[0] >= _MAX_PRECISION
 
     def as_json(self) -> dict[str, Any]:
         """What was learned, as plain data."""
@@ -121,7 +121,7 @@ class Estimator:
         if len(weights) != len(precision) or not weights or not sound:
             raise ValueError("its coefficients are damaged")
         estimator = cls(name, weights)
-        estimator._precision = [min(p, _MOST_PRECISION) for p in precision]
+        estimator._precision = [min(p, _MAX_PRECISION) for p in precision]
         return estimator
 
     def _score(self, x: Sequence[float]) -> float:

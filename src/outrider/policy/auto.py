@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, DraftWork, Hint, StepRecord
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Draft, DraftWork, StepRecord, TokenEstimate
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
 from outrider.policy.fixed import FixedPolicy
@@ -71,44 +71,44 @@ class AutoPolicy:
         self._texts[sequence] = self.knowledge.new_text(prompt_tokens, max_tokens)
 
     def propose(
-        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish: what is expected to bring the most tokens per second, over all of them."""
-        by_length = [wish for wish in wishes if wish.drafting.policy == "fixed"]
+        """One draft per request: what is expected to bring the most tokens per second, over all of them."""
+        by_length = [request for request in requests if request.drafting.policy == "fixed"]
         if not by_length:
-            return self._propose(drafters, wishes, others)
-        free_choice = [wish for wish in wishes if wish.drafting.policy != "fixed"]
+            return self._propose(drafters, requests, others)
+        free_choice = [request for request in requests if request.drafting.policy != "fixed"]
         offers, work = self._propose(drafters, free_choice, others + len(by_length))
-        drafts = dict(zip((wish.sequence for wish in free_choice), offers, strict=True))
-        for wish in by_length:
-            [drafts[wish.sequence]], cost = _fixed(wish).propose(drafters, [wish])
+        drafts = dict(zip((request.sequence for request in free_choice), offers, strict=True))
+        for request in by_length:
+            [drafts[request.sequence]], cost = _fixed(request).propose(drafters, [request])
             work += cost
-        return [drafts[wish.sequence] for wish in wishes], work
+        return [drafts[request.sequence] for request in requests], work
 
     def _propose(
-        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int
     ) -> tuple[list[Draft], DraftWork]:
         longest = min(self.draft_max, LONGEST_DRAFT)
         if longest == 0:
-            return [Draft() for _ in wishes], DraftWork()
+            return [Draft() for _ in requests], DraftWork()
         free = [drafter for drafter in drafters if drafter.is_free and self.free]
         models = [drafter for drafter in drafters if not drafter.is_free and self.models]
         steps = [
-            Step(self.knowledge, self._text(w.sequence), w, [d for d in free if w.admits(d)], longest)
-            for w in wishes
+            Step(self.knowledge, self._text(w.sequence), w, [d for d in free if w.allows(d)], longest)
+            for w in requests
         ]
         awake = [step for step in steps if models and not step.rests()]
         alone = len(steps) == 1 and not others
         if not awake and not any(step.offers_may_pay if alone else step.has_offers for step in steps):
-            return [Draft() for _ in wishes], DraftWork()  # the common case of a fast model: no arithmetic
-        texts = [self._text(wish.sequence) for wish in wishes]
+            return [Draft() for _ in requests], DraftWork()  # the common case of a fast model: no arithmetic
+        texts = [self._text(request.sequence) for request in requests]
         batch = Batch.of(texts, self.knowledge, others)
         for step in awake:
             self._choose(step, models, batch)
             if step.lead:
                 batch = replace(batch, others=batch.others + len(step.lead))
         if not any(step.has_offers or step.model for step in steps):
-            return [Draft() for _ in wishes], DraftWork()
+            return [Draft() for _ in requests], DraftWork()
         for step in steps:
             if step.model is None:
                 step.price(None, batch)
@@ -132,7 +132,7 @@ class AutoPolicy:
         """Settle which draft model this sequence asks, and how, or that it asks none."""
         best: tuple[float, str, int, bool] | None = None
         for model in models:
-            if not step.wish.admits(model) or not self._is_known(model.name):
+            if not step.request.allows(model) or not self._is_known(model.name):
                 continue
             step.price(model.name, batch)
             lead = step.weigh(model.name)
@@ -188,18 +188,18 @@ class AutoPolicy:
                 self.notices.append(notice)
 
 
-def _fixed(wish: Wish) -> FixedPolicy:
+def _fixed(request: DraftRequest) -> FixedPolicy:
     """The policy of a request that asked for drafts of a fixed length."""
-    length = wish.drafting.draft_max
+    length = request.drafting.draft_max
     return FixedPolicy() if length is None else FixedPolicy(draft_max=length)
 
 
 def _ask(models: Sequence[Drafter], steps: Sequence[Step]) -> DraftWork:
-    """Put to each draft model the wishes that are for it."""
+    """Put to each draft model the requests that are for it."""
     work = DraftWork()
     for model in models:
         if turn := [step for step in steps if step.model == model.name]:
-            offers, cost = model.propose([step.wish for step in turn], _Steering(turn))
+            offers, cost = model.propose([step.request for step in turn], _Steering(turn))
             work += cost
             for step, offer in zip(turn, offers, strict=True):
                 step.offer = offer
@@ -210,14 +210,14 @@ class _Steering:
     """How far a draft model drafts for each of the sequences that ask it."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = {step.wish.sequence: step for step in steps}
+        self._steps = {step.request.sequence: step for step in steps}
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        return self._steps[wish.sequence].wants(drafted)
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        return self._steps[request.sequence].should_continue(drafted)
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
         del drafted
-        return self._steps[wish.sequence].takes(hint)
+        return self._steps[request.sequence].accept(estimate)
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        return self._steps[wish.sequence].follows(drafted)
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        return self._steps[request.sequence].append_forced(drafted)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, DraftWork, Hint, StepRecord
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Draft, DraftWork, StepRecord, TokenEstimate
 from outrider.core.errors import SettingError
 from outrider.policy.forced import forced, permitted
 
@@ -41,39 +41,43 @@ class FixedPolicy:
                 raise SettingError(name, f"{value} is no probability", "Give 0 to 1.")
 
     def propose(
-        self, drafters: Sequence[Drafter], wishes: Sequence[Wish], others: int = 0
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
-        """One draft per wish: what a constraint forces, and behind it the first non-empty offer in the
+        """One draft per request: what a constraint forces, and behind it the first non-empty offer in the
         order of `drafters`."""
         del others
         if self.draft_max == 0:
-            return [Draft() for _ in wishes], DraftWork()
-        leads = [forced(wish) for wish in wishes]
-        wishes = [_behind(wish, lead) for wish, lead in zip(wishes, leads, strict=True)]
-        offers, work = self._ask(drafters, wishes)
-        tails = [forced(wish, offer.tokens) for wish, offer in zip(wishes, offers, strict=True)]
+            return [Draft() for _ in requests], DraftWork()
+        leads = [forced(request) for request in requests]
+        requests = [_behind(request, lead) for request, lead in zip(requests, leads, strict=True)]
+        offers, work = self._ask(drafters, requests)
+        tails = [forced(request, offer.tokens) for request, offer in zip(requests, offers, strict=True)]
         joined = zip(leads, offers, tails, strict=True)
         return [lead + offer + tail if lead or tail else offer for lead, offer, tail in joined], work
 
-    def _ask(self, drafters: Sequence[Drafter], wishes: Sequence[Wish]) -> tuple[list[Draft], DraftWork]:
-        drafts = [Draft() for _ in wishes]
+    def _ask(
+        self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest]
+    ) -> tuple[list[Draft], DraftWork]:
+        drafts = [Draft() for _ in requests]
         work = DraftWork()
         for drafter in drafters:
             able = [
                 i
-                for i, wish in enumerate(wishes)
-                if not drafts[i].tokens and wish.max_tokens > 0 and wish.admits(drafter)
+                for i, request in enumerate(requests)
+                if not drafts[i].tokens and request.max_tokens > 0 and request.allows(drafter)
             ]
             if not able:
                 continue
-            capped = [replace(wishes[i], max_tokens=min(wishes[i].max_tokens, self.draft_max)) for i in able]
+            capped = [
+                replace(requests[i], max_tokens=min(requests[i].max_tokens, self.draft_max)) for i in able
+            ]
             # A doubtful lookup makes way for a draft model, which is asked last.
             gives_way = drafter.is_free and not drafters[-1].is_free
             p_min = max(self.p_min, self.hand_over) if gives_way else self.p_min
             offers, cost = drafter.propose(capped, _Threshold(self.draft_max, p_min))
             work += cost
             for i, offer in zip(able, offers, strict=True):
-                allowed = permitted(wishes[i], offer) if drafter.is_free else offer
+                allowed = permitted(requests[i], offer) if drafter.is_free else offer
                 if allowed.probs is not None or len(allowed) >= self.draft_min:
                     drafts[i] = allowed
         return drafts, work
@@ -85,26 +89,26 @@ class FixedPolicy:
         """Nothing is learned."""
 
 
-def _behind(wish: Wish, lead: Draft) -> Wish:
+def _behind(request: DraftRequest, lead: Draft) -> DraftRequest:
     if not lead.tokens:
-        return wish
-    return replace(wish, prefix=wish.prefix + lead.tokens, max_tokens=wish.max_tokens - len(lead))
+        return request
+    return replace(request, prefix=request.prefix + lead.tokens, max_tokens=request.max_tokens - len(lead))
 
 
 @dataclass(frozen=True, slots=True)
 class _Threshold:
-    """Extend a draft up to a length, while the next token is likely enough."""
+    """StoppingRule a draft up to a length, while the next token is likely enough."""
 
     draft_max: int
     p_min: float
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        del request
         return len(drafted) < self.draft_max
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        del wish, drafted
-        return hint.acceptance >= self.p_min
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        del request, drafted
+        return estimate.acceptance >= self.p_min
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        return forced(wish, drafted)
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        return forced(request, drafted)

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.core.contracts import Wish
-from outrider.core.data import Draft, Hint
+from outrider.core.contracts import DraftRequest
+from outrider.core.data import Draft, TokenEstimate
 
 __all__ = ["FORCED", "forced", "permitted"]
 
 FORCED = "grammar"
 """The source of forced tokens."""
 
-_SURE = Hint(acceptance=0.995)
+_SURE = TokenEstimate(acceptance=0.995)
 """That the text must follow is certain, but the model may spell it with other tokens."""
 
 
-def forced(wish: Wish, drafted: Sequence[int] = ()) -> Draft:
-    """The tokens that the constraint forces behind the wish's prefix and `drafted`, as far as there is
+def forced(request: DraftRequest, drafted: Sequence[int] = ()) -> Draft:
+    """The tokens that the constraint forces behind the request's prefix and `drafted`, as far as there is
     room behind `drafted`."""
-    if wish.constraint is None:
+    if request.constraint is None:
         return Draft()
-    room = max(wish.max_tokens - len(drafted), 0)
-    tokens = wish.constraint.forced((*wish.prefix, *drafted))[:room]
+    room = max(request.max_tokens - len(drafted), 0)
+    tokens = request.constraint.forced((*request.prefix, *drafted))[:room]
     size = len(tokens)
-    return Draft(tokens, None, (_SURE.acceptance,) * size, (FORCED,) * size, hints=(_SURE,) * size)
+    return Draft(tokens, None, (_SURE.acceptance,) * size, (FORCED,) * size, estimates=(_SURE,) * size)
 
 
-def permitted(wish: Wish, offer: Draft) -> Draft:
+def permitted(request: DraftRequest, offer: Draft) -> Draft:
     """The offer as far as the constraint allows it. Only for tokens that are certain: cutting drawn ones
     for what they are would bias the output."""
-    if wish.constraint is None or not offer.tokens:
+    if request.constraint is None or not offer.tokens:
         return offer
-    size = wish.constraint.permits(wish.prefix, offer.tokens)
+    size = request.constraint.permits(request.prefix, offer.tokens)
     if size == len(offer):
         return offer
     return Draft(
-        offer.tokens[:size], None, offer.acceptance[:size], offer.sources[:size], hints=offer.hints[:size]
+        offer.tokens[:size],
+        None,
+        offer.acceptance[:size],
+        offer.sources[:size],
+        estimates=offer.estimates[:size],
     )

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
-from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, Hint
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Draft, TokenEstimate
 from outrider.policy.acceptance import Estimator, TextState
 from outrider.policy.forced import FORCED, forced, permitted
 from outrider.policy.growth import Chain
@@ -23,26 +23,31 @@ def look_up(
     knowledge: Knowledge,
     text: Text,
     free: Sequence[Drafter],
-    wish: Wish,
+    request: DraftRequest,
     prefix: tuple[int, ...],
     limit: int,
 ) -> Chain:
     """What the free drafters together say follows `prefix`: the most promising offer, and what another goes
     on with behind it. What a constraint forces stands in front of every offer and behind it."""
     chain, left = Chain(), list(free)
-    wish = Wish(
-        wish.sequence, limit, wish.sampler, prefix=prefix, constraint=wish.constraint, drafting=wish.drafting
+    request = DraftRequest(
+        request.sequence,
+        limit,
+        request.sampler,
+        prefix=prefix,
+        constraint=request.constraint,
+        drafting=request.drafting,
     )
-    _add_forced(chain, knowledge, text, wish)
+    _add_forced(chain, knowledge, text, request)
     least = knowledge.rises(text.context).worth_seeing
     while left and len(chain) < limit and (survival := math.prod(chain.chances)) >= least:
         best, promise = None, 0.0
         for drafter in left:
             estimator = knowledge.estimator(drafter.name, constrained=text.is_constrained)
             collected = _Collected(estimator, text.state(drafter.name), survival / least)
-            asked = wish
+            asked = request
             if chain:
-                asked = replace(wish, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
+                asked = replace(request, prefix=(*prefix, *chain.tokens), max_tokens=limit - len(chain))
             [draft], _ = drafter.propose([asked], collected)
             draft = permitted(asked, draft)
             chances = collected.chances[: len(draft)]
@@ -53,17 +58,17 @@ def look_up(
             break
         drafter, draft, chances = best
         chain.extend(draft, chances)
-        _add_forced(chain, knowledge, text, wish)
+        _add_forced(chain, knowledge, text, request)
         left.remove(drafter)
     return chain
 
 
-def _add_forced(chain: Chain, knowledge: Knowledge, text: Text, wish: Wish) -> None:
-    if wish.constraint is None:
+def _add_forced(chain: Chain, knowledge: Knowledge, text: Text, request: DraftRequest) -> None:
+    if request.constraint is None:
         return
-    draft = forced(wish, chain.tokens)
+    draft = forced(request, chain.tokens)
     estimator, state = knowledge.estimator(FORCED, constrained=True), text.state(FORCED)
-    chain.extend(draft, [estimator.probability(hint, state) for hint in draft.hints])
+    chain.extend(draft, [estimator.probability(estimate, state) for estimate in draft.estimates])
 
 
 class _Collected:
@@ -76,17 +81,17 @@ class _Collected:
         self._reserve = reserve
         """how much likelier than worth seeing it is that all tokens so far stand"""
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish, drafted
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        del request, drafted
         return self._reserve >= 1.0
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        del wish, drafted
-        chance = self._estimator.probability(hint, self._state)
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        del request, drafted
+        chance = self._estimator.probability(estimate, self._state)
         self.chances.append(chance)
         self._reserve *= chance
         return True
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()

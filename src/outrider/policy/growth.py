@@ -10,7 +10,7 @@ from operator import mul
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.data import Distribution, Draft, Hint, point_masses
+from outrider.core.data import Distribution, Draft, TokenEstimate, point_masses
 
 __all__ = ["Chain", "Growth", "Prices", "Rises", "best_length", "expected_tokens"]
 
@@ -21,7 +21,7 @@ CAUTION = 0.05
 more often one whose estimate is too good than one whose estimate is too bad."""
 
 _WORTH_SEEING = 0.5
-_LEAST_SEEN = 0.02
+_MIN_SEEN = 0.02
 """Free tokens that stand more rarely than these are not looked for: half of what a token costs, at least."""
 _ROUGHLY = 0.7
 """Offers that bring less than this part of what they seem to cost are dropped without a closer look."""
@@ -33,26 +33,28 @@ class Chain:
 
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
-    hints: list[Hint] = field(default_factory=list)
+    estimates: list[TokenEstimate] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
 
     def extend(self, draft: Draft, chances: Sequence[float]) -> None:
         """Put what a drafter offered behind it."""
         self.tokens += draft.tokens
         self.sources += draft.sources
-        self.hints += draft.hints
+        self.estimates += draft.estimates
         self.chances += chances
 
     def append(self, other: Chain) -> None:
         """Put another chain behind it."""
         self.tokens += other.tokens
         self.sources += other.sources
-        self.hints += other.hints
+        self.estimates += other.estimates
         self.chances += other.chances
 
     def first(self, length: int) -> Chain:
         """A chain of its first tokens."""
-        return Chain(self.tokens[:length], self.sources[:length], self.hints[:length], self.chances[:length])
+        return Chain(
+            self.tokens[:length], self.sources[:length], self.estimates[:length], self.chances[:length]
+        )
 
     def as_draft(self, offer: Draft, lead: int) -> Draft:
         """A draft of these tokens, of which those from `lead` on are a draft model's `offer`, as far as it
@@ -68,8 +70,8 @@ class Chain:
             probs=spread(offer.probs) if offer.probs is not None else None,
             acceptance=tuple(self.chances),
             sources=tuple(self.sources),
-            hints=tuple(self.hints),
-            beliefs=spread(offer.beliefs) if offer.beliefs and len(self) > lead else (),
+            estimates=tuple(self.estimates),
+            greedy_probs=spread(offer.greedy_probs) if offer.greedy_probs and len(self) > lead else (),
         )
 
     def __len__(self) -> int:
@@ -124,7 +126,7 @@ class Rises:
         self.rises: list[float] = rises.tolist()
         """of 1, 2, … drafted tokens, in plain calls"""
         least = float((rises / np.arange(1, len(calls_s))).min())
-        self.worth_seeing = min(max(_WORTH_SEEING * least, _LEAST_SEEN), 1.0)
+        self.worth_seeing = min(max(_WORTH_SEEING * least, _MIN_SEEN), 1.0)
         """the probability to stand below which a free token is not looked for"""
 
     def may_pay(self, chances: Sequence[float]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from outrider.core.data import StepRecord
-from outrider.costs import MOST_TOKENS, CallCosts
+from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.policy.acceptance import Calibration, Estimator
 from outrider.policy.growth import Array, Prices, Rises
 from outrider.policy.outlook import Outlook, Values
@@ -35,10 +35,10 @@ _OWN_RATE = 0.1
 """weight of a step in the mean of what the engine itself takes"""
 _ROUGH_RATIO = 0.06
 """Prices this close share what was worked out for them."""
-_MOST_SAVED, _MOST_LOST = 80.0, 20.0
+_MAX_SAVED, _MAX_LOST = 80.0, 20.0
 """plain steps that count of what was saved or lost"""
-_MOST_VALUES = 64
-_MOST_AGE = 16
+_MAX_VALUES = 64
+_MAX_AGE = 16
 """how many values are kept, and for how many tokens that are learned from; then all are worked out anew"""
 
 
@@ -117,7 +117,7 @@ class Knowledge:
 
     def rises(self, context: int) -> Rises:
         """By how much calls behind so many tokens rise with what is drafted."""
-        calls_s = self.costs.calls_s(MOST_TOKENS, context=context)
+        calls_s = self.costs.calls_s(MAX_TOKENS, context=context)
         if self._rises is None or self._rises.calls_s.base is not calls_s.base:
             self._rises = Rises(calls_s)
         return self._rises
@@ -152,7 +152,7 @@ class Knowledge:
         step, token, bonus = (
             seconds / float(prices.calls_s[0]) for seconds in (prices.step_s, prices.token_s, prices.bonus_s)
         )
-        if len(self._values) >= _MOST_VALUES or self.outlook.num_learned >= self._values_at + _MOST_AGE:
+        if len(self._values) >= _MAX_VALUES or self.outlook.num_learned >= self._values_at + _MAX_AGE:
             self._values.clear()
             self._values_at = self.outlook.num_learned
         marks = (float(calls[len(calls) // 4]), float(calls[-1]), step, token, bonus)
@@ -181,7 +181,7 @@ class Knowledge:
 
     def note_saved(self, steps: float) -> None:
         """A step took so many plain steps less than plain decoding."""
-        self.saved_steps = min(max(self.saved_steps + steps, -_MOST_LOST), _MOST_SAVED)
+        self.saved_steps = min(max(self.saved_steps + steps, -_MAX_LOST), _MAX_SAVED)
 
     # As plain data
 

@@ -90,9 +90,9 @@ def _learn_drafted(knowledge: Knowledge, text: Text, record: StepRecord) -> None
         name, right = draft.sources[i], i < record.num_accepted
         knowledge.calibration.setdefault(name, Calibration()).note(draft.acceptance[i], right)
         as_offered = as_offered and offered[i : i + 1] == [draft.tokens[i]]
-        if draft.hints and not as_offered and name not in knowledge.draft_costs:
+        if draft.estimates and not as_offered and name not in knowledge.draft_costs:
             estimator = knowledge.estimator(name, constrained=text.is_constrained)
-            estimator.learn(draft.hints[i], text.state(name), right)
+            estimator.learn(draft.estimates[i], text.state(name), right)
 
 
 def _learn_offered(knowledge: Knowledge, text: Text, record: StepRecord) -> None:
@@ -102,7 +102,7 @@ def _learn_offered(knowledge: Knowledge, text: Text, record: StepRecord) -> None
         right = offered.tokens[i] == record.tokens[i]
         state = text.state(offered.sources[i])
         estimator = knowledge.estimator(offered.sources[i], constrained=text.is_constrained)
-        estimator.learn(offered.hints[i], state, right)
+        estimator.learn(offered.estimates[i], state, right)
         if i == 0:
             state.note_first(right)
         if not right:
@@ -119,14 +119,14 @@ def _learn_asked(knowledge: Knowledge, text: Text, asked: Asked, record: StepRec
         agrees = offer.tokens[0] == text.offered.tokens[0]
         knowledge.probing.note(text.offered.chances[0], agrees, right)
     standing = record.tokens[: len(asked.lead)] == asked.lead
-    for i, (hint, source) in enumerate(zip(offer.hints, offer.sources, strict=True)):
+    for i, (estimate, source) in enumerate(zip(offer.estimates, offer.sources, strict=True)):
         at = len(asked.lead) + i
         if not standing or at >= len(record.tokens):
             break
         standing = at < record.num_accepted if offer.probs else offer.tokens[i] == record.tokens[at]
         if source == asked.model:  # not what a constraint forced in between
             estimator = knowledge.estimator(asked.model, constrained=text.is_constrained)
-            estimator.learn(hint, text.state(asked.model), standing)
+            estimator.learn(estimate, text.state(asked.model), standing)
             text.phase = knowledge.outlook.advance(text.phase, asked.chances[seen])
             seen += 1
     return seen

@@ -53,13 +53,13 @@ _PRIOR = np.array(
 _PRIOR_TOKENS = 60.0
 """how many tokens the prior of a phase counts for"""
 
-_MOST_TOKENS = 400.0
+_MAX_TOKENS = 400.0
 """how many tokens of earlier sessions count for a phase"""
 
-_LEAST_SURVIVAL = 0.01
+_MIN_SURVIVAL = 0.01
 _GRID = 24
-_LOG_LEAST = math.log(_LEAST_SURVIVAL)
-_LOG_GRID = np.linspace(_LOG_LEAST, 0.0, _GRID)
+_LOG_MIN = math.log(_MIN_SURVIVAL)
+_LOG_GRID = np.linspace(_LOG_MIN, 0.0, _GRID)
 _SURVIVALS = np.exp(_LOG_GRID)
 
 
@@ -100,7 +100,7 @@ class Outlook:
         if counts.shape != _PRIOR.shape or not (np.isfinite(counts).all() and (counts > 0).all()):
             raise ValueError("its counts are damaged")
         # The past weighs no more than a few hundred tokens a phase, or nothing new could be learned.
-        outlook._counts = counts * np.minimum(1.0, _MOST_TOKENS / counts.sum(axis=1, keepdims=True))
+        outlook._counts = counts * np.minimum(1.0, _MAX_TOKENS / counts.sum(axis=1, keepdims=True))
         outlook.usual = float(data["usual_phase"])
         if not 0 <= outlook.usual <= 1:
             raise ValueError("its usual phase is damaged")
@@ -133,7 +133,7 @@ class Values:
         if length >= self._longest:
             return -math.inf
         low, share = _between(_PHASES, phase)
-        x = (math.log(max(survival, _LEAST_SURVIVAL)) - _LOG_LEAST) / -_LOG_LEAST * (_GRID - 1)
+        x = (math.log(max(survival, _MIN_SURVIVAL)) - _LOG_MIN) / -_LOG_MIN * (_GRID - 1)
         i = min(int(x), _GRID - 2)
         part = x - i
         near, far = self._table[length, low : low + 2, i : i + 2].tolist()

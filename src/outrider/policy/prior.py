@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from outrider.core.data import Hint
+from outrider.core.data import TokenEstimate
 from outrider.costs import CallCosts
 from outrider.policy.knowledge import Knowledge
 
@@ -27,18 +27,18 @@ _DIGITS = 4
 
 def prior_of(name: str, answers: Iterable[Sequence[tuple[float, bool]]]) -> Prior:
     """What the predictions of the draft model `name` along some answers teach: for each position, how sure
-    it was of its likeliest token, and whether that was right."""
+    it was of its most likely token, and whether that was right."""
     knowledge = Knowledge(CallCosts(), {})
     chances: list[float] = []
     for answer in answers:
         text = knowledge.new_text(1, None)
         for confidence, right in answer:
-            hint, state = Hint(confidence), text.state(name)
+            estimate, state = TokenEstimate(confidence), text.state(name)
             estimator = knowledge.estimator(name)
-            chance = estimator.probability(hint, state)
+            chance = estimator.probability(estimate, state)
             knowledge.outlook.learn(text.phase, chance)
             text.phase = knowledge.outlook.advance(text.phase, chance)
-            estimator.learn(hint, state, right)
+            estimator.learn(estimate, state, right)
             chances.append(chance)
     if chances:  # not what the last answers happened to be like
         knowledge.outlook.usual = fmean(chances)

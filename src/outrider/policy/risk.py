@@ -16,7 +16,7 @@ _LOSS_GROWTH = 0.005
 _RESERVE = 0.1
 """the part of what all texts have saved that may be lost; what they have lost must be made up for alike"""
 _MORE_AT_ONCE = 5.7
-_LEAST_AT_ONCE = 1.0
+_MIN_AT_ONCE = 1.0
 """plain steps: a single step may put more at stake than may be lost for good, and always so much"""
 
 
@@ -34,4 +34,4 @@ def exploration_s(text: Text, estimator: Estimator) -> float:
 
 def loss_at_once(knowledge: Knowledge, text: Text) -> float:
     """How much longer than plain decoding a single step may take, in plain steps."""
-    return max(affordable_loss(knowledge, text) + _MORE_AT_ONCE, _LEAST_AT_ONCE)
+    return max(affordable_loss(knowledge, text) + _MORE_AT_ONCE, _MIN_AT_ONCE)

@@ -26,8 +26,8 @@ def share_out(chains: Sequence[Offered], calls_s: Array, token_s: float) -> list
 
     `calls_s[n]` is the call with n drafted tokens in all, `token_s` what an emitted token is worth. What
     a token brings is the probability that it is reached and stands, which along a chain only falls: the
-    best call over n tokens takes the n likeliest of all chains, and the best n is tried out. A chain that has
-    the call to itself is cut where that is best for the steps to come as well.
+    best call over n tokens takes the n most likely of all chains, and the best n is tried out. A chain that
+    has the call to itself is cut where that is best for the steps to come as well.
     """
     if len(chains) == 1:
         [chain] = chains

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, Hint
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Draft, TokenEstimate
 from outrider.policy.forced import FORCED, forced
 from outrider.policy.free import look_up
 from outrider.policy.growth import Array, Chain, Growth, expected_tokens
@@ -32,7 +32,7 @@ _LOST = 0.75
 """of the cost of a draft step"""
 _LONG_REST, _SHORT_REST = 6, 1
 """steps for which draft models that are not worth it are not weighed"""
-_MOST_IN_VAIN = 32
+_MAX_IN_VAIN = 32
 """`Knowledge.num_in_vain` from which on free offers do not wake them"""
 _SHORT_ANSWER = 16
 _LINDY = 3
@@ -45,9 +45,9 @@ class Step:
     """From the free offers to a finished draft; a draft model is asked in between where that pays."""
 
     def __init__(
-        self, knowledge: Knowledge, text: Text, wish: Wish, free: Sequence[Drafter], longest: int
+        self, knowledge: Knowledge, text: Text, request: DraftRequest, free: Sequence[Drafter], longest: int
     ) -> None:
-        self.wish = wish
+        self.request = request
         self.model: str | None = None
         """the draft model that is asked"""
         self.lead = Chain()
@@ -59,19 +59,19 @@ class Step:
         self._knowledge = knowledge
         self._text = text
         self._free = free
-        self._longest = min(wish.max_tokens, longest)
-        self._longest_with_model = LONGEST_FORCED_DRAFT if wish.constraint else LONGEST_MODEL_DRAFT
+        self._longest = min(request.max_tokens, longest)
+        self._longest_with_model = LONGEST_FORCED_DRAFT if request.constraint else LONGEST_MODEL_DRAFT
         self._growth = Growth()
         self._phase = text.phase
         self._prefix: tuple[int, ...] = ()
         self._steps_taken = 0
         self._is_lost = False
-        text.is_constrained = wish.constraint is not None
+        text.is_constrained = request.constraint is not None
         self._tail = text.offered = self._look_up(())
 
     def _look_up(self, prefix: tuple[int, ...]) -> Chain:
         room = self._longest - len(prefix)
-        return look_up(self._knowledge, self._text, self._free, self.wish, prefix, room)
+        return look_up(self._knowledge, self._text, self._free, self.request, prefix, room)
 
     @property
     def context(self) -> int:
@@ -116,7 +116,7 @@ class Step:
 
     @property
     def _in_vain(self) -> bool:
-        return self._knowledge.num_in_vain >= _MOST_IN_VAIN
+        return self._knowledge.num_in_vain >= _MAX_IN_VAIN
 
     def weigh(self, model: str) -> int:
         """Behind how many free tokens the draft model is best asked, at the prices that were settled for it;
@@ -201,7 +201,7 @@ class Step:
     # The draft model's turn
 
     def ask(self, model: str, lead: int, exploring: bool) -> None:
-        """Settle on asking the draft model after `lead` free tokens: `wish` is then to be put to it."""
+        """Settle on asking the draft model after `lead` free tokens: `request` is then to be put to it."""
         self.model = model
         self._knowledge.num_in_vain //= 2
         self.lead = self._tail.first(lead)
@@ -211,9 +211,9 @@ class Step:
         if lead:
             self._phase = self._knowledge.outlook.usual
         room = min(self._prices.longest, self._longest_with_model) - lead
-        self.wish = replace(self.wish, prefix=tuple(self.lead.tokens), max_tokens=room)
+        self.request = replace(self.request, prefix=tuple(self.lead.tokens), max_tokens=room)
 
-    def wants(self, drafted: Sequence[int]) -> bool:
+    def should_continue(self, drafted: Sequence[int]) -> bool:
         """Whether another step of the model pays."""
         if not drafted:
             return True
@@ -221,7 +221,7 @@ class Step:
         if self._steps_taken * prices.step_s > self._at_stake_s or length >= prices.longest:
             return False
         self._look_behind(drafted)
-        _, stop = self._growth.best(prices, self._tail, length if self.wish.draw is not None else 0)
+        _, stop = self._growth.best(prices, self._tail, length if self.request.draw is not None else 0)
         on = self._growth.expected * prices.token_s
         on += self._draft_on(length, self._phase, self._growth.survival)
         return max(on, self._gain_of_probing()) > stop
@@ -232,26 +232,26 @@ class Step:
         if prefix != self._prefix:
             self._prefix, self._tail = prefix, self._look_up(prefix)
 
-    def takes(self, hint: Hint) -> bool:
+    def accept(self, estimate: TokenEstimate) -> bool:
         """Whether the token belongs into the draft. One that is certain can still be cut off later."""
         self._steps_taken += 1
-        chance = self._chance(hint, self.model or "")
+        chance = self._chance(estimate, self.model or "")
         phase = self._knowledge.outlook.advance(self._phase, chance)
         if asked := self._text.asked:
             asked.chances.append(chance)
             asked.phases.append(self._phase)
-        if self.wish.draw is not None and not self._worth_offering(chance, phase):
+        if self.request.draw is not None and not self._worth_offering(chance, phase):
             return False
         self._phase = phase
         self._growth.add(chance)
         return True
 
-    def follows(self, drafted: Sequence[int]) -> Draft:
+    def append_forced(self, drafted: Sequence[int]) -> Draft:
         """What a constraint forces behind the model's tokens joins them, as far as it has a price."""
         room = self._prices.longest - len(self._growth)
-        draft = forced(replace(self.wish, max_tokens=len(drafted) + max(room, 0)), drafted)
-        for hint in draft.hints:
-            self._growth.add(self._chance(hint, FORCED))
+        draft = forced(replace(self.request, max_tokens=len(drafted) + max(room, 0)), drafted)
+        for estimate in draft.estimates:
+            self._growth.add(self._chance(estimate, FORCED))
         return draft
 
     def _worth_offering(self, chance: float, phase: float) -> bool:
@@ -262,9 +262,9 @@ class Step:
         gain_s = survival * prices.token_s + max(-float(prices.calls_s[length + 1]), on)
         return gain_s >= -float(prices.calls_s[length])
 
-    def _chance(self, hint: Hint, name: str) -> float:
+    def _chance(self, estimate: TokenEstimate, name: str) -> float:
         estimator = self._knowledge.estimator(name, constrained=self._text.is_constrained)
-        return estimator.probability(hint, self._text.state(name))
+        return estimator.probability(estimate, self._text.state(name))
 
     # The outcome
 
@@ -295,7 +295,7 @@ class Step:
         """The first tokens of all that was found; `settle` comes first."""
         offer, whole = self.offer, Chain()
         whole.append(self.lead)
-        named = zip(offer.hints, offer.sources, strict=True)
-        whole.extend(offer, [self._chance(hint, source) for hint, source in named])
+        named = zip(offer.estimates, offer.sources, strict=True)
+        whole.extend(offer, [self._chance(estimate, source) for estimate, source in named])
         whole.append(self._tail)
         return whole.first(length).as_draft(offer, len(self.lead))

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Drafter, Wish
-from outrider.core.data import Draft, Hint, Request
-from outrider.costs import MOST_TOKENS, CallCosts
+from outrider.core.contracts import Drafter, DraftRequest
+from outrider.core.data import Draft, Request, TokenEstimate
+from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.replay.recording import Offers, Recording, common_prefix
 from outrider.replay.run import SAMPLER, is_limited
 
 __all__ = ["hindsight_bound"]
 
-_MOST_LEAD = 8
+_MAX_LEAD = 8
 """free tokens that a draft model may go on behind"""
 
 _Seconds = npt.NDArray[np.float64]
@@ -70,7 +70,7 @@ def _free_reach(
     for position in range(len(answer)):
         rest = answer[position:]
         ends = [_chain(free, rest, 0)]
-        leads = range(min(ends[0], _MOST_LEAD, len(rest)) + 1)
+        leads = range(min(ends[0], _MAX_LEAD, len(rest)) + 1)
         most = max((lead + run[position + lead] for run in runs for lead in leads), default=0)
         for others in range(1, most + 1):
             ends.append(ends[-1] if ends[-1] > others else _chain(free, rest, others))
@@ -86,10 +86,10 @@ def _chain(free: Sequence[Drafter], rest: Sequence[int], start: int) -> int:
     What a drafter offers behind its own tokens it would also offer behind these as a prefix.
     """
     while start < len(rest):
-        wish = Wish(0, len(rest) - start, SAMPLER, prefix=tuple(rest[:start]))
-        extend = _WhileRight(rest[start:])
+        request = DraftRequest(0, len(rest) - start, SAMPLER, prefix=tuple(rest[:start]))
+        stopping = _WhileRight(rest[start:])
         right = [
-            common_prefix(drafter.propose([wish], extend)[0][0].tokens, rest[start:]) for drafter in free
+            common_prefix(drafter.propose([request], stopping)[0][0].tokens, rest[start:]) for drafter in free
         ]
         if not any(right):
             break
@@ -103,16 +103,16 @@ class _WhileRight:
     def __init__(self, answer: Sequence[int]) -> None:
         self._answer = answer
 
-    def wants(self, wish: Wish, drafted: Sequence[int]) -> bool:
-        del wish
+    def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
+        del request
         return not drafted or drafted[-1] == self._answer[len(drafted) - 1]
 
-    def takes(self, wish: Wish, drafted: Sequence[int], hint: Hint) -> bool:
-        del wish, drafted, hint
+    def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
+        del request, drafted, estimate
         return True
 
-    def follows(self, wish: Wish, drafted: Sequence[int]) -> Draft:
-        del wish, drafted
+    def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
+        del request, drafted
         return Draft()
 
 
@@ -130,7 +130,7 @@ class _Problem:
     ) -> None:
         self._end = len(recording.tokens)
         self._prompt_tokens = len(recording.prompt)
-        self._beyond = 0 if is_limited(recording) else MOST_TOKENS
+        self._beyond = 0 if is_limited(recording) else MAX_TOKENS
         self._reach = reach
         self._costs = costs
         self._own_s = own_s
@@ -168,10 +168,10 @@ class _Problem:
     def _with_model(self, position: int, calls_s: _Seconds, draft: CallCosts) -> _Seconds:
         """By unread tokens: the least seconds if the model is asked, behind the best number of free ones."""
         context, reach = self._prompt_tokens + position, self._reach[position]
-        first_s = _or_longer(draft.calls_s(self._end + 2 + 2 * _MOST_LEAD, context=context))
+        first_s = _or_longer(draft.calls_s(self._end + 2 + 2 * _MAX_LEAD, context=context))
         step_s = float(first_s[0])
         best_s = np.full(len(self._unread), np.inf)
-        for lead in range(min(int(reach[0]), len(calls_s) - 1, _MOST_LEAD) + 1):
+        for lead in range(min(int(reach[0]), len(calls_s) - 1, _MAX_LEAD) + 1):
             run = self._runs[position + lead]
             calls = np.arange(1, run + 2)
             ends = np.minimum(reach[lead + np.minimum(calls, run)], len(calls_s) - 1)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from outrider.core.contracts import Constraint, Extend, Wish
-from outrider.core.data import Draft, DraftWork, Hint, Request
+from outrider.core.contracts import Constraint, DraftRequest, StoppingRule
+from outrider.core.data import Draft, DraftWork, Request, TokenEstimate
 from outrider.costs import CallCosts
 from outrider.policy.forced import FORCED, forced
-from outrider.replay.recorder import LEAST_SURVIVAL, LONGEST_DEPARTURE
+from outrider.replay.recorder import LONGEST_DEPARTURE, MIN_SURVIVAL
 from outrider.replay.recording import Offers, Recording
 
 __all__ = ["ForcedDrafter", "RecordedDrafter"]
@@ -22,7 +22,7 @@ _UNKNOWN = -1
 class RecordedDrafter:
     """The Drafter of one recording. Its times are those of `costs`, its offers certain tokens.
 
-    Behind a wrong token of another drafter's (a wish's prefix that departs from the answer) what the
+    Behind a wrong token of another drafter's (a request's prefix that departs from the answer) what the
     model would offer was not recorded: the confidence it has at that place of the answer stands for it.
     Such tokens are rejected in any case.
     """
@@ -62,9 +62,11 @@ class RecordedDrafter:
     def end(self, sequence: int) -> None:
         """Nothing is left to do."""
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        [wish] = wishes
-        if not extend.wants(wish, ()):
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        [request] = requests
+        if not stopping.should_continue(request, ()):
             return [Draft()], DraftWork()
         work = DraftWork()
         if not self._has_read:
@@ -75,37 +77,39 @@ class RecordedDrafter:
             )
             self._has_read = True
         context = self._prompt_tokens + self._committed
-        call_tokens = [max(1, 1 + self._committed - self._seen) + len(wish.prefix)]
+        call_tokens = [max(1, 1 + self._committed - self._seen) + len(request.prefix)]
         self._seen = self._committed + 1
         draft = _Growing()
-        ahead = _Ahead(self._answer, self._offers, self._committed + len(wish.prefix))
+        ahead = _Ahead(self._answer, self._offers, self._committed + len(request.prefix))
         unread = 0
         while (found := ahead.look()) is not None:
-            hint = Hint(found[1])
-            if not _permits(wish, draft.tokens, found[0]) or not extend.takes(wish, draft.tokens, hint):
+            estimate = TokenEstimate(found[1])
+            if not _permits(request, draft.tokens, found[0]) or not stopping.accept(
+                request, draft.tokens, estimate
+            ):
                 break
-            draft.add(found[0], self.name, hint)
-            certain = extend.follows(wish, draft.tokens)
-            for token, source, known in zip(certain.tokens, certain.sources, certain.hints, strict=True):
+            draft.add(found[0], self.name, estimate)
+            certain = stopping.append_forced(request, draft.tokens)
+            for token, source, known in zip(certain.tokens, certain.sources, certain.estimates, strict=True):
                 draft.add(token, source, known)
             unread = 1 + len(certain)
             ahead.go((found[0], *certain.tokens))
-            if len(draft.tokens) >= wish.max_tokens or not extend.wants(wish, draft.tokens):
+            if len(draft.tokens) >= request.max_tokens or not stopping.should_continue(request, draft.tokens):
                 break
             call_tokens.append(unread)
             unread = 0
-        self._path = (*wish.prefix, *draft.tokens[: len(draft.tokens) - unread])
+        self._path = (*request.prefix, *draft.tokens[: len(draft.tokens) - unread])
         seconds = sum(self._costs.call_s(n, context=context) for n in call_tokens)
         work += DraftWork(len(call_tokens), seconds, call_tokens=tuple(call_tokens))
         return [draft.finished()], work
 
 
-def _permits(wish: Wish, drafted: Sequence[int], token: int) -> bool:
+def _permits(request: DraftRequest, drafted: Sequence[int], token: int) -> bool:
     """Behind a wrong token of another drafter's the constraint may not allow what stands for an offer; of
     unknown tokens nobody can say."""
-    if wish.constraint is None:
+    if request.constraint is None:
         return True
-    return token != _UNKNOWN and wish.constraint.permits((*wish.prefix, *drafted), (token,)) == 1
+    return token != _UNKNOWN and request.constraint.permits((*request.prefix, *drafted), (token,)) == 1
 
 
 class _Growing:
@@ -114,17 +118,17 @@ class _Growing:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._sources: list[str] = []
-        self._hints: list[Hint] = []
+        self._hints: list[TokenEstimate] = []
 
-    def add(self, token: int, source: str, hint: Hint) -> None:
+    def add(self, token: int, source: str, estimate: TokenEstimate) -> None:
         self.tokens.append(token)
         self._sources.append(source)
-        self._hints.append(hint)
+        self._hints.append(estimate)
 
     def finished(self) -> Draft:
-        acceptance = tuple(hint.acceptance for hint in self._hints)
+        acceptance = tuple(estimate.acceptance for estimate in self._hints)
         return Draft(
-            tuple(self.tokens), None, acceptance, sources=tuple(self._sources), hints=tuple(self._hints)
+            tuple(self.tokens), None, acceptance, sources=tuple(self._sources), estimates=tuple(self._hints)
         )
 
 
@@ -157,7 +161,7 @@ class _Ahead:
             if token != self._answer[self._place] and token == self._offers.tokens[self._place]:
                 path = self._offers.departures.get(self._place, ())
                 sure = [self._offers.confidence[self._place], *(confidence for _, confidence in path)]
-                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(sure) < LEAST_SURVIVAL
+                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(sure) < MIN_SURVIVAL
                 self._departure, self._last = iter(path), sure[-1] if was_cut else 0.0
             self._place += 1
 
@@ -179,10 +183,12 @@ class ForcedDrafter:
         del sequence
         self._constraint.accept(tokens)
 
-    def propose(self, wishes: Sequence[Wish], extend: Extend) -> tuple[list[Draft], DraftWork]:
-        del extend
-        [wish] = wishes
-        return [forced(replace(wish, constraint=self._constraint))], DraftWork()
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        del stopping
+        [request] = requests
+        return [forced(replace(request, constraint=self._constraint))], DraftWork()
 
     def end(self, sequence: int) -> None:
         """Nothing is left to do."""

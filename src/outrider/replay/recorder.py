@@ -17,9 +17,9 @@ __all__ = ["record_offers"]
 
 _CHUNK_TOKENS = 64
 LONGEST_DEPARTURE = 12
-_MOST_CONFIDENCE = 0.99999
+_MAX_CONFIDENCE = 0.99999
 """a model is never certain"""
-LEAST_SURVIVAL = 0.04
+MIN_SURVIVAL = 0.04
 """A draft that has departed from the answer is followed until it would stand this rarely."""
 
 
@@ -81,7 +81,7 @@ class _Recorder:
         self._masks = masks
 
     def follow_answer(self) -> list[tuple[int, float]]:
-        """The likeliest token and its confidence behind each prefix of the answer."""
+        """The most likely token and its confidence behind each prefix of the answer."""
         found: list[tuple[int, float]] = []
         rows = max(1, min(_CHUNK_TOKENS, self._model.max_rows, self._model.max_batch_tokens))
         wanted = set(self._starts)
@@ -104,7 +104,7 @@ class _Recorder:
         path: list[tuple[int, float]] = []
         behind: list[int] = []
         survival = sure
-        while survival >= LEAST_SURVIVAL and len(path) < LONGEST_DEPARTURE:
+        while survival >= MIN_SURVIVAL and len(path) < LONGEST_DEPARTURE:
             mine = self._alignment.read((token,))
             if token < 0 or not mine or self._model.vocabulary.ends_generation(mine[0]):
                 break
@@ -128,7 +128,7 @@ class _Recorder:
             return self._likeliest_allowed(row, self._masks.allowed(position, behind))
         best = argmax(row)
         mapped = best if self._alignment.identical else int(self._alignment.to_target[best])
-        return mapped, min(round(confidence(row, best), 5), _MOST_CONFIDENCE)
+        return mapped, min(round(confidence(row, best), 5), _MAX_CONFIDENCE)
 
     def _likeliest_allowed(self, row: Row, mask: Mask | None) -> tuple[int, float]:
         mapped = self._alignment.in_target(row)
@@ -136,8 +136,8 @@ class _Recorder:
             mapped = np.where(mask, mapped, np.float32(-np.inf))
         best = argmax(mapped)
         if not np.isfinite(mapped[best]):
-            return -1, 1 - _MOST_CONFIDENCE
-        return best, min(round(confidence(mapped, best), 5), _MOST_CONFIDENCE)
+            return -1, 1 - _MAX_CONFIDENCE
+        return best, min(round(confidence(mapped, best), 5), _MAX_CONFIDENCE)
 
 
 class _Masks:

@@ -1,7 +1,7 @@
 """An answer of the target's, and what each draft model offers at every position of it.
 
 As long as a draft stands, what a draft model offers next depends on the target's text alone, so its
-likeliest token behind every prefix of the answer says what any draft would have been worth. Behind a
+most likely token behind every prefix of the answer says what any draft would have been worth. Behind a
 wrong token the draft goes on by itself: `departures` keep those tokens, for their confidence decides
 when a policy gives up. What lookups offer needs no recording: they are run again.
 """
@@ -26,7 +26,7 @@ SCHEMA = "outrider.recording/1"
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """A draft model's likeliest token at each position of an answer, and its confidence in it.
+    """A draft model's most likely token at each position of an answer, and its confidence in it.
 
     `departures[i]` are the tokens and confidences that it would go on with behind its token at position
     i, where that is not the target's.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.backends.fake import FakeVocabulary
-from outrider.core.contracts import Constraint, Drafter, Policy, Wish
+from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy
 from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -71,7 +71,7 @@ def replay(
         room = len(answer) - done - 1 if is_limited(recording) else _ROOM
         draft, work = Draft(), DraftWork()
         if room > 0:
-            [draft], work = policy.propose(drafters, [Wish(0, room, SAMPLER, constraint=constraint)])
+            [draft], work = policy.propose(drafters, [DraftRequest(0, room, SAMPLER, constraint=constraint)])
         verify_s = costs.call_s(1 + len(draft), context=position)
         other_s = own_s + own_token_s * len(draft)
         record = _record(len(records), position, draft, work, answer[done:], verify_s, other_s)

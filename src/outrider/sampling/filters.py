@@ -35,7 +35,7 @@ def top_k(candidates: Candidates, k: int) -> Candidates:
 
 def typical(candidates: Candidates, mass: float) -> Candidates:
     """Keep the tokens whose surprise is nearest the entropy, the fewest with more than `mass` of
-    the probability (Meister et al. 2023, arXiv:2202.00666). The likeliest token may not be one."""
+    the probability (Meister et al. 2023, arXiv:2202.00666). The most likely token may not be one."""
     seen = surprise(candidates)
     nearness = seen.each - seen.entropy
     np.negative(np.abs(nearness, out=nearness), out=nearness)
@@ -43,7 +43,7 @@ def typical(candidates: Candidates, mass: float) -> Candidates:
 
 
 def top_p(candidates: Candidates, mass: float) -> Candidates:
-    """Keep the fewest likeliest tokens that reach `mass` of the probability (Holtzman et al. 2020,
+    """Keep the fewest most likely tokens that reach `mass` of the probability (Holtzman et al. 2020,
     arXiv:1904.09751)."""
     relative = weights(candidates)
     needed = mass * float(relative.sum(dtype=np.float64))

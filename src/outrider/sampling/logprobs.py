@@ -14,7 +14,7 @@ from outrider.sampling.selection import top_k
 def score_tokens(
     logits: Logits, rows: LazyDistributions, tokens: Sequence[int], num_top: int
 ) -> tuple[TokenLogprob, ...]:
-    """The log probability of each token in its row of logits, and the `num_top` likeliest there.
+    """The log probability of each token in its row of logits, and the `num_top` most likely there.
 
     `rows` are the same rows after bans: where a ban leaves one token, it was forced.
     """

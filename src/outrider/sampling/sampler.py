@@ -176,7 +176,7 @@ class LazyDistributions(Sequence[Distribution]):
         return self._sampler.adjust(self._logits[i], self._drafted[:i])
 
     def ratio(self, index: int, token: int) -> float:
-        """How likely a token is beside the likeliest one, before temperature and filters: 1 for
+        """How likely a token is beside the most likely one, before temperature and filters: 1 for
         that one, 0 for a barred token and where every token is."""
         try:
             row = self.row(index)

@@ -26,7 +26,7 @@ __all__ = ["RequestLog", "log_to_stderr"]
 LOG = logging.getLogger("outrider.server")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_MOST_LOGGED_BYTES = 64 * 2**10
+_MAX_LOGGED_BYTES = 64 * 2**10
 """How much of a body is logged, where bodies are."""
 
 _LEVELS = {"outrider": logging.INFO, "uvicorn": logging.ERROR, "asyncio": logging.ERROR}
@@ -84,7 +84,7 @@ class _Entry:
         if message["type"] == "http.disconnect":
             self._client_left = not self._is_complete
         elif self._keeps_body:
-            self._body += message.get("body", b"")[: _MOST_LOGGED_BYTES - len(self._body)]
+            self._body += message.get("body", b"")[: _MAX_LOGGED_BYTES - len(self._body)]
         return message
 
     async def send(self, message: Message) -> None:

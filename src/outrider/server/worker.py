@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 StepView = Sequence[Update]
 """The updates of one step, of all sequences that took part."""
 
-_LEAST_RETRY_S = 1.0
+_MIN_RETRY_S = 1.0
 _FIRST_REQUEST_S = 10.0
 """what a request is thought to take before one has ended"""
 _REQUEST_RATE = 0.1
@@ -109,7 +109,7 @@ class Worker:
         return job
 
     def _retry_after_s(self, num_waiting: int) -> float:
-        return max(num_waiting / self._engine.max_running * self._request_s, _LEAST_RETRY_S)
+        return max(num_waiting / self._engine.max_running * self._request_s, _MIN_RETRY_S)
 
     def cancel(self, job: Job) -> None:
         """End a job's request after the step in progress; callable from any thread."""

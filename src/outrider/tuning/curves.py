@@ -16,7 +16,7 @@ from outrider.native.cpu import cpu_id
 Loaded = GgufModel | BitwiseModel
 """A target as a session has it."""
 
-_LEAST_POINTS = 8
+_MIN_POINTS = 8
 _TOO_BUSY = "the machine was too busy to measure what calls cost: next time it is tried again"
 
 
@@ -46,7 +46,7 @@ def costs_of(
     notices = [notice] if notice else []
     if costs is None:
         costs = calibrate(model, seconds=seconds, rows=rows, progress=progress)
-        notice = store_costs(subject, costs) if len(costs.points) >= _LEAST_POINTS else _TOO_BUSY
+        notice = store_costs(subject, costs) if len(costs.points) >= _MIN_POINTS else _TOO_BUSY
         notices += [notice] if notice else []
     return costs, notices
 

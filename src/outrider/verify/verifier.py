@@ -43,7 +43,7 @@ class Overlap:
     """How much of a draft model's offers the target accepts, drawn or likeliest.
 
     At a position with distributions p (target) and q (draft), a drawn token stands with probability
-    Σ min(p, q) and the likeliest with p(argmax q). Both can be had without offering either, so the
+    Σ min(p, q) and the most likely with p(argmax q). Both can be had without offering either, so the
     better kind is known after a few positions. Older positions fade.
     """
 
@@ -56,7 +56,7 @@ class Overlap:
 
     @property
     def favours_drawing(self) -> bool:
-        """Whether drawn tokens were accepted more. The likeliest are the first to be tried."""
+        """Whether drawn tokens were accepted more. The most likely are the first to be tried."""
         return self._drawn > self._likeliest
 
     def observe(self, target: Distribution, draft: Distribution) -> None:
@@ -92,7 +92,7 @@ class Verifier:
             return "greedy: a token stands when it is the target's likeliest"
         kind = "likeliest drafts" if self._settings.draft_sampling == "greedy" else "drawn drafts"
         if self.compares:
-            kind = "the better of drawn and likeliest drafts"
+            kind = "the better of drawn and most likely drafts"
         return {
             "token": f"token-wise rejection, {kind}",
             "block": f"block verification, {kind}",
@@ -101,11 +101,11 @@ class Verifier:
 
     @property
     def compares(self) -> bool:
-        """Whether drawn and likeliest drafts are still being compared."""
+        """Whether drawn and most likely drafts are still being compared."""
         return self._settings.draft_sampling == "auto" and self._rule != "stable" and not self._greedy
 
     def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
-        """How a draft model's tokens are drawn from `position` on; None: the likeliest are offered."""
+        """How a draft model's tokens are drawn from `position` on; None: the most likely are offered."""
         wanted = self._settings.draft_sampling
         if self._greedy or wanted == "greedy":
             return None
@@ -134,6 +134,6 @@ class Verifier:
         return verify_block(target, draft, self._rng)
 
     def _learn(self, target: Sequence[Distribution], draft: Draft, verdict: Verdict) -> None:
-        offered = draft.probs or draft.beliefs
+        offered = draft.probs or draft.greedy_probs
         for i in range(min(len(offered), verdict.num_accepted + 1)):
             self._overlap.observe(target[i], offered[i])

@@ -27,7 +27,7 @@ _PARTS = (8, 64)
 """Tokens per call in which the same text is read. They run through different kernels: ik_llama.cpp 0.1.5 has
 ones for 32 rows and more that are wrong for Q4_1 and Q5_1."""
 _COMPARED_ROWS = 8
-_LEAST_CORRELATION = 0.9
+_MIN_CORRELATION = 0.9
 """between the logits of the two. Rounding leaves 0.998 and more, wrong kernels left 0.57 to 0.68."""
 
 
@@ -60,7 +60,7 @@ def _agree(small: Logits, large: Logits) -> bool:
     """Whether they differ by rounding alone. Rows that hold no number at all are a matter of the model."""
     if not (np.isfinite(small).all() and np.isfinite(large).all()):
         return True
-    return float(np.corrcoef(small.ravel(), large.ravel())[0, 1]) >= _LEAST_CORRELATION
+    return float(np.corrcoef(small.ravel(), large.ravel())[0, 1]) >= _MIN_CORRELATION
 
 
 if __name__ == "__main__":

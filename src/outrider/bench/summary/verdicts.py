@@ -51,10 +51,10 @@ class _Repeatability:
             return 1.0
         groups = [sum(1 / len(first) for first, _ in cases) / len(cases) ** 2 for cases in strata]
         error = self.deviation * math.sqrt(sum(groups)) / len(groups)
-        return t_tail(abs(math.log(speedup)) / error, min(self.degrees, _MOST_DEGREES))
+        return t_tail(abs(math.log(speedup)) / error, min(self.degrees, _MAX_DEGREES))
 
 
-_MOST_DEGREES = 400
+_MAX_DEGREES = 400
 """beyond them nothing changes"""
 
 

@@ -13,7 +13,7 @@ MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 100
 """Of lists and objects inside each other; llguidance reads 128."""
 
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 
 Node = dict[str, Any]
 
@@ -104,9 +104,7 @@ def _at(root: Node, fragment: str) -> tuple[str, Any] | None:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict) and key in value:
             value = value[key]
-        elif (
-            isinstance(value, list) and key.isdecimal() and len(key) < _MOST_DIGITS and int(key) < len(value)
-        ):
+        elif isinstance(value, list) and key.isdecimal() and len(key) < _MAX_DIGITS and int(key) < len(value):
             value = value[int(key)]
         else:
             return None

@@ -16,7 +16,7 @@ from outrider.core.errors import GrammarError
 
 __all__ = ["check_merging"]
 
-_MOST_MERGED = 100_000
+_MAX_MERGED = 100_000
 """Parts, all repetitions counted: a fraction of a second, and some hundred megabytes."""
 
 _APPLICATORS = frozenset((*SCHEMA_MAPS, *SCHEMA_LISTS, *SCHEMAS))
@@ -26,8 +26,8 @@ def check_merging(root: Node) -> None:
     """Raises GrammarError for a schema that would grow beyond bounds."""
     sizes = _Sizes(root)
     for node in _objects(root):
-        if _merges(node) and sizes.of(node) > _MOST_MERGED:
-            why = f"its parts come to more than {_MOST_MERGED:,} when they are put together"
+        if _merges(node) and sizes.of(node) > _MAX_MERGED:
+            why = f"its parts come to more than {_MAX_MERGED:,} when they are put together"
             raise GrammarError(
                 "schema", why, "Say less of it with allOf, or with $ref beside other keywords."
             )
@@ -66,7 +66,7 @@ class _Sizes:
             if child is None:
                 path.pop()
                 total = 1 + sum(self._known[id(one)] for one in self._children(node))
-                self._known[id(node)] = min(total, _MOST_MERGED + 1)
+                self._known[id(node)] = min(total, _MAX_MERGED + 1)
             elif id(child) not in self._known:
                 self._known[id(child)] = 1
                 path.append((child, iter(self._children(child))))

@@ -18,7 +18,7 @@ from outrider.constraints.json_schema.merging import check_merging
 from outrider.core.errors import GrammarError
 
 _MAX_REPAIRS = 100
-_MOST_REPAIRING_S = 5.0
+_MAX_REPAIRING_S = 5.0
 """Each repair compiles the schema many times over."""
 _MAX_LOCATED_PARTS = 300
 
@@ -53,7 +53,7 @@ def prepare(text: str, options: dict[str, object], *, lenient: bool) -> tuple[st
     document: Node = {} if root is True else root
     check = SchemaCheck(document, lenient)
     check_merging(document)
-    until_s = perf_counter() + _MOST_REPAIRING_S
+    until_s = perf_counter() + _MAX_REPAIRING_S
     for _ in range(_MAX_REPAIRS):
         if (problem := _problem(document)) is None:
             break

@@ -34,7 +34,7 @@ __all__ = ["measure"]
 
 _AT_ONCE = 24
 """Questions that are handed over together: an answer may be so long as suits the time left for them."""
-_LEAST_LEFT = 0.1
+_MIN_LEFT = 0.1
 """of the time, for more questions to be begun"""
 
 _Scored = tuple[Kind, Path, CallCosts, Prior | None, list[Answer]]
@@ -124,7 +124,7 @@ def _answers(
     started = perf_counter()
     for at in range(0, len(questions), _AT_ONCE):
         left = seconds - (perf_counter() - started)
-        if found and left < _LEAST_LEFT * seconds:
+        if found and left < _MIN_LEFT * seconds:
             break
 
         def told(part: float, left: float = left) -> None:
@@ -134,7 +134,7 @@ def _answers(
             subject.target,
             questions[at : at + _AT_ONCE],
             subject.costs,
-            seconds=max(left, _LEAST_LEFT * seconds),
+            seconds=max(left, _MIN_LEFT * seconds),
             progress=told,
             left_out=notices.append,
         )

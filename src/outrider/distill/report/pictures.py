@@ -53,7 +53,7 @@ def _training(training: Training) -> str:
     first = training.history[0]
     best = max(training.history, key=lambda found: (found.tokens_per_s, found.agreement))
     alternative = (
-        f"Over {training.steps} steps the likeliest token's agreement on held-out answers went from "
+        f"Over {training.steps} steps the most likely token's agreement on held-out answers went from "
         f"{first.agreement:.0%} to {best.agreement:.0%} and the expected speed-up from {first.speedup:.2f}x "
         f"to {best.speedup:.2f}x, at step {best.step}."
     )

@@ -112,7 +112,7 @@ class Training(_Part):
 
 
 class Category(_Part):
-    """One kind of prompts. `agreement`: of the draft's likeliest token; None without a draft."""
+    """One kind of prompts. `agreement`: of the draft's most likely token; None without a draft."""
 
     category: str
     answers: int
@@ -124,11 +124,12 @@ class Category(_Part):
 class Contender(_Part):
     """One way to draft, replayed over the answers at measured costs.
 
-    `agreement`: how often the draft's likeliest token is the answer's, over all positions, and at the first,
-    second, … place of a draft, those before it being right. `accepted_of_three`: accepted over drafted tokens
-    of drafts of three, `accepted_by_choice` of those that the automatic choice makes with the draft alone
-    (None where it makes none). Speeds are those of the automatic choice with lookup beside the draft;
-    `bound` is the most that hindsight would allow over plain decoding, and `of_bound` the share reached.
+    `agreement`: how often the draft's most likely token is the answer's, over all positions, and at the
+    first, second, … place of a draft, those before it being right. `accepted_of_three`: accepted over
+    drafted tokens of drafts of three, `accepted_by_choice` of those that the automatic choice makes with
+    the draft alone (None where it makes none). Speeds are those of the automatic choice with lookup
+    beside the draft; `bound` is the most that hindsight would allow over plain decoding, and `of_bound`
+    the share reached.
     """
 
     kind: Kind

@@ -24,10 +24,10 @@ __all__ = [
 OPENAI_DEFAULTS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 """What is drawn from where neither the request nor the server says anything: the model's own distribution."""
 
-_LEAST_TEMPERATURE = 1e-4
+_MIN_TEMPERATURE = 1e-4
 """Below it one token has all the weight: decoding is greedy, and no logit can become too large."""
-_LEAST_TOP_P = 1e-6
-"""Keeps the likeliest token alone, as 0 is meant to."""
+_MIN_TOP_P = 1e-6
+"""Keeps the most likely token alone, as 0 is meant to."""
 _BARRED = -100.0
 """A bias that OpenAI's clients bar a token with."""
 _NAMES = {
@@ -100,8 +100,8 @@ def _biases(asked: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    "temperature": lambda value: value if value >= _LEAST_TEMPERATURE else 0.0,
-    "top_p": lambda value: max(value, _LEAST_TOP_P),
+    "temperature": lambda value: value if value >= _MIN_TEMPERATURE else 0.0,
+    "top_p": lambda value: max(value, _MIN_TOP_P),
     "top_k": lambda value: max(value, 0),
     "top_n_sigma": lambda value: max(value, 0.0),
     "dry_sequence_breakers": tuple,

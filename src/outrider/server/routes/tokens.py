@@ -16,7 +16,7 @@ from outrider.server.shapes.tokens import DetokenizeAnswer, DetokenizeRequest, T
 
 __all__ = ["tokens_router"]
 
-_MOST_CONTROLS = 10_000
+_MAX_CONTROLS = 10_000
 """The time to read them grows with the square of their number: a tenth of a second for so many."""
 
 
@@ -74,9 +74,9 @@ def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
     special = told if told is not None else asked.prompt is not None
     text = asked.prompt if asked.prompt is not None else asked.content or ""
     reads = asked.parse_special is not False
-    if reads and service.spelling.num_controls(text) > _MOST_CONTROLS:
+    if reads and service.spelling.num_controls(text) > _MAX_CONTROLS:
         why = (
-            f"it spells more than {_MOST_CONTROLS:,} control tokens. Say parse_special: false, or shorten it."
+            f"it spells more than {_MAX_CONTROLS:,} control tokens. Say parse_special: false, or shorten it."
         )
         raise wrong("prompt" if asked.prompt is not None else "content", why)
     return service.vocabulary.tokenize(text, add_special=special, parse_special=reads)

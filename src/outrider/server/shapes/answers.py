@@ -45,7 +45,7 @@ class Scored(Answer):
 
 
 class ScoredToken(Scored):
-    """A token of the answer, and the likeliest ones in its place."""
+    """A token of the answer, and the most likely ones in its place."""
 
     top_logprobs: list[Scored]
 

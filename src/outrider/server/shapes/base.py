@@ -19,8 +19,8 @@ from pydantic_core import PydanticCustomError
 
 __all__ = ["WHOLE", "Body", "Many", "Shape", "explained", "few", "unsupported"]
 
-_MOST_LEVELS = 250
-_MOST_UNKNOWN = 16
+_MAX_LEVELS = 250
+_MAX_UNKNOWN = 16
 
 _Part = TypeVar("_Part")
 
@@ -51,13 +51,13 @@ class Shape(BaseModel):
             if data.get(field) is not None:
                 raise unsupported(why, field)
         kept = {key: value for key, value in data.items() if key not in cls.refused}
-        return kept if len(kept) <= len(cls.model_fields) + _MOST_UNKNOWN else cls._shortened(kept)
+        return kept if len(kept) <= len(cls.model_fields) + _MAX_UNKNOWN else cls._shortened(kept)
 
     @classmethod
     def _shortened(cls, data: dict[Any, Any]) -> dict[Any, Any]:
         """The fields that are known and the first ones that are not: to name one of a million is enough."""
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [key for key in data if key not in known][:_MOST_UNKNOWN]
+        unknown = [key for key in data if key not in known][:_MAX_UNKNOWN]
         return {key: data[key] for key in data if key in known} | {key: data[key] for key in unknown}
 
 
@@ -68,14 +68,14 @@ class Body(Shape):
     @classmethod
     def _is_readable(cls, data: Any) -> Any:
         level = [data]
-        for _ in range(_MOST_LEVELS):
+        for _ in range(_MAX_LEVELS):
             level = [value for value in level if isinstance(value, dict | list | str)]
             if not all(_is_unicode(value) for value in level if isinstance(value, str)):
                 raise unsupported("half of a surrogate pair is in it. Give valid Unicode")
             level = [part for value in level if not isinstance(value, str) for part in _parts(value)]
             if not level:
                 return data
-        raise unsupported(f"it is nested deeper than {_MOST_LEVELS} levels. Simplify it")
+        raise unsupported(f"it is nested deeper than {_MAX_LEVELS} levels. Simplify it")
 
 
 def _parts(value: dict[Any, Any] | list[Any]) -> list[Any]:

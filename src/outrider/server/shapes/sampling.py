@@ -20,8 +20,8 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 _BIG = 2**31 - 1
-_MOST_BIASES = 4_096
-_MOST_METADATA = 64
+_MAX_BIASES = 4_096
+_MAX_METADATA = 64
 
 
 class Speculation(Shape):
@@ -55,7 +55,7 @@ class Harmless(Body):
     """Fields that clients send and that have nothing to act on here: accepted, without effect."""
 
     user: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=_MOST_METADATA), few(_MOST_METADATA)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA), few(_MAX_METADATA)] | None = None
     service_tier: Annotated[
         Literal["auto", "default"] | None,
         explained("there is one tier. Say auto or default, or leave it out"),
@@ -94,7 +94,7 @@ class SamplingFields(Shape):
     dry_allowed_length: Annotated[int, Field(ge=0, le=_BIG), WHOLE] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=_BIG), WHOLE] | None = None
     dry_sequence_breakers: Annotated[Many[StopText], Field(max_length=64)] | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=_MOST_BIASES), few(_MOST_BIASES)] | None = (
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=_MAX_BIASES), few(_MAX_BIASES)] | None = (
         Field(None, description="By token id; -100 bars a token.")
     )
     seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(

@@ -17,7 +17,7 @@ from outrider.bench.settings import Setting
 
 __all__ = ["acceptance"]
 
-_LEAST_DRAFTED = 5
+_MIN_DRAFTED = 5
 TITLE = "Acceptance by position"
 
 
@@ -54,7 +54,7 @@ def acceptance(view: View) -> Picture | Missing:
         f"{_drafter(best.draft)} on {best.workload}: {numbers.percent(_first(best))}.",
         reading="The share of tokens drafted at a position that stood, which needs all tokens before it "
         "to stand too. Lines come from the longest fixed draft; large marks from the longest that ran "
-        f"for real, where the line is replayed. Positions with fewer than {_LEAST_DRAFTED} tokens are left "
+        f"for real, where the line is replayed. Positions with fewer than {_MIN_DRAFTED} tokens are left "
         "to the table.",
         panels=tuple(panels),
         table=_table(lines),
@@ -118,7 +118,7 @@ def _points(found: summary.Acceptance) -> list[tuple[int, float]]:
     return [
         (place, ratio)
         for place, (drafted, ratio) in enumerate(counted, 1)
-        if ratio is not None and (drafted >= _LEAST_DRAFTED or place == 1)
+        if ratio is not None and (drafted >= _MIN_DRAFTED or place == 1)
     ]
 
 
