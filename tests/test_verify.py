@@ -286,7 +286,7 @@ def test_what_is_drawn_is_what_is_said(rule: Rule, kind: DraftSampling, draws: b
     made = verifier(rule, kind)
     assert (made.drawing(0) is not None, made.compares) == (draws, compares)
     assert made.name.endswith(
-        "the better of drawn and most likely drafts"
+        "the better of sampled and most likely drafts"
         if compares
         else "sampled drafts"
         if draws
