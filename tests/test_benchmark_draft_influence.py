@@ -235,7 +235,7 @@ def broken_by(fault: Fault) -> Any:
         if candidate is None:
             return engine_of(target, None, length)
         policy = FixedPolicy(length, p_min=0, hand_over=0)
-        return Engine(target, (candidate.drafter(),), policy, judge=judge_with(fault))
+        return Engine(target, (candidate.drafter(),), policy, verifier=judge_with(fault))
 
     return engine
 

@@ -149,7 +149,7 @@ def shaky_engine(*at: int, fault: str | None = None) -> Engine:
     """An engine whose drafter is right for two tokens, then wrong."""
     drafter = ScriptedDrafter(oracle(LANGUAGE, 2))
     judge = judge_with(None if fault is None else check_fault(fault))
-    return Engine(Shaky(*at), [drafter], EAGER, judge=judge)
+    return Engine(Shaky(*at), [drafter], EAGER, verifier=judge)
 
 
 def test_near_ties_are_reported_and_every_token_is_compared() -> None:
@@ -196,7 +196,7 @@ def test_a_fault_at_a_close_call_is_still_a_fault() -> None:
         return [int(np.argsort(LANGUAGE(tokens))[-2])][:length]
 
     judge = judge_with("kept-rejected")
-    engine = Engine(Close(), [ScriptedDrafter(second_best)], EAGER, judge=judge)
+    engine = Engine(Close(), [ScriptedDrafter(second_best)], EAGER, verifier=judge)
     compared = compare_greedy(engine, GREEDY)
     [difference] = compared.differences
     assert not difference.near_tie and difference.speculative_margin == pytest.approx(1e-4, rel=0.1)

@@ -51,16 +51,16 @@ class Enumerated(Verifier):
         self._rng = rng
 
 
-MakeJudge = Callable[[Request, Rng], Verifier]
+MakeVerifier = Callable[[Request, Rng], Verifier]
 
 
 def speculative(
-    request: Request, drafters: Sequence[Drafter], policy: FixedPolicy, judge: MakeJudge = Enumerated
+    request: Request, drafters: Sequence[Drafter], policy: FixedPolicy, judge: MakeVerifier = Enumerated
 ) -> tuple[dict[Text, float], int]:
     """The distribution of the texts of a request, and the tokens accepted in all runs together."""
     world: list[Rng] = []
     engine = Engine(
-        FakeModel(TINY, TARGET), drafters, policy, judge=lambda request, _seed: judge(request, world[-1])
+        FakeModel(TINY, TARGET), drafters, policy, verifier=lambda request, _seed: judge(request, world[-1])
     )
     num_accepted = 0
 
@@ -182,10 +182,10 @@ def test_auto_offers_both_kinds() -> None:
     kinds = set()
 
     class Watching(Enumerated):
-        def judge(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
+        def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
             if draft.tokens:
                 kinds.add(draft.probs is not None)
-            return super().judge(target, draft, position)
+            return super().verify(target, draft, position)
 
     asked = request("block", "auto", length=4)
     found, _ = speculative(asked, [model_drafter()], FixedPolicy(draft_max=1, p_min=0), Watching)
@@ -197,10 +197,10 @@ def test_a_choice_that_looks_at_the_drawn_tokens_is_noticed() -> None:
     """What "auto" must not do: to offer a drawn token only where it is also the likeliest."""
 
     class Peeking(Enumerated):
-        def judge(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
+        def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
             if draft.probs and draft.tokens[0] != int(np.argmax(draft.probs[0].probs)):
                 draft = Draft()
-            return super().judge(target, draft, position)
+            return super().verify(target, draft, position)
 
     asked = request("block", "sampled")
     found, _ = speculative(asked, [model_drafter()], FixedPolicy(draft_max=1, p_min=0), Peeking)

@@ -62,7 +62,7 @@ def speculative(
             target,
             drafters,
             make(),
-            judge=lambda each, _seed: Enumerated(each, world[-1]),
+            verifier=lambda each, _seed: Enumerated(each, world[-1]),
             constrain=constrain,
         )
         completion = engine.generate(asked)

@@ -29,7 +29,7 @@ from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.engine.spelling import Spelled, Spelling
+from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.replay import (
     Offers,
@@ -451,7 +451,7 @@ def test_a_constrained_replay_makes_the_steps_of_the_engine(
         constrain=constrain,
     )
     made = Recording("1", "made up", (0, 3, 6), answer.tokens, answer.finish_reason, {"draft": offers})
-    constraint = Spelled(constrain(), Spelling())
+    constraint = PreferredConstraint(constrain(), PreferredTokenization())
     again = replay(made, setting, curve(FLAT), {"draft": curve(SMALL)}, constraint=constraint).records
     real = [record for record in answer.records if record.kind == "decode"]
     assert [outcome(record) for record in again] == [outcome(record) for record in real]

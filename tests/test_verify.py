@@ -151,14 +151,14 @@ def test_logits_that_are_no_numbers_are_refused(value: float, rule: Rule, params
     verifier = Verifier(Verification(rule), 1, greedy=params.is_greedy)
     for draft in (offer((1,)), offer((1,), [dense([1.0] * VOCABULARY.size)])):
         with pytest.raises(BackendError):
-            verifier.judge(LazyDistributions(row, sampler(params), draft.tokens), draft, 0)
+            verifier.verify(LazyDistributions(row, sampler(params), draft.tokens), draft, 0)
 
 
 def test_a_row_that_rules_out_tokens_is_no_error() -> None:
     row = np.full((1, VOCABULARY.size), -np.inf, dtype=np.float32)
     row[0, 3] = 1.0
     verifier = Verifier(Verification(), 1, greedy=False)
-    assert verifier.judge(LazyDistributions(row, sampler(SAMPLED), ()), Draft(), 0).token == 3
+    assert verifier.verify(LazyDistributions(row, sampler(SAMPLED), ()), Draft(), 0).token == 3
 
 
 # Lenience
@@ -214,7 +214,7 @@ def test_greedy_lenience_accepts_within_the_ratio(lenience: float, accepted: int
     )
     draft = offer((1, 4))  # 0.8 and 0.25 of the best
     verifier = Verifier(Verification(lenience=lenience), 1, greedy=True)
-    verdict = verifier.judge(LazyDistributions(rows, sampler(), draft.tokens), draft, 0)
+    verdict = verifier.verify(LazyDistributions(rows, sampler(), draft.tokens), draft, 0)
     assert verdict.num_accepted == accepted and verdict.token == (2, 0, 0)[accepted]
 
 
@@ -222,7 +222,7 @@ def test_greedy_lenience_never_accepts_a_banned_token() -> None:
     rows = logits([0.4, 0.3, 0.1, 0.1, 0.05, 0.05], [0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
     banning = sampler(SamplingParams(temperature=0, banned=(1,)))
     verifier = Verifier(Verification(lenience=0.01), 1, greedy=True)
-    verdict = verifier.judge(LazyDistributions(rows, banning, (1,)), offer((1,)), 0)
+    verdict = verifier.verify(LazyDistributions(rows, banning, (1,)), offer((1,)), 0)
     assert (verdict.num_accepted, verdict.token) == (0, 0)
 
 
@@ -286,11 +286,11 @@ def test_what_is_drawn_is_what_is_said(rule: Rule, kind: DraftSampling, draws: b
     made = verifier(rule, kind)
     assert (made.drawing(0) is not None, made.compares) == (draws, compares)
     assert made.name.endswith(
-        "the better of drawn and most likely drafts"
+        "the better of sampled and most likely drafts"
         if compares
-        else "drawn drafts"
+        else "sampled drafts"
         if draws
-        else "likeliest drafts"
+        else "most likely drafts"
     )
 
 
@@ -307,13 +307,13 @@ def test_auto_goes_over_to_the_kind_that_is_accepted_more() -> None:
     flat, peak = (0.26, 0.25, 0.25, 0.24), (0.97, 0.01, 0.01, 0.01)
     made = verifier()
     believed = Draft((0,), None, (0.5,), ("draft",), (dense(flat),))
-    made.judge(in_a_row(flat, 2), believed, 0)
+    made.verify(in_a_row(flat, 2), believed, 0)
     assert made.drawing(1) is not None
     for _ in range(40):
-        made.judge(in_a_row(peak, 2), offer((0,), (dense(flat),)), 1)
+        made.verify(in_a_row(peak, 2), offer((0,), (dense(flat),)), 1)
     assert made.drawing(2) is None
     for _ in range(40):
-        made.judge(in_a_row(flat, 2), offer((0,)), 2)  # a lookup teaches nothing
+        made.verify(in_a_row(flat, 2), offer((0,)), 2)  # a lookup teaches nothing
     assert made.drawing(3) is None
 
 
@@ -321,7 +321,7 @@ def test_only_positions_that_were_reached_teach() -> None:
     """A later position is looked at only if all before it stood, as the text will have it."""
     made = verifier()
     impossible = Draft((3, 0), None, (0.5,) * 2, ("draft",) * 2, (dense((0, 0, 0, 1)), dense((0.5, 0.5))))
-    made.judge(in_a_row((0.5, 0.5), 3), impossible, 0)
+    made.verify(in_a_row((0.5, 0.5), 3), impossible, 0)
     assert made.drawing(1) is None
 
 
@@ -344,7 +344,7 @@ def test_the_rule_in_force_is_the_one_asked_for(rule: Rule) -> None:
             probs.append(dense(q(tokens)))
             tokens = (*tokens, draw(probs[-1], i))
         rows = [dense(p(tokens[:i])) for i in range(3)]
-        return made.judge(cast(LazyDistributions, rows), offer(tokens, probs), 0).num_accepted
+        return made.verify(cast(LazyDistributions, rows), offer(tokens, probs), 0).num_accepted
 
     expected = {"token": verify_tokens, "block": verify_block}
     kept = sum(n * weight for n, weight in explore(run))

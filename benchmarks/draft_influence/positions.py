@@ -85,7 +85,7 @@ def moved(place: Position, candidate: Candidate, kind: str, rule: Rule, lenience
     """One position under a rule. Where the draft has nothing to offer, nothing moves."""
     request = DraftRequest(0, 1, place.sampler)
     rows = Rows(candidate.alignment)
-    found = rows.likeliest(place.offered, request, ())
+    found = rows.argmax(place.offered, request, ())
     target = place.sampler.distribution(place.row, ())
     step = Step(target, 0.0)
     if kind == "drawn":

@@ -47,8 +47,8 @@ class Overlaps(Verifier):
     def compares(self) -> bool:
         return True  # so that the draft's distributions are there for most likely tokens too
 
-    def judge(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        verdict = super().judge(target, draft, position)
+    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
+        verdict = super().verify(target, draft, position)
         offered = draft.probs or draft.greedy_probs
         for i in range(min(len(offered), verdict.num_accepted + 1)):
             best = int(offered[i].tokens[np.argmax(offered[i].probs)])
@@ -96,7 +96,7 @@ def main() -> None:
     policy = FixedPolicy(arguments.draft_max, p_min=0)
     rows: list[dict[str, Any]] = [describe(arguments.target, arguments.draft)]
     with Pair.load(arguments.target, arguments.draft).open(2048, lookup=False) as session:
-        engine = Engine(session.target, session.engine.drafters, policy, judge=Overlaps.of)
+        engine = Engine(session.target, session.engine.drafters, policy, verifier=Overlaps.of)
         for number, text in enumerate(prompts(arguments.prompts)):
             prompt = session.encode([{"role": "user", "content": text}])
             for temperature in arguments.temperatures:

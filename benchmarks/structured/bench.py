@@ -16,7 +16,7 @@ from outrider.core.data import Completion
 from outrider.core.errors import ConstraintError, GrammarError
 from outrider.core.params import FastForward, JsonStyle
 from outrider.costs import PairCosts
-from outrider.engine import Spelling
+from outrider.engine import PreferredTokenization
 from outrider.policy import FixedPolicy
 from outrider.policy.forced import FORCED
 from outrider.readout import read_out
@@ -101,7 +101,9 @@ class Bench:
         self._plan = plan
         self._rng = random.Random(plan.seed)
         self._auto: dict[tuple[int, float], Policy] = {}
-        self._spellings: defaultdict[tuple[str, int, float], Spelling] = defaultdict(Spelling)
+        self._spellings: defaultdict[tuple[str, int, float], PreferredTokenization] = defaultdict(
+            PreferredTokenization
+        )
 
     def measure(self, case: Case, temperature: float) -> Row:
         """Answer one case in every mode, in rounds of shuffled order."""
@@ -132,7 +134,7 @@ class Bench:
         request = replace(request, grammar=grammar, speculate=mode.speculate)
         self._engine.drafters = self._drafters
         self._engine.reset()
-        self._engine.spelling = self._spellings[mode.name, number, request.sampling.temperature]
+        self._engine.preferred = self._spellings[mode.name, number, request.sampling.temperature]
         self._engine.policy = (
             self.policy(number, request.sampling.temperature) if mode is AUTO else FixedPolicy()
         )

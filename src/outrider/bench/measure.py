@@ -28,7 +28,7 @@ from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import ConstraintError
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine import Spelling
+from outrider.engine import PreferredTokenization
 from outrider.policy.forced import FORCED
 
 __all__ = ["Block", "Entry", "Rival", "run_block"]
@@ -119,7 +119,7 @@ class _Runner:
         self._target = target
         prices = entry.prices
         self._policy = entry.setting.policy(prices.target, prices.drafts(entry.setting), prices.prior)
-        self._spelling = Spelling()
+        self._spelling = PreferredTokenization()
         self.calls_s: list[float] = []
         """the target's calls over a single token"""
         self._drafters: list[Drafter] = [SuffixDrafter()] if entry.setting.uses_lookup else []

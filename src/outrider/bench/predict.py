@@ -14,8 +14,8 @@ from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.engine import Spelling
-from outrider.engine.spelling import Spelled
+from outrider.engine import PreferredTokenization
+from outrider.engine.tokenization import PreferredConstraint
 from outrider.policy.prior import Prior
 from outrider.replay import ForcedDrafter, Recording, hindsight_bound, replay
 
@@ -70,12 +70,14 @@ def predict(cases: Sequence[Scored], setting: Setting, prices: Prices) -> list[C
     An automatic policy begins with these prices and no knowledge of the texts, and learns from case to case.
     """
     policy = setting.policy(prices.target, prices.drafts(setting), prices.prior)
-    spelling = Spelling()
+    spelling = PreferredTokenization()
     return [_run(case, setting, policy, prices, spelling) for case in cases]
 
 
-def _run(case: Scored, setting: Setting, policy: Policy, prices: Prices, spelling: Spelling) -> CaseOutcome:
-    constraint = None if case.constrain is None else Spelled(case.constrain(), spelling)
+def _run(
+    case: Scored, setting: Setting, policy: Policy, prices: Prices, spelling: PreferredTokenization
+) -> CaseOutcome:
+    constraint = None if case.constrain is None else PreferredConstraint(case.constrain(), spelling)
     played = replay(
         case.recording,
         policy,

@@ -48,7 +48,7 @@ def certify(
         NotingModel(target) if subject.bit_equal else target,
         subject.drafters,
         subject.policy,
-        judge=judge_with(plan.fault),
+        verifier=judge_with(plan.fault),
         constrain=break_masks(plan.fault, constrain),
     )
     greedy = []

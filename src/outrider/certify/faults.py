@@ -13,7 +13,7 @@ import numpy as np
 from outrider.core.data import Distribution, Draft, Request, Verdict
 from outrider.core.errors import SettingError
 from outrider.sampling import draw, point_mass
-from outrider.verify import Judge, Verifier, accept_probability, residual, verify_tokens
+from outrider.verify import VerificationRule, Verifier, accept_probability, residual, verify_tokens
 
 __all__ = [
     "CALL_FAULTS",
@@ -65,20 +65,20 @@ def check_fault(name: str) -> Fault:
     return name
 
 
-def judge_with(fault: Fault | None) -> Callable[[Request, int], Judge]:
+def judge_with(fault: Fault | None) -> Callable[[Request, int], VerificationRule]:
     """What makes an engine's judges: broken ones for requests that speculate, sound ones else."""
     if fault is None or fault in MASK_FAULTS or fault in CALL_FAULTS:
         return Verifier.of
     broken = fault
 
-    def make(request: Request, seed: int) -> Judge:
+    def make(request: Request, seed: int) -> VerificationRule:
         return BrokenJudge(broken, request, seed) if request.speculate else Verifier.of(request, seed)
 
     return make
 
 
 class BrokenJudge:
-    """A Judge with a fault, for one request."""
+    """A VerificationRule with a fault, for one request."""
 
     compares = False
 
@@ -98,7 +98,7 @@ class BrokenJudge:
             return lambda offered, _index: int(offered.tokens[np.argmax(offered.probs)])
         return lambda offered, _index: draw(offered, self._rng)
 
-    def judge(self, target: Sequence[Distribution], draft: Draft, position: int) -> Verdict:
+    def verify(self, target: Sequence[Distribution], draft: Draft, position: int) -> Verdict:
         del position
         if self._fault == "no-residual":
             return _judge(target, draft, self._rng, accept_probability, lambda p, _q: p)

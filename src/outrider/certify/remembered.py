@@ -171,4 +171,4 @@ class _Remembered:
         target = RememberedModel(self._target, self._memories[0])
         fault = self._plan.fault
         constrain = break_masks(fault, behind(self._constrain, start.said))
-        return Engine(target, drafters, policy, judge=judge_with(fault), constrain=constrain)
+        return Engine(target, drafters, policy, verifier=judge_with(fault), constrain=constrain)

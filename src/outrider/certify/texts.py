@@ -164,7 +164,7 @@ def _run(engine: Engine, request: Request, beside: Request | None = None) -> Run
 
 def _run_cold(engine: Engine, request: Request) -> Run:
     """A run whose drafts depend on no earlier one."""
-    engine.spelling.forget()
+    engine.preferred.forget()
     return _run(engine, request)
 
 

@@ -1,4 +1,4 @@
-"""The constraint of one request: what its output may be, behind every draft."""
+"""The constraint of one request: what its output may be, after any draft."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class GrammarConstraint:
         if self._behind_end(drafted):
             return 0
         text = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
-        behind = [*drafted, *tokens[:text]]
-        n = self._walker.reach(behind) - len(drafted)
-        if n == text < len(tokens) and self._walker.is_accepting(behind):
+        text_tokens = [*drafted, *tokens[:text]]
+        n = self._walker.reach(text_tokens) - len(drafted)
+        if n == text < len(tokens) and self._walker.is_accepting(text_tokens):
             n += 1
         return max(n, 0)
 
@@ -66,7 +66,7 @@ class GrammarConstraint:
 
     def accept(self, tokens: Sequence[int]) -> None:
         if self._ended and tokens:
-            raise ConstraintError("constrained output", "it has ended", "Accept nothing behind an end token.")
+            raise ConstraintError("constrained output", "it has ended", "Accept nothing after an end token.")
         if (n := self._permits((), tokens)) < len(tokens):
             raise ConstraintError("constrained output", f"token {tokens[n]} may not follow there")
         self._ended = any(token in self._ends for token in tokens)

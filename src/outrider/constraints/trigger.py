@@ -1,4 +1,4 @@
-"""Free text up to a trigger, and the constrained text behind it."""
+"""Free text up to a trigger, and the constrained text after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.core.errors import GrammarError
 def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int], *, optional: bool) -> str:
     """A Lark grammar of free text, the trigger, and the grammar named `body`.
 
-    The trigger is recognized where it is spelled out, also inside tokens that go on behind it, and
+    The trigger is recognized where it is spelled out, also inside tokens that continue after it, and
     where the vocabulary has control tokens (`controls`) for parts of it. Its first occurrence counts. Raises
     GrammarError for a trigger that is empty or no Unicode.
     """
@@ -21,13 +21,13 @@ def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int], *, opti
     except UnicodeEncodeError:
         raise GrammarError("after", "it holds half of a surrogate pair", "Give valid Unicode.") from None
     if not trigger:
-        raise GrammarError("after", "an empty text is behind every token", "Give some text, or leave it out.")
+        raise GrammarError("after", "an empty text follows every token", "Give some text, or leave it out.")
     heads, rules = ["spelled"], [f"spelled[lazy]: /(?s:.*)/ {json.dumps(trigger)}"]
     marks = sorted({part for part in parts if isinstance(part, int)})
     if marks:
         heads.append("marked")
         rules += _marked(parts)
-    # Sets of tokens that overlap are not told apart, so the trigger's own stand alone.
+    # Overlapping sets of tokens cannot be distinguished, so the trigger's own tokens are listed one by one.
     free = [_ranges(token for token in controls if token not in marks)]
     free += [str(token) for token in marks if [token] != parts]
     start = f"({' | '.join(heads)}) @body"
@@ -54,7 +54,7 @@ def _parts(trigger: str, vocabulary: Vocabulary, controls: Sequence[int]) -> Ite
 
 
 def _marked(parts: list[int | str]) -> list[str]:
-    """Rules for the trigger with its control tokens; text behind one ends as soon as it is complete."""
+    """Rules for the trigger with its control tokens; text after one ends as soon as it is complete."""
     sequence, rules = [], []
     for i, part in enumerate(parts):
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""A matcher that answers behind any draft: it walks along it, and back, and remembers what it saw.
+"""A matcher that answers after any draft: it walks along it, and back, and remembers what it saw.
 
 The masks along the last draft are kept: target and draft model ask for the same positions, and each
 is worked out once. llguidance's errors are final for a matcher, so one that failed is replaced by one that
@@ -87,7 +87,7 @@ class Walker:
         return known
 
     def forced(self, drafted: Sequence[int]) -> list[int]:
-        """The tokens that the matcher would force behind these; none if they may not follow."""
+        """The tokens that the matcher would force after these; none if they may not follow."""
         return self._twice(lambda: self._forced(drafted))
 
     def _forced(self, drafted: Sequence[int]) -> list[int]:
@@ -101,7 +101,7 @@ class Walker:
         return tokens
 
     def is_accepting(self, drafted: Sequence[int] = ()) -> bool:
-        """Whether the text may end behind these tokens."""
+        """Whether the text may end after these tokens."""
         return self._twice(lambda: self._is_accepting(drafted))
 
     def _is_accepting(self, drafted: Sequence[int]) -> bool:
@@ -127,7 +127,7 @@ class Walker:
             raise ConstraintError("constrained output", f"token {drafted[n]} may not follow there")
 
     def _go(self, place: int) -> None:
-        """Let the matcher stand behind so many tokens of the path."""
+        """Move the matcher to so many tokens along the path."""
         if place < self._at:
             self._matcher.rollback(self._at - place)
         elif place > self._at:

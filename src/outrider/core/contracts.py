@@ -29,8 +29,8 @@ RewindKind = Literal["free", "window", "none"]
 class PartOf:
     """What a vocabulary knows of another, larger one, its target's.
 
-    `target_tokens` holds the target's id for each of its tokens, -1 for `other_token`: the one that stands
-    for every token of the target that it does not know. `target_tokenizer` is the target's
+    `target_tokens` holds the target's id for each of its tokens, -1 for `other_token`: the one token
+    that represents every token of the target that it does not know. `target_tokenizer` is the target's
     `vocab.tokenizer_id`, `name` what people call the model. Nothing of it has been verified.
     `window`: the last tokens of a text that are enough for the model to draft from; 0: it reads all.
     """
@@ -76,7 +76,7 @@ class Vocabulary(Protocol):
         ...
 
     def is_control(self, token: int) -> bool:
-        """Whether the token stands for structure rather than text (or is unused)."""
+        """Whether the token marks structure rather than text (or is unused)."""
         ...
 
     def ends_generation(self, token: int) -> bool:
@@ -154,10 +154,10 @@ class Model(Protocol):
 class Constraint(Protocol):
     """What one request's output may be, token by token.
 
-    Its state are the final tokens. `drafted` are tokens that a draft puts behind them: every question
-    may be asked there too, and changes nothing. Questions behind drafted tokens of which each was
-    allowed are always answered; behind any other, `allowed` raises ConstraintError. Behind an end
-    token everything is allowed, since nothing there is ever emitted.
+    Its state is the committed tokens. `drafted` are the tokens of a draft after them: every query may be made
+    there too, and changes nothing. After drafted tokens that were all allowed every query is answered;
+    after any other, `allowed` raises ConstraintError. After an end token everything is allowed, since
+    nothing there is ever emitted.
     """
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
@@ -168,16 +168,16 @@ class Constraint(Protocol):
         ...
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of `tokens` may follow in turn; none behind an end token."""
+        """How many of `tokens` may follow in turn; none after an end token."""
         ...
 
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that the text that must follow is usually made of. Empty where the next text
-        is open, where nothing is to be forced, and for texts that were tokenized in another way."""
+        """The canonical tokens of the text that must follow. Empty where the next text is open, where
+        nothing is to be forced, and for texts that were tokenized in another way."""
         ...
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """These tokens became final. Raises ConstraintError for one that may not follow."""
+        """These tokens were committed. Raises ConstraintError for one that may not follow."""
         ...
 
     @property
@@ -192,7 +192,7 @@ class Constraint(Protocol):
 
 
 class Sampler(Protocol):
-    """One request's way from logits to the distribution that a token is drawn from.
+    """One request's way from logits to the distribution that a token is sampled from.
 
     It knows the committed tokens; `drafted` are those that a draft puts between them and the
     position in question. Rows are logits over the target's vocabulary and are never changed.
@@ -203,8 +203,8 @@ class Sampler(Protocol):
 
     def adjusts(self, drafted: Sequence[int]) -> bool:
         """Whether the request has bias, bans, penalties or a constraint to apply at this position. Where not,
-        `distribution` hangs on the logits alone: it may be given those of a part of the vocabulary, and then
-        speaks of their places in it."""
+        `distribution` depends on the logits alone: it may be given those of a part of the vocabulary, and
+        then returns indices into that part."""
         ...
 
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
@@ -212,20 +212,20 @@ class Sampler(Protocol):
         ...
 
     def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
-        """The distribution that plain decoding would draw from at this position."""
+        """The distribution that plain decoding would sample from at this position."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a sequence would like from a drafter in this step.
+    """What a sequence asks of a drafter in this step.
 
-    `max_tokens` is the most that can be of use (at least 1), `prefix` what others have drafted
-    already: the offer is to follow it. `draw` is None when a draft model is to offer its most likely
-    tokens as certain; else it offers tokens that `draw` takes from its distributions (after
-    `sampler`), given each and its index in the draft. `with_greedy_probs` asks for the distributions behind
-    certain tokens too (`Draft.greedy_probs`). `constraint` is what the output may be, if it is limited.
-    `drafting` is what the request asked for; `max_tokens` respects its cap already.
+    `max_tokens` is the most that can be of use (at least 1); `prefix` is what others have drafted already:
+    the draft continues it. `draw` is None when a draft model is to draft its most likely tokens, as point
+    masses; else `draw` samples its tokens, given each distribution (after `sampler`) and its index in the
+    draft. `with_greedy_probs` asks for the distributions of point-mass tokens too (`Draft.greedy_probs`).
+    `constraint` is what the output may be, if it is limited. `drafting` is what the request asked for;
+    `max_tokens` respects its cap already.
     """
 
     sequence: int
@@ -244,7 +244,7 @@ class DraftRequest:
 
 
 class StoppingRule(Protocol):
-    """How far a draft grows: asked before and after every token that a drafter looks for.
+    """How far a draft goes: asked before and after every token that a drafter looks for.
 
     `drafted` are the tokens of this draft so far, without the request's prefix. For a sampled draft no answer
     of `should_continue` and `accept` may depend on which tokens were sampled, only on the distributions they
@@ -261,16 +261,16 @@ class StoppingRule(Protocol):
         ...
 
     def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
-        """Tokens that join the draft behind `drafted` without another look: those that a constraint
-        forces, as certain. Asked after every token that was taken."""
+        """Tokens appended to the draft after `drafted` without asking again: those that a constraint forces,
+        as point masses. Called after every accepted token."""
         ...
 
 
 class Drafter(Protocol):
     """A source of drafts for many sequences at once.
 
-    A drafter is told what became final and offers what may come next. It never sees a
-    token that could still be taken back.
+    A drafter observes committed tokens and drafts what may come next. It never sees a token that could
+    still be rejected.
     """
 
     @property
@@ -283,18 +283,18 @@ class Drafter(Protocol):
 
     def begin(self, sequence: int, request: Request) -> None:
         """A request starts on `sequence`. What the drafter still knows of the sequence's earlier
-        tokens it may keep, and use for requests of the same scope."""
+        tokens it may keep, and use for requests of the same cache namespace (`Request.scope`)."""
         ...
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """These tokens became final."""
+        """These tokens were committed."""
         ...
 
     def propose(
         self, requests: Sequence[DraftRequest], stopping: StoppingRule
     ) -> tuple[list[Draft], DraftWork]:
         """One draft per request, of at most `max_tokens` tokens and possibly empty, and what
-        they cost together. A draft ends before the first token that `stopping` does not take."""
+        they cost together. A draft ends before the first token that `stopping` does not accept."""
         ...
 
     def end(self, sequence: int) -> None:

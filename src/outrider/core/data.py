@@ -73,12 +73,12 @@ class TokenEstimate:
 class Draft:
     """Tokens offered for the positions that follow the committed text.
 
-    `probs[i]` is the distribution that `tokens[i]` was drawn from; `probs` is None when
-    every token is certain (a point mass). `acceptance[i]` is the estimate that token i is
+    `probs[i]` is the distribution that `tokens[i]` was sampled from; `probs` is None when
+    every token is a point mass. `acceptance[i]` is the estimate that token i is
     accepted given that all before it were: the drafter's own, until a policy corrects it.
     `sources[i]` names the drafter, `estimates[i]` is what it said (or there are none).
-    `greedy_probs[i]` is the distribution that a certain token is the mode of, where the drafter has
-    one: it plays no part in the verification, but tells what drawing from it would have given.
+    `greedy_probs[i]` is the distribution whose mode a point-mass token is, where the drafter has one: it
+    plays no part in verification, but shows what sampling from it would have been worth.
     """
 
     tokens: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ class Draft:
         return len(self.tokens)
 
     def __add__(self, other: Draft) -> Draft:
-        """One draft behind the other; certain tokens among drawn ones have point masses."""
+        """One draft after the other; point-mass tokens among sampled ones have point-mass distributions."""
         return Draft(
             tokens=self.tokens + other.tokens,
             probs=_joined(self, self.probs, other, other.probs),
@@ -117,14 +117,14 @@ class Draft:
 
 @lru_cache(maxsize=4096)
 def point_mass(token: int) -> Distribution:
-    """The distribution that is certain of one token. It is shared, so its arrays cannot be written to."""
+    """The distribution with all its mass on one token. It is shared, so its arrays cannot be written to."""
     tokens, probs = np.array([token], dtype=np.int64), np.ones(1)
     tokens.flags.writeable = probs.flags.writeable = False
     return Distribution(tokens, probs)
 
 
 def point_masses(tokens: Sequence[int]) -> tuple[Distribution, ...]:
-    """The distributions of tokens that are certain."""
+    """Point-mass distributions of these tokens."""
     return tuple(map(point_mass, tokens))
 
 
@@ -169,7 +169,7 @@ class DraftWork:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target makes of a draft: the first `num_accepted` tokens stand, then `token`.
+    """The outcome of verifying a draft: its first `num_accepted` tokens are accepted, `token` follows.
 
     `kind` is "recovered" when `token` replaces a rejected one and "bonus" when it follows
     a draft that was accepted whole (an empty draft included). A "deferred" verdict has no token, since
@@ -189,7 +189,7 @@ class Grammar:
     expression, a JSON list of strings to choose from, a GBNF grammar (llama.cpp's) or a Lark one
     (llguidance's). `style` is the white space of JSON. `lenient` goes on without schema keywords that
     cannot be enforced. `after` is a text that has to come first: before it anything may be written,
-    and the constraint starts behind it (a closing </think>); `optional` lets the output end without it
+    and the constraint starts after it (a closing </think>); `optional` lets the output end without it
     (a tool call). `fast_forward` is what becomes of text that has only one way to go on: "exact" offers
     it as a draft, "canonical" allows only its usual tokens, "off" does nothing about it.
     """
@@ -208,10 +208,10 @@ class Request:
     """One generation to be made.
 
     `max_tokens` None runs until an end token, a stop string or the end of the context.
-    `speculate` False decodes plainly: every drafter stays out of it. `logprobs` asks for the log
-    probability of every token and of so many of the most likely beside it; None: for none. `grammar`
-    limits what the output may be. `drafting` is who drafts. `prediction` are tokens that the answer will
-    be much like. What one request leaves behind, KV and text, is of use to those of the same `scope` alone.
+    `speculate` False decodes plainly: no drafter takes part. `logprobs` asks for the log probability of
+    every token and of so many of the most likely beside it; None: for none. `grammar` limits what the
+    output may be. `drafting` is who drafts. `prediction` are tokens that the answer probably resembles.
+    KV and text that a request leaves are reused by requests of the same `scope` (cache namespace) alone.
     `visible` are control tokens whose spelling is a part of the text.
     """
 
@@ -343,9 +343,9 @@ class Completion:
     reused_tokens: int
     """prompt tokens whose KV was kept from an earlier request"""
     seed: int
-    """the seed that was in force"""
+    """the seed in use"""
     rule: str
-    """the verification rule that was in force, for people"""
+    """the verification rule in use, for people"""
     lossy: bool
     """whether the request allowed another text than plain decoding's"""
     records: tuple[StepRecord, ...]

@@ -35,7 +35,7 @@ class Continuation:
 class SuffixAutomaton:
     """All substrings of a growing text, with how often each token followed each of them.
 
-    A state stands for the substrings that end at the same places. Its suffix link leads to the
+    A state represents the substrings that end at the same places. Its suffix link leads to the
     longest shorter suffix that ends at further places too, so the link of the whole text's state
     is the longest suffix that occurred before: the match needs no search of its own.
 
@@ -86,7 +86,7 @@ class SuffixAutomaton:
 
     def after(self, state: int, length: int, token: int) -> tuple[int, int]:
         """The longest suffix that occurs in the text, of a suffix that does (the last `length`
-        tokens, which `state` stands for) and one more token; its state and length.
+        tokens, which `state` represents) and one more token; its state and length.
 
         Reading n tokens takes O(n + length) steps: each shortens the match, or adds a token to it.
         """

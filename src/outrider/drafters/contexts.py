@@ -1,4 +1,4 @@
-"""Texts sorted by what stands before each token: the longest match is one binary search.
+"""Texts sorted by what precedes each token: the longest match is one binary search.
 
 It is a suffix array (Manber and Myers, "Suffix arrays: a new method for on-line string searches",
 1993) of the reversed texts. What precedes a place is then what the place is sorted by, so the
@@ -22,7 +22,7 @@ from outrider.drafters.lookup import Match
 __all__ = ["BYTES", "DEPTH", "ContextIndex", "ContextReader", "Laid", "Places", "lay_out", "sort_contexts"]
 
 DEPTH = 32
-"""tokens of context that places are sorted by: the longest match that is told from longer ones"""
+"""tokens of context that places are sorted by: the longest match that is distinguished from longer ones"""
 
 SAMPLE = 32
 """places that are looked at of those that match, evenly spread over them"""
@@ -31,7 +31,7 @@ ALONG = 8
 """of those that go on as a draft does, the latest, that are looked at for its next token"""
 
 BORDER = 0
-"""stands between two texts and around all of them; tokens are stored plus one"""
+"""separates texts and surrounds them all; tokens are stored plus one"""
 
 BYTES = 4
 """of a stored token, the most significant first: stored contexts compare as their bytes do"""
@@ -44,7 +44,7 @@ END = BORDER.to_bytes(BYTES)
 
 _CONTEXT = Struct(f">{DEPTH}I")
 
-_BEHIND = b"\xff"
+_AFTER_ALL = b"\xff"
 """comes after all tokens"""
 
 Laid = npt.NDArray[np.uint32]
@@ -66,7 +66,7 @@ def sort_contexts(laid: Laid, on_round: Callable[[int, int], None] | None = None
 
     Sorted by two tokens first, then by twice as many in each round, where ranks of the last round
     stand for half of them (Manber and Myers); only those that are still tied are sorted again.
-    Memory: about 40 bytes a token, for at most 2^31 of them. `on_round` is told (done, in all).
+    Memory: about 40 bytes a token, for at most 2^31 of them. `on_round` is called with (done, total).
     """
     n, rounds = len(laid), DEPTH.bit_length() - 1
     keys = laid.astype(np.int64)
@@ -115,7 +115,7 @@ class ContextIndex:
         return cls(laid.tobytes(), sort_contexts(laid))
 
     def search(self, tail: Sequence[int], min_length: int = 1) -> tuple[list[int], int]:
-        """Places behind the longest suffix of `tail` that something followed, ascending and at most
+        """Places after the longest suffix of `tail` that something followed, ascending and at most
         `SAMPLE` of them, and its length in tokens, at most `DEPTH`; no places where it is shorter
         than `min_length`."""
         recent = tail[: -DEPTH - 1 : -1]
@@ -128,12 +128,12 @@ class ContextIndex:
         if length < min_length:
             return [], length
         pattern = pattern[: length * BYTES]
-        first, behind = self._around(found, pattern)
-        step = max((behind - first) // SAMPLE, 1)
-        return sorted(self._places[first:behind:step].tolist()[:SAMPLE]), length
+        first, end = self._around(found, pattern)
+        step = max((end - first) // SAMPLE, 1)
+        return sorted(self._places[first:end:step].tolist()[:SAMPLE]), length
 
     def _context(self, place: int) -> bytes:
-        """What stands before a place, from there backwards."""
+        """What precedes a place, from there backwards."""
         return self._stored[place * BYTES : (place + DEPTH) * BYTES]
 
     def _first_from(self, pattern: bytes) -> int:
@@ -159,24 +159,24 @@ class ContextIndex:
             right *= 2
         if max(left, right) > WAYPOINT_STEP:
             first = bisect_left(self._waypoints, pattern)
-            last = bisect_left(self._waypoints, pattern + _BEHIND) - 1
+            last = bisect_left(self._waypoints, pattern + _AFTER_ALL) - 1
             if first < last:
                 return first * WAYPOINT_STEP, last * WAYPOINT_STEP + 1
         low, high = max(found - left, 0), found - left // 2
         first = bisect_left(places, pattern, low, high, key=context)
         low, high = found + right // 2, min(found + right - 1, end)
-        return first, bisect_left(places, pattern + _BEHIND, low, high, key=context)
+        return first, bisect_left(places, pattern + _AFTER_ALL, low, high, key=context)
 
     def follower(self, place: int) -> bytes:
-        """The token behind a place as it is stored, `END` where a text ends."""
+        """The token at a place as it is stored, `END` where a text ends."""
         return self._stored[(place - 1) * BYTES : place * BYTES]
 
 
 class ContextReader:
-    """The end of a text and what is drafted behind it, looked up in an index of other texts.
+    """The end of a text and what is drafted after it, looked up in an index of other texts.
 
-    Of the places behind the longest match the latest `ALONG` stay that go on as the draft does; when
-    none is left, or nothing follows any of them, the match is searched anew. Matches of fewer than
+    Of the places after the longest match the latest `ALONG` stay that go on as the draft does; when
+    none is left, or nothing follows any of them, the match is searched again. Matches of fewer than
     `min_match` tokens are not used. `num_since` are the tokens between the end of the indexed texts
     and here, None where the texts have no place in time: then matches have no age.
     """

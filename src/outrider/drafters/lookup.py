@@ -35,9 +35,9 @@ def estimate(match_length: int, count: int, total: int) -> float:
 
 @dataclass(slots=True)  # frozen ones take three times as long to make, and each step makes dozens
 class Match:
-    """The most likely token behind the longest match.
+    """The most likely token after the longest match.
 
-    The last `length` tokens were found, `total` times with something behind them, and `count`
+    The last `length` tokens were found, `total` times with something after them, and `count`
     times that was `token`. `age` is how many tokens back it stood the last time (1: right before),
     0 where what is looked up in has no place in time. Of a prediction it is how far from where the
     answer departed from it (0: nowhere so far) they were found again.
@@ -69,7 +69,7 @@ class Reader(Protocol):
 
 
 def grow(reader: Reader, request: DraftRequest, stopping: StoppingRule, source: str) -> Draft:
-    """A draft of certain tokens that follows the request's prefix, as far as `stopping` takes it."""
+    """A draft of point-mass tokens that continues the request's prefix, as far as `stopping` lets it."""
     for token in request.prefix:
         reader.read(token)
     tokens: list[int] = []

@@ -63,8 +63,8 @@ class _Context:
         return len(self.final) - self.start
 
     @property
-    def behind(self) -> int:
-        """Final tokens that it has not evaluated."""
+    def num_unread(self) -> int:
+        """Committed tokens that it has not evaluated."""
         return self.held - self.agree
 
     def restart(self, tokens: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class _Context:
 
 
 @dataclass(slots=True)
-class _Growing:
+class _Draft:
     """A draft under construction for one request."""
 
     request: DraftRequest
@@ -98,12 +98,12 @@ class _Growing:
 class ModelDrafter:
     """The Drafter over a draft model, for all sequences in one batch.
 
-    Under the request's own bias, bans, penalties and filters it offers its most likely tokens as
-    certain, or tokens drawn from its distribution, as the request has it. The estimated acceptance
+    Under the request's own bias, bans, penalties and filters it drafts its most likely tokens as point
+    masses, or tokens sampled from its distribution, as the request asks. The estimated acceptance
     is its untempered top probability.
 
-    A model to which the end of a text is enough (`alignment.window`) begins to read there, and begins anew
-    where it has fallen farther behind than that, or its context is full.
+    A model that needs only the end of a text (`alignment.window`) starts reading there, and starts again
+    there when more tokens than that are unread, or its context is full.
     """
 
     name = "draft"
@@ -120,7 +120,7 @@ class ModelDrafter:
         self._contexts: dict[int, _Context] = {}
         self._num_begun = 0
 
-    # What became final
+    # Committed tokens
 
     def begin(self, sequence: int, request: Request) -> None:
         context = self._contexts.setdefault(sequence, _Context())
@@ -176,7 +176,7 @@ class ModelDrafter:
             self.model.truncate(sequence, 0)
         self._contexts.clear()
 
-    # What may come next
+    # Drafting
 
     def propose(
         self, requests: Sequence[DraftRequest], stopping: StoppingRule
@@ -191,11 +191,11 @@ class ModelDrafter:
         work = DraftWork()
         for request in able:
             work += self._catch_up(request.sequence, len(request.prefix))
-        drafts, decoding = self._grow([_Growing(request) for request in able], stopping)
+        drafts, decoding = self._grow([_Draft(request) for request in able], stopping)
         return [drafts.get(request.sequence, Draft()) for request in requests], work + decoding
 
     def _room(self, request: DraftRequest) -> int:
-        """Tokens that can be drafted before the draft model's own context is full; none behind a lead that
+        """Tokens that can be drafted before the draft model's own context is full; none after a prefix that
         does not fit a call."""
         context = self._contexts[request.sequence]
         if not context.final or len(request.prefix) >= self._chunk_tokens:
@@ -205,14 +205,14 @@ class ModelDrafter:
 
     def _begins_anew(self, context: _Context) -> bool:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
-        return bool(self._window) and (context.behind > self._window or is_full)
+        return bool(self._window) and (context.num_unread > self._window or is_full)
 
     def _catch_up(self, sequence: int, num_lead: int) -> DraftWork:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into one call
         with `num_lead` others."""
         context = self._contexts[sequence]
         self._rewind(sequence, context)
-        if self._begins_anew(context):  # behind a failed call it may hold nothing
+        if self._begins_anew(context):  # after a failed call it may hold nothing
             self._give_up(sequence)
             context.start = len(context.final) - self._window
         work = DraftWork()
@@ -220,7 +220,7 @@ class ModelDrafter:
             before = context.agree
             seconds = self._evaluate(sequence, context, context.prompt_length - 1)
             work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=context.agree - before)
-        while context.behind + num_lead > self._chunk_tokens:
+        while context.num_unread + num_lead > self._chunk_tokens:
             before = context.agree
             seconds = self._evaluate(sequence, context, len(context.final) - 1)
             work += DraftWork(calls=1, model_s=seconds, call_tokens=(context.agree - before,))
@@ -250,9 +250,7 @@ class ModelDrafter:
         context.agree += len(tokens)
         return perf_counter() - before
 
-    def _grow(
-        self, growing: Sequence[_Growing], stopping: StoppingRule
-    ) -> tuple[dict[int, Draft], DraftWork]:
+    def _grow(self, growing: Sequence[_Draft], stopping: StoppingRule) -> tuple[dict[int, Draft], DraftWork]:
         """Draft token by token, one call for all sequences whose draft still grows."""
         drafts: dict[int, Draft] = {}
         call_tokens: list[int] = []
@@ -280,7 +278,7 @@ class ModelDrafter:
             drafts[draft.request.sequence] = self._finish(draft)
         return drafts, DraftWork(len(call_tokens), model_s, call_tokens=tuple(call_tokens))
 
-    def _next_span(self, draft: _Growing) -> Span:
+    def _next_span(self, draft: _Draft) -> Span:
         context = self._contexts[draft.request.sequence]
         stored = len(context.evaluated)
         if draft.tokens:
@@ -288,18 +286,18 @@ class ModelDrafter:
         tokens = (*context.final[context.start + stored :], *self.alignment.read(draft.request.prefix))
         return Span(draft.request.sequence, tokens, stored, 1)
 
-    def _append(self, draft: _Growing, logits: Logits, stopping: StoppingRule) -> bool:
-        """Add the next token, if `stopping` takes it; whether another may follow."""
+    def _append(self, draft: _Draft, logits: Logits, stopping: StoppingRule) -> bool:
+        """Append the next token, if `stopping` accepts it; returns whether another may follow."""
         request, row = draft.request, logits[-1]
         drafted = (*request.prefix, *draft.tokens)
         try:
-            found = self._rows.likeliest(row, request, drafted)
+            found = self._rows.argmax(row, request, drafted)
         except (SettingError, ConstraintError):
-            return False  # all that it has in common with the target is barred here
+            return False  # every token that it shares with the target is banned here
         if found is None:
             return False
-        token, sure = found
-        estimate = TokenEstimate(sure)
+        token, confidence = found
+        estimate = TokenEstimate(confidence)
         if not stopping.accept(request, draft.tokens, estimate):
             return False
         if request.draw is not None or request.with_greedy_probs:
@@ -311,20 +309,20 @@ class ModelDrafter:
         draft.estimates.append(estimate)
         draft.unread = self.alignment.read([token])
         if not draft.unread or self.model.vocabulary.ends_generation(draft.unread[0]):
-            return False  # nothing follows an end
-        self._join(draft, stopping.append_forced(request, draft.tokens))
+            return False  # nothing follows an end token
+        self._append_forced(draft, stopping.append_forced(request, draft.tokens))
         return len(draft.unread) <= self._chunk_tokens
 
-    def _join(self, draft: _Growing, certain: Draft) -> None:
-        """Tokens that follow without a look: they are read together with the last one found."""
-        draft.tokens += certain.tokens
-        draft.sources += certain.sources
-        draft.estimates += certain.estimates
-        draft.unread += self.alignment.read(certain.tokens)
+    def _append_forced(self, draft: _Draft, forced: Draft) -> None:
+        """Forced tokens are read in the same call as the token before them."""
+        draft.tokens += forced.tokens
+        draft.sources += forced.sources
+        draft.estimates += forced.estimates
+        draft.unread += self.alignment.read(forced.tokens)
         if draft.probs:
-            draft.probs += point_masses(certain.tokens)
+            draft.probs += point_masses(forced.tokens)
 
-    def _finish(self, draft: _Growing) -> Draft:
+    def _finish(self, draft: _Draft) -> Draft:
         probs = tuple(draft.probs)
         return Draft(
             tokens=tuple(draft.tokens),

@@ -66,7 +66,7 @@ class PredictionDrafter:
 
 
 class _Prediction:
-    """The expected tokens, and where each of them stands."""
+    """The expected tokens, and where each of them occurs."""
 
     __slots__ = ("ends", "tokens")
 
@@ -81,7 +81,7 @@ class _Place:
     """How far an answer has come in its prediction.
 
     While the answer agrees, the place moves on with it. After a departure every place where the
-    answer's last tokens stand is weighed: longer agreement against the distance from where it
+    answer's last tokens occur is weighed: longer agreement against the distance from where it
     departed. One that agrees for `SURE_TOKENS` is followed without weighing others.
     """
 
@@ -115,7 +115,7 @@ class _Place:
         self._distance = abs(self._place - self._departed)
 
     def _nearest(self, token: int) -> tuple[int, int]:
-        """The place behind the answer's last tokens that has most for it, and how many agree."""
+        """The most plausible place after the answer's last tokens, and how many agree."""
         ends = self._prediction.ends.get(token, [])
         here = bisect_left(ends, self._departed)
         best, place, agreed = 0.0, self._departed, 0
@@ -127,7 +127,7 @@ class _Place:
         return place, agreed
 
     def _agreement(self, end: int) -> int:
-        """How many of the answer's last tokens stand right before a place."""
+        """How many of the answer's last tokens precede a place."""
         expected = self._prediction.tokens[max(end - SURE_TOKENS, 0) : end]
         length = 0
         for ours, theirs in zip(reversed(self._tail), reversed(expected), strict=False):

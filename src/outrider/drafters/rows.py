@@ -27,13 +27,11 @@ class Rows:
         self._alignment = alignment
         self._spread: Row | None = None
 
-    def likeliest(
-        self, row: Row, request: DraftRequest, drafted: tuple[int, ...]
-    ) -> tuple[int, float] | None:
-        """The token of the target that the draft finds likeliest, and how sure it is of it, before
+    def argmax(self, row: Row, request: DraftRequest, drafted: tuple[int, ...]) -> tuple[int, float] | None:
+        """The target's token that the draft model finds most likely, and its confidence, before
         temperature and filters.
 
-        None for a draft of certain tokens where something that the target lacks, or the draft does not know,
+        None for a point-mass draft where something that the target lacks, or the draft does not know,
         is likelier: its second best is no guess worth making. What the target lacks takes its share of the
         confidence too. Neither holds under a constraint, which would bar an unknown part of that.
 
@@ -45,16 +43,16 @@ class Rows:
             alignment.common_part(row) if plain else request.sampler.adjust(self._over_target(row), drafted)
         )
         best = argmax(values)
-        sure = confidence(values, best)
+        certainty = confidence(values, best)
         if request.constraint is None and len(alignment.foreign):
             gaps = row[alignment.foreign] - values[best]
             if request.draw is None and gaps.max() > 0:
                 return None
-            sure = 1 / (1 / sure + float(np.exp(np.minimum(gaps, _FARTHEST)).sum()))
-        return int(alignment.common[best]) if plain else best, sure
+            certainty = 1 / (1 / certainty + float(np.exp(np.minimum(gaps, _FARTHEST)).sum()))
+        return int(alignment.common[best]) if plain else best, certainty
 
     def distribution(self, row: Row, request: DraftRequest, drafted: tuple[int, ...]) -> Distribution:
-        """What the request would draw from, of the tokens that both have."""
+        """The distribution to sample from, over the tokens that both models have."""
         if self._alignment.identical or request.sampler.adjusts(drafted):
             return request.sampler.distribution(self._over_target(row), drafted)
         found = request.sampler.distribution(self._alignment.common_part(row), drafted)

@@ -21,11 +21,11 @@ __all__ = ["SuffixDrafter"]
 class SuffixDrafter:
     """Drafts from a sequence's own text, without a model.
 
-    A draft continues the longest suffix of the text (and of the request's prefix behind it) that
+    A draft continues the longest suffix of the text (followed by the request's prefix) that
     occurred before in the text, by the token that followed it most often, and goes on from there;
     where nothing followed, shorter suffixes are tried. Matches of fewer than `min_match` tokens
     are not used: after a single token the guess is right about one time in five, after two one in
-    three. Tokens are proposed as certain.
+    three. Its tokens are point masses.
 
     Raises SettingError for a `min_match` below 1.
     """
@@ -91,7 +91,7 @@ class _Text:
 
 
 class _TextReader:
-    """The end of a text and what is drafted behind it, as a place in the text's automaton."""
+    """The end of a text and what is drafted after it, as a place in the text's automaton."""
 
     __slots__ = ("_automaton", "_min_match", "_place", "_position")
 

@@ -1,11 +1,11 @@
 """Sequences in, one target call a step for all of them, tokens out.
 
-The life of a step: the policy collects drafts, the target evaluates every sequence's last token
-and draft (or a chunk of its prompt) in one call, the rule keeps what stands, the tokens are
-committed, the KV is rewound to them, and the step is recorded.
+The life of a step: the policy collects drafts; the target evaluates every sequence's last token and
+draft (or a chunk of its prompt) in one call; the verification rule accepts a prefix of each draft; the
+tokens are committed, the KV is rewound to them, and the step is recorded.
 
 After each step, for every sequence that decodes: the target's stored length is the number of
-committed tokens minus one, and drafters have been told exactly the committed tokens.
+committed tokens minus one, and drafters have observed exactly the committed tokens.
 """
 
 from __future__ import annotations
@@ -28,27 +28,26 @@ from outrider.core.data import (
     Update,
 )
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
-from outrider.engine.committing import commit, fail, record_of
 from outrider.engine.constrained import Timed
-from outrider.engine.judging import judge
-from outrider.engine.reading import MAX_PAUSE_S, Pace, chunks
-from outrider.engine.sequence import Judged, Plan, Shared, complete
+from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
+from outrider.engine.sequence import Plan, Shared, Verified, complete
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.slots import Slots, rewind
-from outrider.engine.spelling import Spelled, Spelling
+from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
+from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
 from outrider.text import TextStream
-from outrider.verify import Judge, Verifier
+from outrider.verify import VerificationRule, Verifier
 
 
 class Engine:
     """Runs requests on a target model with any number of drafters.
 
     `drafters` are asked by `policy`; without a policy the drafts are of fixed length. A target
-    that cannot rewind decodes plainly, and `notices` says so. `judge` makes each request's
-    verification rule of its settings and seed, `constrain` the constraint of a request's grammar.
-    `spelling` is what was learned about the target's tokens for forced text. At most `max_running`
+    that cannot rewind decodes plainly, and `notices` says so. `verifier` makes each request's
+    verification rule from its settings and seed, `constrain` the constraint of a request's grammar.
+    `preferred` is what was learned about the target's tokens for forced text. At most `max_running`
     requests run at once (None: as many as the target has sequences); the other sequences keep KV. Reading
     a prompt holds them up for `max_pause_s` at a time.
     """
@@ -59,14 +58,14 @@ class Engine:
         drafters: Sequence[Drafter] = (),
         policy: Policy | None = None,
         *,
-        judge: Callable[[Request, int], Judge] = Verifier.of,
+        verifier: Callable[[Request, int], VerificationRule] = Verifier.of,
         constrain: Callable[[Grammar], Constraint] | None = None,
         max_running: int | None = None,
         max_pause_s: float = MAX_PAUSE_S,
     ) -> None:
         self.target = target
         self.max_running = min(max_running or target.max_sequences, target.max_sequences)
-        self._judge_of = judge
+        self._verifier_of = verifier
         self.constrain = constrain
         self.notices: list[str] = []
         self._running: list[Running] = []
@@ -78,9 +77,12 @@ class Engine:
         self._learning_s = 0.0
 
     def equip(
-        self, drafters: Sequence[Drafter], policy: Policy | None = None, spelling: Spelling | None = None
+        self,
+        drafters: Sequence[Drafter],
+        policy: Policy | None = None,
+        preferred: PreferredTokenization | None = None,
     ) -> None:
-        """Let others draft from now on; the target's KV stays. Drafters must know of no running request.
+        """Replace drafters and policy; the target's KV stays. The drafters must have no running request.
 
         Raises InputError while requests are running.
         """
@@ -88,7 +90,7 @@ class Engine:
             raise InputError("drafters", "requests are running", "Change them when all have ended.")
         self.drafters = tuple(drafters)
         self.policy: Policy = policy or FixedPolicy()
-        self.spelling = spelling or Spelling()
+        self.preferred = preferred or PreferredTokenization()
         if self.drafters and self.target.rewind == "none":
             self.drafters = ()
             notice = (
@@ -133,7 +135,7 @@ class Engine:
                 seed=seed,
                 constraint=constraint,
                 sampler=RequestSampler(request.sampling, self.target.vocabulary, request.prompt, constraint),
-                judge=self._judge_of(request, seed),
+                verifier=self._verifier_of(request, seed),
                 text=TextStream(self.target.vocabulary, request.stop, request.visible),
                 started_s=perf_counter(),
             )
@@ -176,7 +178,7 @@ class Engine:
         if self.constrain is None:
             raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
         longest = min(self.target.max_batch_tokens, self.target.max_rows)
-        return Timed(Spelled(self.constrain(request.grammar), self.spelling, longest))
+        return Timed(PreferredConstraint(self.constrain(request.grammar), self.preferred, longest))
 
     def cancel(self, request_id: int) -> Completion | None:
         """Stop a running request after its last step; its KV stays for reuse. Returns what there is of it;
@@ -261,8 +263,8 @@ class Engine:
             if any(plan.draft is None for plan in plans):
                 self._pace.note(shared.batch_tokens, shared.verify_s)
             # All verdicts before the first commit: bad logits leave every request as it was.
-            judged = [judge(plan, row) for plan, row in zip(plans, rows, strict=True)]
-            updates = [self._settle(p, j, shared) for p, j in zip(plans, judged, strict=True)]
+            verified = [verify(plan, row) for plan, row in zip(plans, rows, strict=True)]
+            updates = [self._commit(p, v, shared) for p, v in zip(plans, verified, strict=True)]
             self._learn(plans, updates)
             return updates
         except BaseException:
@@ -319,13 +321,13 @@ class Engine:
             if sequence.request.drafting.draft_max is not None:
                 room = min(room, sequence.request.drafting.draft_max)
             if room > 0 and self._is_drafted_for(sequence):
-                drawing = sequence.judge.drawing(sequence.num_generated)
+                drawing = sequence.verifier.drawing(sequence.num_generated)
                 requests[sequence.slot] = DraftRequest(
                     sequence.slot,
                     room,
                     sequence.sampler,
                     drawing,
-                    with_greedy_probs=sequence.judge.compares,
+                    with_greedy_probs=sequence.verifier.compares,
                     constraint=sequence.constraint,
                     drafting=sequence.request.drafting,
                 )
@@ -342,15 +344,15 @@ class Engine:
         forced = sequence.constraint is not None and self.target.rewind != "none"
         return sequence.request.speculate and bool(self.drafters or forced)
 
-    # What a step leaves behind
+    # The end of a step
 
-    def _settle(self, plan: Plan, judged: Judged, shared: Shared) -> Update:
+    def _commit(self, plan: Plan, verified: Verified, shared: Shared) -> Update:
         """Commit, rewind and record one sequence's share of the step."""
         sequence, draft = plan.sequence, plan.draft
-        position, pieces, error = len(sequence.tokens), list[Piece](), judged.error
-        if draft is not None and judged.verdict is not None:
+        position, pieces, error = len(sequence.tokens), list[Piece](), verified.error
+        if draft is not None and verified.verdict is not None:
             try:
-                pieces += commit(sequence, draft, judged.verdict, self.target)
+                pieces += commit(sequence, draft, verified.verdict, self.target)
             except ConstraintError as lost:  # this request is over, the others go on
                 error = lost
             if error is not None and sequence.finish_reason is None:
@@ -361,7 +363,7 @@ class Engine:
                 drafter.observe(sequence.slot, sequence.tokens[position:])
             if sequence.finish_reason is not None:
                 self._release(sequence)
-        record = record_of(plan, self._num_steps, position, judged, shared)
+        record = record_of(plan, self._num_steps, position, verified, shared)
         update = Update(record, tuple(pieces), sequence.error)
         sequence.updates.append(update)
         if sequence.finish_reason is not None:

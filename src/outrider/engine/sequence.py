@@ -20,7 +20,7 @@ from outrider.core.errors import OutriderError
 from outrider.engine.constrained import Timed
 from outrider.sampling import RequestSampler
 from outrider.text import TextStream
-from outrider.verify import Judge
+from outrider.verify import VerificationRule
 
 
 @dataclass(slots=True, eq=False)
@@ -36,12 +36,12 @@ class Sequence:
     seed: int
     constraint: Timed | None
     sampler: RequestSampler
-    judge: Judge
+    verifier: VerificationRule
     text: TextStream
     started_s: float
     updates: list[Update] = field(default_factory=list)
     tail: str = ""
-    """text that a cancelled request still held back"""
+    """text that a cancelled request had not shown yet"""
     finish_reason: FinishReason | None = None
     error: OutriderError | None = None
     """why it could not go on"""
@@ -67,14 +67,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What the target makes of one sequence's share: no verdict on a chunk of the prompt."""
+class Verified:
+    """The verdict on one sequence's draft; none on a chunk of the prompt."""
 
     verdict: Verdict | None = None
     sampling_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     error: OutriderError | None = None
-    """why nothing can follow what was accepted"""
+    """why nothing can follow the accepted tokens"""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ def complete(sequence: Sequence) -> Completion:
         prompt_tokens=prompt_tokens,
         reused_tokens=sequence.reused_tokens,
         seed=sequence.seed,
-        rule=sequence.judge.name,
+        rule=sequence.verifier.name,
         lossy=sequence.request.verification.is_lossy,
         records=tuple(update.record for update in sequence.updates),
         is_complete=_is_complete(sequence),

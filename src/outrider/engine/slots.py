@@ -40,7 +40,7 @@ class Slots:
     used longest ago goes first. `capacity_tokens` is never exceeded; tokens that sequences share are
     counted for each of them.
 
-    What is kept makes every prompt dearer to read, since attention runs over all cells: how much is kept
+    What is kept makes every prompt slower to read, since attention runs over all cells: how much is kept
     follows how much of the prompts could be reused lately, from what is kept and from what was forgotten.
     """
 

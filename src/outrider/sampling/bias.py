@@ -19,7 +19,7 @@ from outrider.sampling.selection import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """`values[i]` is added to the logit of `tokens[i]`; -inf bars it. No token stands twice."""
+    """`values[i]` is added to the logit of `tokens[i]`; -inf bars it. No token occurs twice."""
 
     tokens: Tokens
     values: npt.NDArray[np.float32]

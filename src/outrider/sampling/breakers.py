@@ -12,7 +12,7 @@ _MAX_BYTES = 40
 """A breaker is cut to this length, as llama.cpp does."""
 
 MAX_TAIL_TOKENS = 20
-"""The tokens behind a breaker's first one are cut to so many, as llama.cpp does."""
+"""The tokens after a breaker's first one are cut to so many, as llama.cpp does."""
 
 Tails = dict[int, frozenset[tuple[int, ...]]]
 
@@ -37,7 +37,7 @@ _known: WeakKeyDictionary[Vocabulary, dict[bytes, Tails]] = WeakKeyDictionary()
 def breakers_of(strings: Sequence[str], vocabulary: Vocabulary) -> Breakers:
     """The breakers in terms of a vocabulary; each string is looked up in it once.
 
-    A breaker may be part of a token, or begin in one and end in those behind it, as they would be
+    A breaker may be part of a token, or begin in one and end in later ones, as they would be
     tokenized on their own.
     """
     known = _known.setdefault(vocabulary, {})

@@ -1,4 +1,4 @@
-"""The tokens that may still be drawn, and what every filter needs to know of them."""
+"""The tokens that may still be sampled, and what every filter needs to know of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEGLIGIBLE = -1000.0
 class Candidates:
     """Tokens in ascending order and their logits; `best` is the largest of these.
 
-    `num_impossible` tokens without any probability are not listed but stand in llama.cpp's list:
+    `num_impossible` tokens without any probability are not listed but are part of llama.cpp's list:
     dynamic temperature measures the entropy against the number of both.
     """
 

@@ -1,4 +1,4 @@
-"""The chain of filters: from one row of logits to the distribution that a token is drawn from."""
+"""The chain of filters: from one row of logits to the distribution that a token is sampled from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.sampling.selection import argmax
 
 
 def distribution(row: Row, params: SamplingParams) -> Distribution:
-    """The distribution that the next token is drawn from, given one row of logits to which bias,
+    """The distribution that the next token is sampled from, given one row of logits to which bias,
     bans and penalties were already applied.
 
     Raises BackendError when the logits are not numbers.

@@ -1,4 +1,4 @@
-"""Distributions over tokens, and drawing from them."""
+"""Distributions over tokens, and sampling from them."""
 
 from __future__ import annotations
 

@@ -111,12 +111,12 @@ def _longest_repeats(window: _Window, allowed: int, breakers: Breakers) -> dict[
 
 
 def _unbroken(window: _Window, breakers: Breakers) -> int:
-    """How many tokens stand behind the last breaker; all when there is none."""
+    """How many tokens follow the last breaker; all when there is none."""
     size = len(window.tokens)
     for head in reversed(np.flatnonzero(window.heads).tolist()):
-        behind = window.tokens[head + 1 :][:MAX_TAIL_TOKENS].tolist()
+        following = window.tokens[head + 1 :][:MAX_TAIL_TOKENS].tolist()
         tails = breakers.tails[int(window.tokens[head])]
-        whole = [len(tail) for tail in tails if tuple(behind[: len(tail)]) == tail]
+        whole = [len(tail) for tail in tails if tuple(following[: len(tail)]) == tail]
         if whole:
             return size - 1 - head - max(whole)
     return size

@@ -26,7 +26,7 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
 
 
 def top_k(candidates: Candidates, k: int) -> Candidates:
-    """Keep the k likeliest, ties by the lower id."""
+    """Keep the k most likely, ties by the lower id."""
     if k >= candidates.num_listed:
         return candidates
     kept = largest(candidates.logits, k)

@@ -133,10 +133,10 @@ _NO_TOKEN = -1
 class LazyDistributions(Sequence[Distribution]):
     """The distributions of several rows, each computed once, when it is first asked for.
 
-    Row i stands behind the first i drafted tokens. A rejected draft never looks at the rows
-    behind the rejection. `dead_end` is the first row where a constraint leaves no token, and why: whether
-    it matters depends on the verdict, until which all probability lies on a token that there is not, so
-    that none that was drafted stands.
+    Row i follows the first i drafted tokens. A rejected draft never looks at the rows after
+    the rejection. `dead_end` is the first row where a constraint leaves no token, and why: whether
+    it matters depends on the verdict; until then all its mass lies on a token that does not exist, so that
+    no drafted token is accepted there.
     """
 
     def __init__(self, logits: Logits, sampler: Sampler, drafted: Sequence[int]) -> None:

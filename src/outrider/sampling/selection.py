@@ -16,7 +16,7 @@ Indices = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.floating]
 
 _GROUP_SIZE = 64
-"""Logits whose maximum stands for them all where a whole vocabulary would take too long."""
+"""Logits in a group that its maximum represents: searching the whole vocabulary would take too long."""
 
 _FIRST_GUESS = 256
 """As many of the largest values are tried before all of them are looked at."""

@@ -11,10 +11,10 @@ from outrider.verify.rules import (
     verify_stable,
     verify_tokens,
 )
-from outrider.verify.verifier import Judge, Verifier
+from outrider.verify.verifier import VerificationRule, Verifier
 
 __all__ = [
-    "Judge",
+    "VerificationRule",
     "Verifier",
     "accept_probability",
     "block_weights",

@@ -1,21 +1,21 @@
 """Which drafted tokens the target keeps: the rules, as pure functions over distributions.
 
-`target` are the target's distributions p at the draft's n positions and the one behind them,
-`draft` offers tokens x drawn from its own distributions q. A draft without distributions is
-certain of its tokens (q is a point mass), and a greedy target is certain of its own, so greedy
-decoding and lookup are the same rules and need no path of their own.
+`target` are the target's distributions p at the draft's n positions and at the one after them;
+`draft` holds tokens x sampled from its own distributions q. For a draft without distributions q is a
+point mass, and so is p under greedy decoding: greedy decoding and lookup drafts follow the same rules
+and need no code path of their own.
 
 - `verify_tokens`: Leviathan et al. 2023 (2211.17192), algorithm 1, and Chen et al. 2023
-  (2302.01318), algorithm 2. A token stands with probability min(1, p(x) / q(x)); the first that does
-  not is replaced by one from norm(max(0, p - q)).
-- `verify_block`: Sun et al. 2024 (2403.10444), algorithm 2. The draft is judged as a whole, by the
-  ratio of its joint probabilities; in expectation never fewer tokens stand.
-- `verify_stable`: the coupling of Daliri et al. 2024 (2408.07978). Target and draft pick their
-  tokens by the same noise, which depends on seed and position alone; a token stands when it is
-  the one that the target picks. The text never depends on the draft.
+  (2302.01318), algorithm 2. A token is accepted with probability min(1, p(x) / q(x)); the first
+  rejected one is replaced by a recovered token from norm(max(0, p - q)).
+- `verify_block`: Sun et al. 2024 (2403.10444), algorithm 2. The draft is verified as a whole, by
+  the ratio of its joint probabilities; in expectation it never accepts fewer tokens.
+- `verify_stable`: the coupling of Daliri et al. 2024 (2408.07978). Target and draft choose
+  their tokens with the same noise, which depends on seed and position alone; a token is accepted when
+  the target chooses it too. The text never depends on the draft.
 
-Under each of them the tokens that come out are distributed exactly as if each had been drawn
-from p. `verify_lenient` and `verify_tokens` with a `lenience` below 1 give that up.
+Under each of them the emitted tokens are distributed exactly as if each had been sampled from p.
+`verify_lenient` and `verify_tokens` with a `lenience` below 1 give that up.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from outrider.sampling import draw, point_mass, probability
 
 
 def accept_probability(target: Distribution, draft: Distribution, token: int, lenience: float = 1.0) -> float:
-    """The probability that `token`, drawn from `draft`, stands: min(1, p / (lenience q)).
+    """The probability that `token`, sampled from `draft`, is accepted: min(1, p / (lenience q)).
 
-    0 where p is 0, whatever the draft claims: a token that the target rules out never stands.
+    0 where p is 0, whatever q is: a token that the target rules out is never accepted.
     """
     p = probability(target, token)
     q = lenience * probability(draft, token)
@@ -88,18 +88,18 @@ def verify_tokens(
 
 
 def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[float], list[float]]:
-    """The ratios p_0 … p_n and the chances h_1 … h_n of block verification.
+    """The ratios p_0 … p_n and the probabilities h_1 … h_n of block verification.
 
-    p_i = min(1, p_{i-1} p(x_i) / q(x_i)) is the probability that at least i tokens stand, given
-    the draft's first i; h_i is the chance that exactly i stand once it is known that not more do.
-    A draft may end wherever its first tokens say so: the last position, whatever it is, has h_n = p_n.
+    p_i = min(1, p_{i-1} p(x_i) / q(x_i)) is the probability that at least i tokens are accepted, given
+    the draft's first i; h_i is the probability that exactly i are, given that no more are. A draft's
+    length may depend on its first tokens: the last position, whatever it is, has h_n = p_n.
     """
     ratios, chances = [1.0], []
     for i, token in enumerate(draft.tokens):
         p, q = probability(target[i], token), probability(_offered(draft, i), token)
         ratios.append(min(1.0, ratios[-1] * p / q) if q > 0 else (1.0 if p > 0 else 0.0))
         if ratios[-1] == 0:
-            break  # nothing behind it can stand
+            break  # no later token can be accepted
     for i in range(1, len(ratios)):
         ratio = ratios[i]
         if i == len(draft) or ratio == 0:
@@ -111,7 +111,7 @@ def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[fl
 
 
 def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
-    """Judge the draft as a whole, from its last token back: the longest prefix that stands is kept.
+    """Verify the draft as a whole, from its last token back: the longest accepted prefix is kept.
 
     Each uniform is used once, as in `verify_tokens`.
     """
@@ -130,7 +130,7 @@ def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Ge
 def verify_stable(
     target: Sequence[Distribution], draft: Draft, pick: Callable[[Distribution, int], int]
 ) -> Verdict:
-    """Keep the tokens that the target picks itself; `pick` chooses a token of a distribution by
+    """Accept the tokens that the target chooses itself; `pick` chooses a token of a distribution with
     the noise of a position, counted from the first of the draft."""
     for i, token in enumerate(draft.tokens):
         own = pick(target[i], i)

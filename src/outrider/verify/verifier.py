@@ -1,4 +1,5 @@
-"""One request's rule: draws the drafts' tokens, judges them, and learns which kind fares better."""
+"""One request's verification: how draft tokens are sampled, which are accepted, and which kind of draft is
+accepted more."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from outrider.sampling import LazyDistributions, draw, probability
 from outrider.verify.noise import pick
 from outrider.verify.rules import excess, verify_block, verify_lenient, verify_stable, verify_tokens
 
-__all__ = ["Judge", "Verifier"]
+__all__ = ["VerificationRule", "Verifier"]
 
 
-class Judge(Protocol):
+class VerificationRule(Protocol):
     """What the engine asks of a verification rule. `position` counts generated tokens."""
 
     @property
@@ -26,52 +27,52 @@ class Judge(Protocol):
 
     @property
     def compares(self) -> bool:
-        """Whether it wants to know the distributions behind certain drafts."""
+        """Whether it needs the distributions of greedy drafts, too."""
         ...
 
     def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
-        """How a draft model's tokens are drawn in this step, from `position` on; None: as certain
-        as they are likeliest. Decided by earlier steps alone, or the drafts would be biased."""
+        """How a draft model's tokens are sampled in this step, from `position` on; None: its most likely
+        tokens, as point masses. Decided by earlier steps alone, or the drafts would be biased."""
         ...
 
-    def judge(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        """What the target makes of a draft."""
+    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
+        """The accepted tokens of a draft, and the token that follows them."""
         ...
 
 
 class Overlap:
-    """How much of a draft model's offers the target accepts, drawn or likeliest.
+    """Which of a draft model's tokens the target accepts more often: sampled or most likely ones.
 
-    At a position with distributions p (target) and q (draft), a drawn token stands with probability
-    Σ min(p, q) and the most likely with p(argmax q). Both can be had without offering either, so the
-    better kind is known after a few positions. Older positions fade.
+    At a position with distributions p (target) and q (draft), a sampled token is accepted with probability
+    Σ min(p, q), the most likely one with p(argmax q). Both follow from p and q without drafting either, so
+    the better kind is known after a few positions. Older positions fade.
     """
 
     FADE = 0.98
     """weight of a position relative to the next: about the last 50 count"""
 
     def __init__(self) -> None:
-        self._drawn = 0.0
-        self._likeliest = 0.0
+        self._sampled = 0.0
+        self._greedy = 0.0
 
     @property
-    def favours_drawing(self) -> bool:
-        """Whether drawn tokens were accepted more. The most likely are the first to be tried."""
-        return self._drawn > self._likeliest
+    def favours_sampling(self) -> bool:
+        """Whether sampled tokens are accepted more often. The most likely ones are tried first."""
+        return self._sampled > self._greedy
 
     def observe(self, target: Distribution, draft: Distribution) -> None:
         """One position at which both were computed."""
         best = int(draft.tokens[np.argmax(draft.probs)])
-        self._drawn = self.FADE * self._drawn + 1.0 - float(excess(target, draft).sum())
-        self._likeliest = self.FADE * self._likeliest + probability(target, best)
+        self._sampled = self.FADE * self._sampled + 1.0 - float(excess(target, draft).sum())
+        self._greedy = self.FADE * self._greedy + probability(target, best)
 
 
 class Verifier:
-    """The Judge that `verification` describes, for one request with its seed."""
+    """The VerificationRule that `verification` describes, for one request with its seed."""
 
     @classmethod
     def of(cls, request: Request, seed: int) -> Self:
-        """The Verifier of a request."""
+        """The verifier of a request."""
         return cls(request.verification, seed, greedy=request.sampling.is_greedy)
 
     def __init__(self, verification: Verification, seed: int, *, greedy: bool) -> None:
@@ -89,10 +90,10 @@ class Verifier:
         if self._settings.is_lossy:
             return f"lossy: lenience {self._settings.lenience:g}, the text is not the target's own"
         if self._greedy:
-            return "greedy: a token stands when it is the target's likeliest"
-        kind = "likeliest drafts" if self._settings.draft_sampling == "greedy" else "drawn drafts"
+            return "greedy: a token is accepted when it is the target's most likely"
+        kind = "most likely drafts" if self._settings.draft_sampling == "greedy" else "sampled drafts"
         if self.compares:
-            kind = "the better of drawn and most likely drafts"
+            kind = "the better of sampled and most likely drafts"
         return {
             "token": f"token-wise rejection, {kind}",
             "block": f"block verification, {kind}",
@@ -101,22 +102,22 @@ class Verifier:
 
     @property
     def compares(self) -> bool:
-        """Whether drawn and most likely drafts are still being compared."""
+        """Whether sampled and most likely drafts are still being compared."""
         return self._settings.draft_sampling == "auto" and self._rule != "stable" and not self._greedy
 
     def drawing(self, position: int) -> Callable[[Distribution, int], int] | None:
-        """How a draft model's tokens are drawn from `position` on; None: the most likely are offered."""
+        """How a draft model's tokens are sampled from `position` on; None: its most likely ones."""
         wanted = self._settings.draft_sampling
         if self._greedy or wanted == "greedy":
             return None
-        if wanted == "auto" and not self._overlap.favours_drawing and self._rule != "stable":
+        if wanted == "auto" and not self._overlap.favours_sampling and self._rule != "stable":
             return None
         if self._rule == "stable":
             return lambda offered, index: pick(offered, self._seed, position + index)
         return lambda offered, _index: draw(offered, self._rng)
 
-    def judge(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        """What the target makes of a draft."""
+    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
+        """The accepted tokens of a draft, and the token that follows them."""
         verdict = self._apply(target, draft, position)
         if self.compares:
             self._learn(target, draft, verdict)
@@ -128,7 +129,7 @@ class Verifier:
             return verify_stable(target, draft, lambda p, index: pick(p, self._seed, position + index))
         if self._greedy and lenience < 1:
             return verify_lenient(target.ratio, target, draft, lenience)
-        # On certain drafts the block rule keeps as many tokens, and looks at more rows.
+        # On point-mass drafts the block rule accepts as many tokens, and reads more rows.
         if self._rule == "token" or draft.probs is None:
             return verify_tokens(target, draft, self._rng, lenience)
         return verify_block(target, draft, self._rng)

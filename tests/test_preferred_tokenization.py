@@ -14,7 +14,7 @@ from outrider.backends.fake import FakeModel, NextLogits
 from outrider.core.data import Grammar, Request, Row
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
-from outrider.engine.spelling import Spelled, Spelling
+from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
 from outrider.policy import FixedPolicy
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
@@ -57,7 +57,7 @@ def test_the_usual_tokens_stay_where_the_model_takes_them() -> None:
 
 
 def test_habits_change() -> None:
-    spelling = Spelling()
+    spelling = PreferredTokenization()
     for _ in range(100):
         spelling.note(AB, A)
     assert spelling.preferred(AB) == A
@@ -74,17 +74,17 @@ def test_habits_change() -> None:
 def test_whatever_was_learned_forced_tokens_spell_the_forced_text(
     notes: list[tuple[int, int]], drafted: tuple[int, ...]
 ) -> None:
-    spelling, inner = Spelling(), OneOf(WORDS, [TEXT])
+    spelling, inner = PreferredTokenization(), OneOf(WORDS, [TEXT])
     for usual, chosen in notes:
         spelling.note(usual, chosen)
-    tokens = Spelled(inner, spelling).forced(drafted)
+    tokens = PreferredConstraint(inner, spelling).forced(drafted)
     assert WORDS.text((*drafted, *tokens)) == TEXT
     assert inner.permits(drafted, tokens) == len(tokens) and not inner.final
 
 
 def test_nothing_is_forced_where_the_constraint_forces_nothing() -> None:
-    assert Spelled(OneOf(WORDS, [TEXT], forcing=False), Spelling()).forced(()) == ()
-    assert Spelled(OneOf(WORDS, ["ab", "cab"]), Spelling()).forced(()) == ()
+    assert PreferredConstraint(OneOf(WORDS, [TEXT], forcing=False), PreferredTokenization()).forced(()) == ()
+    assert PreferredConstraint(OneOf(WORDS, ["ab", "cab"]), PreferredTokenization()).forced(()) == ()
 
 
 class Counting(OneOf):
@@ -99,7 +99,7 @@ class Counting(OneOf):
 
 def test_a_long_forced_text_is_not_worked_out_anew_at_every_token() -> None:
     counting = Counting(WORDS, [TEXT * 8])
-    spelled = Spelled(counting, Spelling())
+    spelled = PreferredConstraint(counting, PreferredTokenization())
     usual = spelled.forced(())
     assert len(usual) > 20
     counting.num_forced = 0
@@ -108,7 +108,7 @@ def test_a_long_forced_text_is_not_worked_out_anew_at_every_token() -> None:
 
 
 def test_what_was_learned_can_be_forgotten() -> None:
-    spelling = Spelling()
+    spelling = PreferredTokenization()
     spelling.note(AB, A)
     assert spelling.preferred(AB) == A
     spelling.forget()
@@ -116,10 +116,10 @@ def test_what_was_learned_can_be_forgotten() -> None:
 
 
 def test_no_more_of_a_forced_text_is_worked_out_than_a_call_can_check() -> None:
-    spelling = Spelling()
+    spelling = PreferredTokenization()
     spelling.note(CAB, C)
     counting = Counting(WORDS, [TEXT * 8])
-    whole = Spelled(counting, spelling).forced(())
+    whole = PreferredConstraint(counting, spelling).forced(())
     first = Counting(WORDS, [TEXT * 8])
-    assert Spelled(first, spelling, longest=6).forced(()) == whole[:6] and len(whole) > 30
+    assert PreferredConstraint(first, spelling, longest=6).forced(()) == whole[:6] and len(whole) > 30
     assert first.num_forced <= 6 < counting.num_forced

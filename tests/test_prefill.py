@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.reading import MAX_TOKENS, Pace, chunks
+from outrider.engine.prefill import MAX_TOKENS, Pace, chunks
 
 UNREAD = st.dictionaries(st.integers(0, 9), st.integers(1, 500), max_size=6)
 

@@ -1,4 +1,4 @@
-"""What a verdict adds to its sequence: tokens, text, possibly an end, and the record of the step."""
+"""From the target's logits to committed tokens: verify, append what is accepted, record the step."""
 
 from __future__ import annotations
 
@@ -7,21 +7,46 @@ from itertools import islice
 from time import perf_counter
 
 from outrider.core.contracts import Model
-from outrider.core.data import TARGET, Draft, FinishReason, Piece, StepRecord, Verdict
+from outrider.core.data import TARGET, Draft, FinishReason, Logits, Piece, StepRecord, Verdict
 from outrider.core.errors import OutriderError
-from outrider.engine.sequence import Judged, Plan, Sequence, Shared
+from outrider.engine.sequence import Plan, Sequence, Shared, Verified
+from outrider.sampling import LazyDistributions, score_tokens
 
-__all__ = ["commit", "fail", "record_of"]
+__all__ = ["commit", "fail", "record_of", "verify"]
+
+
+def verify(plan: Plan, logits: Logits) -> Verified:
+    """The verdict on a draft; none for a chunk of the prompt. Unusable logits end this request alone."""
+    if plan.draft is None:
+        return Verified()
+    try:
+        return _verify_draft(plan.sequence, plan.draft, logits)
+    except OutriderError as error:
+        return Verified(Verdict(0, None, "deferred"), error=error)
+
+
+def _verify_draft(sequence: Sequence, draft: Draft, logits: Logits) -> Verified:
+    before = perf_counter()
+    rows = LazyDistributions(logits, sequence.sampler, draft.tokens)
+    verdict, error = sequence.verifier.verify(rows, draft, sequence.num_generated), None
+    if rows.dead_end is not None and rows.dead_end[0] == verdict.num_accepted:
+        verdict, error = Verdict(verdict.num_accepted, None, "deferred"), rows.dead_end[1]
+    emitted = draft.tokens[: verdict.num_accepted]
+    emitted += () if verdict.token is None else (verdict.token,)
+    wanted = sequence.request.logprobs
+    logprobs = () if wanted is None else score_tokens(logits, rows, emitted, wanted)
+    return Verified(verdict, perf_counter() - before, logprobs, error)
 
 
 def commit(sequence: Sequence, draft: Draft, verdict: Verdict, target: Model) -> Iterator[Piece]:
-    """Append the tokens that stand, up to where the text ends; gives what may be shown. Raises
-    ConstraintError where a constraint cannot read them."""
-    offered = zip(draft.tokens, draft.sources, strict=True)
-    standing = list(islice(offered, verdict.num_accepted))
+    """Append the accepted tokens and the target's own, up to where the text ends; yields what may be shown.
+
+    Raises ConstraintError where a constraint cannot read them.
+    """
+    emitted = list(islice(zip(draft.tokens, draft.sources, strict=True), verdict.num_accepted))
     if verdict.token is not None:
-        standing.append((verdict.token, TARGET))
-    for token, source in standing:
+        emitted.append((verdict.token, TARGET))
+    for token, source in emitted:
         if sequence.constraint is not None:
             sequence.constraint.accept((token,))
         sequence.tokens.append(token)
@@ -57,12 +82,12 @@ def fail(sequence: Sequence, error: OutriderError) -> list[Piece]:
     return [Piece(rest, TARGET)] if rest else []
 
 
-def record_of(plan: Plan, step: int, position: int, judged: Judged, shared: Shared) -> StepRecord:
-    """The record of one sequence's share of a step, which it began with `position` tokens."""
-    sequence, verdict = plan.sequence, judged.verdict
+def record_of(plan: Plan, step: int, position: int, verified: Verified, shared: Shared) -> StepRecord:
+    """The record of one sequence's share of a step that it began with `position` tokens."""
+    sequence, verdict = plan.sequence, verified.verdict
     tokens = tuple(sequence.tokens[position:])
     now = perf_counter()
-    known_s = shared.propose_s + shared.verify_s + judged.sampling_s
+    known_s = shared.propose_s + shared.verify_s + verified.sampling_s
     return StepRecord(
         request=sequence.id,
         step=step,
@@ -75,7 +100,7 @@ def record_of(plan: Plan, step: int, position: int, judged: Judged, shared: Shar
         work=shared.work,
         draft_s=shared.propose_s - shared.work.prefill_s,
         verify_s=shared.verify_s,
-        sampling_s=judged.sampling_s,
+        sampling_s=verified.sampling_s,
         other_s=now - shared.start_s - known_s,
         end_s=now - sequence.started_s,
         num_sequences=len(shared.plans),
@@ -83,5 +108,5 @@ def record_of(plan: Plan, step: int, position: int, judged: Judged, shared: Shar
         batch_drafted=sum(len(plan.draft or ()) for plan in shared.plans),
         constraint_s=sequence.constraint.take_time() if sequence.constraint else 0.0,
         finish_reason=sequence.finish_reason,
-        logprobs=judged.logprobs[: len(tokens)],
+        logprobs=verified.logprobs[: len(tokens)],
     )

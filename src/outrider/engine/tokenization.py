@@ -1,0 +1,94 @@
+"""Which tokens a model prefers for forced text: learned from the tokens it chose."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from outrider.core.contracts import Constraint
+from outrider.core.data import Mask
+
+_MAX_SEEN = 16
+"""Choices that count for a token; then all of them count half, so that habits may change."""
+
+
+class PreferredTokenization:
+    """Which token a model chooses where a constraint forces a certain text, over all its requests.
+
+    The tokenizer has one canonical tokenization of a text. A model may prefer other tokens for the same
+    text (`"` and `:` instead of `":`), and mostly does so again.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: defaultdict[int, Counter[int]] = defaultdict(Counter)
+
+    def forget(self) -> None:
+        """Forget everything: drafts then depend on no earlier request."""
+        self._chosen.clear()
+
+    def note(self, canonical: int, chosen: int) -> None:
+        """Where the `canonical` token was forced, the model chose this one."""
+        seen = self._chosen[canonical]
+        if seen.total() >= _MAX_SEEN:
+            for token in seen:
+                seen[token] //= 2
+        seen[chosen] += 1
+
+    def preferred(self, canonical: int) -> int:
+        """The token to expect where `canonical` is forced."""
+        seen = self._chosen.get(canonical)
+        if not seen:
+            return canonical
+        chosen, times = seen.most_common(1)[0]
+        return chosen if times > seen[canonical] else canonical
+
+
+class PreferredConstraint:
+    """A Constraint whose forced tokens are those that the model prefers for the same text: at most `longest`,
+    since the forced text is tokenized again after every token that is not the canonical one."""
+
+    def __init__(self, constraint: Constraint, preferred: PreferredTokenization, longest: int = 128) -> None:
+        self._constraint = constraint
+        self._preferred = preferred
+        self._longest = longest
+        self._canonical: tuple[int, ...] = ()
+        """the known canonical tokens that come next"""
+
+    def allowed(self, drafted: Sequence[int]) -> Mask | None:
+        return self._constraint.allowed(drafted)
+
+    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+        return self._constraint.permits(drafted, tokens)
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        found: list[int] = []
+        canonical = self._constraint.forced(drafted)
+        while canonical and len(found) < self._longest:
+            i = next(
+                (i for i, t in enumerate(canonical) if self._preferred.preferred(t) != t), len(canonical)
+            )
+            found += canonical[:i]
+            if i == len(canonical):
+                break
+            token = self._preferred.preferred(canonical[i])
+            if not self._constraint.permits((*drafted, *found), (token,)):
+                token = canonical[i]
+            found.append(token)
+            canonical = self._constraint.forced((*drafted, *found))
+        return tuple(found[: self._longest])
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            canonical = self._canonical or self._constraint.forced(())
+            self._constraint.accept((token,))
+            if canonical:
+                self._preferred.note(canonical[0], token)
+            self._canonical = canonical[1:] if canonical[:1] == (token,) else ()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._constraint.is_complete
+
+    @property
+    def is_accepted(self) -> bool:
+        return self._constraint.is_accepted
