@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from engines import GREEDY, VOCABULARY, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
-from outrider import loading as loading_module
 from outrider.backends.fake import FakeModel, FakeVocabulary, ReducedVocabulary, random_logits
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.bench.score import pair_row
@@ -29,6 +28,7 @@ from outrider.policy import FixedPolicy
 from outrider.replay import record_offers
 from outrider.sampling import RequestSampler, distribution, draw
 from outrider.session import Pair, Session
+from outrider.session import loading as loading_module
 from outrider.vocab import Alignment, align, compare, tokenizer_id
 from tiny_gguf import MERGES, Reduced, vocabulary, write_tiny
 from vocabularies import TableVocabulary, Token, bytes_and

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf.library import Library
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, OutOfMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a call may ask for: rows and tokens over all spans, tokens of one sequence, token ids."""
-
-    rows: int
-    batch_tokens: int
-    context_tokens: int
-    vocabulary: int
-
-
 class Batch:
-    """The arrays of a llama_batch, allocated once and refilled for every call."""
+    """The arrays of a llama_batch (the structure `kind`), allocated once and refilled for every call.
 
-    def __init__(self, library: Library, limits: Limits) -> None:
-        size = limits.batch_tokens
-        self._limits = limits
+    A call has at most `max_rows` rows and `max_tokens` tokens over all spans, a sequence `context_length`.
+    """
+
+    def __init__(
+        self,
+        kind: type[ctypes.Structure],
+        *,
+        max_rows: int,
+        max_tokens: int,
+        context_length: int,
+        vocabulary_size: int,
+    ) -> None:
+        size = self._max_tokens = max_tokens
+        self._max_rows = max_rows
+        self._context_length = context_length
+        self._vocabulary_size = vocabulary_size
         self._token = np.zeros(size, dtype=np.int32)
         self._position = np.zeros(size, dtype=np.int32)
         self._sequence = np.zeros(size, dtype=np.int32)
@@ -41,7 +42,7 @@ class Batch:
         self._num_sequences = np.ones(size, dtype=np.int32)
         # One sequence per token: each entry points at its own element of `_sequence`.
         self._sequences = self._sequence.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
-        self._native = library.Batch(
+        self._native = kind(
             n_tokens=0,
             token=_pointer(self._token, ctypes.c_int32),
             pos=_pointer(self._position, ctypes.c_int32),
@@ -70,31 +71,30 @@ class Batch:
         return self._native
 
     def _check(self, spans: Sequence[Span], lengths: Sequence[int]) -> None:
-        limits = self._limits
         _require(bool(spans), "a call needs at least one")
         _require(len({span.sequence for span in spans}) == len(spans), "a call takes one for each sequence")
         for span in spans:
             self._check_span(span, lengths)
         num_tokens = sum(len(span.tokens) for span in spans)
-        _require(num_tokens <= limits.batch_tokens, f"a call takes at most {limits.batch_tokens} tokens")
+        _require(num_tokens <= self._max_tokens, f"a call takes at most {self._max_tokens} tokens")
         num_rows = sum(span.rows for span in spans)
-        _require(num_rows <= limits.rows, f"a call gives at most {limits.rows} rows", "Raise max_rows.")
+        _require(num_rows <= self._max_rows, f"a call gives at most {self._max_rows} rows", "Raise max_rows.")
 
     def _check_span(self, span: Span, lengths: Sequence[int]) -> None:
-        num_tokens, limits = len(span.tokens), self._limits
+        num_tokens = len(span.tokens)
         _require(0 <= span.sequence < len(lengths), f"there is no sequence {span.sequence}")
         _require(num_tokens > 0, "it has no tokens")
         _require(0 <= span.rows <= num_tokens, f"{num_tokens} tokens cannot give {span.rows} rows")
         stored = lengths[span.sequence]
         _require(span.start == stored, f"it starts at {span.start}, but {stored} tokens are stored")
         _require(
-            min(span.tokens) >= 0 and max(span.tokens) < limits.vocabulary,
-            f"a token is outside the vocabulary of {limits.vocabulary}",
+            min(span.tokens) >= 0 and max(span.tokens) < self._vocabulary_size,
+            f"a token is outside the vocabulary of {self._vocabulary_size}",
         )
-        if span.start + num_tokens > limits.context_tokens:
+        if span.start + num_tokens > self._context_length:
             raise OutOfMemory(
                 "span",
-                f"{num_tokens} more tokens do not fit a context of {limits.context_tokens}, "
+                f"{num_tokens} more tokens do not fit a context of {self._context_length}, "
                 f"of which {stored} are in use",
                 "Give a larger context (-c).",
             )

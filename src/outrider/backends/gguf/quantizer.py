@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from outrider.backends.gguf.file_types import UNQUANTIZED, block_size, file_type, read_type, tensor_type
+from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.options import physical_cores
-from outrider.backends.gguf.quantize_params import find_quantizer
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
 from outrider.files import check_writable
 from outrider.models.gguf import ModelCard, read_card
