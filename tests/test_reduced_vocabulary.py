@@ -359,7 +359,7 @@ def test_a_check_and_a_sweep_say_how_much_is_known() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[1]))
+        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[2]))
         yield
 
 

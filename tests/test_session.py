@@ -46,7 +46,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What becomes of the build's first calls is remembered here, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[1]))
+        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[2]))
         yield
 
 

@@ -66,7 +66,7 @@ class FakeVocabulary:
 
 
 class ReducedVocabulary(FakeVocabulary):
-    """Some characters of another vocabulary, its end token, and behind it a token for all that is missing.
+    """Some characters of another vocabulary, its end token, and after it a token for all that is missing.
 
     >>> reduced = ReducedVocabulary(FakeVocabulary("abc"), "ac")
     >>> reduced.part_of.target_tokens, reduced.spelling(reduced.part_of.other_token)
@@ -107,7 +107,7 @@ def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.
 
 
 def scripted_logits(vocabulary: FakeVocabulary, text: str) -> NextLogits:
-    """A language that says `text` over and over, whatever stands before it."""
+    """A language that says `text` over and over, whatever precedes it."""
     script = vocabulary.tokenize(text)
 
     def next_logits(tokens: Sequence[int]) -> _Row:
@@ -180,7 +180,7 @@ class FakeModel:
             rows.fill(np.nan)
         self.calls.append(tuple(spans))
         if self.fail_at_call == len(self.calls):
-            raise BackendError("fake model", "it was told to fail at this call")
+            raise BackendError("fake model", "a failure was planned for this call")
         try:
             num_tokens, num_rows = (
                 sum(len(span.tokens) for span in spans),

@@ -1,7 +1,7 @@
 """For which sizes of calls does a model give a token the same bits? Found out by calls.
 
 A kernel may change with any size, and with the length of the context. So only sizes that were tried are ever
-used, they are tried behind more tokens than the attention kernels take in one block, and every comparison is
+used, they are tried after more tokens than the attention kernels take in one block, and every comparison is
 of many rows: two kernels that sum in another order agree on some rows by chance.
 """
 
@@ -36,7 +36,7 @@ _PRICE_ROUNDS = 5
 _PROMPT_TOKENS = 128
 
 Progress = Callable[[float], None]
-"""Told which part is done, from 0 to 1."""
+"""Called with the part that is done, from 0 to 1."""
 
 Digests = list[bytes]
 """The bits of rows of logits, one digest for each."""
@@ -151,7 +151,7 @@ class _Calls:
         self.fill_size = min(_FILL_TOKENS, self.sizes[-1])
         self.room = max(min(CONTEXT_TOKENS, model.context_length - longest), 0)
         self.room -= self.room % self.fill_size
-        """tokens that the sizes are tried behind"""
+        """tokens that precede every trial"""
         tokens = ordinary_tokens(model.vocabulary, self._rng)
         self._text = [tokens[i % len(tokens)] for i in range(CONTEXT_TOKENS + 2 * longest)]
 
@@ -182,7 +182,7 @@ class _Calls:
         return digests
 
     def chain(self, size: int) -> Digests:
-        """A dozen rows at least, of calls of one size behind what is stored."""
+        """A dozen rows at least, of calls of one size after what is stored."""
         start = self._model.length(0)
         digests: Digests = []
         while len(digests) < _CHAIN_TOKENS:
@@ -197,7 +197,7 @@ class _Calls:
 
 
 def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter, seed: int = 0) -> Price:
-    """The two models' times of a plain step and of a prompt, call by call in turn, behind a short context.
+    """The two models' times of a plain step and of a prompt, call by call in turn, after a short context.
     Sequence 0 of both is empty afterwards."""
     tokens = ordinary_tokens(plain.vocabulary, random.Random(seed))
     models = (plain, equal)

@@ -92,7 +92,7 @@ def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, .
     """The paths of `files` in the cache, downloaded where they are not there yet.
 
     All come from the same commit. A download that broke off goes on where it ended. The bar on
-    standard error shows only on a terminal. Raises HubError for whatever stands in the way.
+    standard error shows only on a terminal. Raises HubError for whatever prevents that.
     """
     repository = _repository(name, options)
     return tuple(_fetch_one(repository, file) for file in files)

@@ -23,7 +23,7 @@ def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple
 
     `model` None: the embedded default; its own draft then goes with it unless another is named, or
     `NO_DRAFT`.
-    Raises HubError and ModelFileError for references that lead nowhere.
+    Raises HubError and ModelFileError for references that cannot be resolved.
     """
     target = embedded_default() if model is None else resolve(model, hub=hub)
     if draft == NO_DRAFT:

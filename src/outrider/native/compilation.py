@@ -21,7 +21,7 @@ from outrider.native.tools import Tools, find_tools
 __all__ = ["Compilation", "Progress", "kept_log"]
 
 Progress = Callable[[str, float], None]
-"""Told which stage it is ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
+"""Called with the stage ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
 
 _TARGET = "outrider-ik"
 _BYTES_A_COMPILER = 2_000_000_000

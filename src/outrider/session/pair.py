@@ -88,7 +88,7 @@ class Pair:
                 weights.close()
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a text as it stands, or of a conversation under the chat template."""
+        """The tokens of a text as it is, or of a conversation under the chat template."""
         return encode(self.target, self.template, prompt)
 
     def open(
@@ -110,11 +110,11 @@ class Pair:
         """Give the models KV caches and the session its drafters.
 
         Without a policy, or with AutoSettings, drafting is automatic: what calls cost is looked up, or
-        measured once in a few seconds (`measuring` is told).
+        measured once in a few seconds (`measuring` is called meanwhile).
 
         Contexts are in tokens per sequence: 0 takes what the target was trained with, and for
         the draft the target's. `lookup` is about the text so far and the session's earlier ones,
-        `corpus` are files and folders, which are indexed first (`progress` is told). Up to `max_running`
+        `corpus` are files and folders, which are indexed first (`progress` is called meanwhile). Up to `max_running`
         requests run at once; the KV of `kept_sequences` more is kept for others that begin alike, and
         all together hold `capacity_tokens` (0: enough for those that run). A prompt that is read holds up
         the others for `max_pause_s` at a time.

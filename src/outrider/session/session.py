@@ -121,7 +121,7 @@ class Session:
             raise
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a text as it stands, or of a conversation under the chat template."""
+        """The tokens of a text as it is, or of a conversation under the chat template."""
         return encode(self.target, self.template, prompt)
 
     def stream(
@@ -144,7 +144,7 @@ class Session:
 
         `schema` limits the output to JSON and parses it (`Completion.parsed`): a Pydantic model gives an
         object of it, a JSON schema plain data. `grammar` beside it says how (its `text` does not matter);
-        with an `after`, what is behind that is parsed.
+        with an `after`, what follows it is parsed.
         Raises GrammarError for what cannot be enforced.
         """
         parse = None
@@ -231,7 +231,7 @@ def _as_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ..
 def encode(
     target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message]
 ) -> tuple[int, ...]:
-    """Tokens of a text as it stands, or of a conversation under `template`.
+    """Tokens of a text as it is, or of a conversation under `template`.
 
     Raises PromptError for an empty prompt, or for a conversation without a template.
     """

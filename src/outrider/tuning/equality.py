@@ -141,7 +141,7 @@ def _why_not(weights: Weights) -> str:
     if weights.rewind != "free":
         return "it cannot forget tokens freely"
     if weights.window_tokens and weights.library.reuses_window_cells:
-        return "tokens that its sliding window has left behind give way to others, out of order"
+        return "tokens that left its sliding window give way to others, out of order"
     return ""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import (
+    Library,
     LoadOptions,
     Weights,
     available_bytes,
@@ -26,11 +27,11 @@ from outrider.costs.curve import CallCosts
 from outrider.costs.side_by_side import FEW_SIZES, SIZES, measure_side_by_side
 from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.cache import cache_dir
-from outrider.models.gguf import read_card
+from outrider.models.gguf import ModelCard, read_card
 from outrider.tuning.curves import file_id, machine_id
 from outrider.tuning.judging import COMPARED_TOKENS, Trial, compare_libraries, judge
 
-__all__ = ["Tuning", "choose_options", "tune", "tuned_options"]
+__all__ = ["Tuning", "checked_options", "choose_options", "tune", "tuned_options"]
 
 DEFAULT_SECONDS = 60.0
 _QUICK_SECONDS = 8.0
@@ -201,11 +202,10 @@ def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
 
     Raises BackendError, or BackendCrash, where there is none.
     """
-    found, failure = list[LoadOptions](), None
+    card, found, failure = read_card(path), list[LoadOptions](), None
     for library in candidates(options):
-        named = replace(options, backend=library.backend, library=str(library.file.path))
         try:
-            found.append(_surviving(path, named, library.build_id))
+            found.append(checked_options(card, options, library)[0])
         except BackendCrash as error:
             failure = error
     if failure is not None and not found:
@@ -213,13 +213,19 @@ def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
     return found
 
 
-def _surviving(path: Path, options: LoadOptions, build: str) -> LoadOptions:
-    """The options without what this build of the library crashes at. Raises BackendCrash."""
-    card = read_card(path)
-    kind = f"{card.architecture} {card.quantization}"
-    memory = cache_dir() / "builds.json"
-    survived, _ = check_build(path, options, build=build, model_kind=kind, file=file_id(path), memory=memory)
-    return survived
+def checked_options(
+    card: ModelCard, options: LoadOptions, library: Library
+) -> tuple[LoadOptions, str | None]:
+    """The options for one library, without what its build crashes at or computes wrongly with this model, and
+    a notice for the user where that changes something. Raises BackendCrash where it cannot be used."""
+    return check_build(
+        card.path,
+        replace(options, backend=library.backend, library=str(library.file.path)),
+        build=library.build_id,
+        model_kind=f"{card.architecture} {card.quantization}",
+        file=file_id(card.path),
+        memory=cache_dir() / "builds.json",
+    )
 
 
 def _repacking(options: LoadOptions) -> list[LoadOptions]:

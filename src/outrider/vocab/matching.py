@@ -3,7 +3,7 @@
 Two things decide. The vocabularies must hold the same tokens: compared by what each token is
 (its spelling, the bytes it adds, whether it is control, whether it ends the text), never by
 the model's name or the vocabulary's size, so that padding and other special tokens do no
-harm. And the tokenizers must cut text alike: the same tokens behind another pre-tokenizer or
+harm. And the tokenizers must cut text alike: the same tokens after another pre-tokenizer or
 other merges make a draft that keeps offering the right text in the wrong pieces.
 
 Nothing here touches exactness: the target judges every draft. A pair that lines up badly
@@ -67,7 +67,7 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
 
 
 def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
-    """Like `align`, for any pair: whether it is usable stands in the report."""
+    """Like `align`, for any pair: whether it is usable is in the report."""
     part = draft.part_of
     if part is not None and part != target.part_of:
         return align_by_map(target, draft, part)
@@ -126,7 +126,7 @@ def _match(source: list[_Name], goal: list[_Name]) -> Ids:
 def _unlike(target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids) -> list[int]:
     """Draft ids whose match has the same name but adds other bytes, or ends where it does not.
 
-    Reading the bytes of every token would cost more than all the rest. Within one kind of
+    Reading the bytes of every token would cost more than everything else. Within one kind of
     tokenizer the spelling fixes the bytes of ordinary text; what two files can type
     differently are bytes (<0x0A>), tags and control tokens. All of those are looked at, and
     every 16th of the others; one odd finding among these, and everything is.

@@ -1,6 +1,6 @@
 """A draft that knows a part of its target's tokens, lined up by the map that it brings along.
 
-The map is verified before it is believed: a wrong one would make a draft that offers other tokens than it
+The map is verified before it is used: a wrong one would make a draft that offers other tokens than it
 means, which is only slow, and would look like a bad draft for ever.
 """
 
@@ -16,8 +16,8 @@ __all__ = ["align_by_map"]
 
 
 def align_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
-    """Line up a draft by its own map of the target's tokens: `part` is the draft's. Whether the map is to be
-    believed stands in the report; if not, nothing is mapped."""
+    """Line up a draft by its own map of the target's tokens: `part` is the draft's. Whether the map can
+    be used is in the report; if not, nothing is mapped."""
     ids = np.asarray(part.target_tokens, dtype=np.int64)
     fault = _fault(target, draft, part, ids)
     if fault is not None:
@@ -44,7 +44,7 @@ def align_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignme
 
 
 def _fault(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
-    """Why the map is not to be believed; None if it is."""
+    """Why the map cannot be used; None if it can."""
     if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
         return f"its reduced vocabulary was made for another tokenizer than the target's, {target.kind}"
     damage = _broken_map(target, draft, part, ids) or _unlike(target, draft, ids)
@@ -52,14 +52,14 @@ def _fault(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str
 
 
 def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
-    """What is wrong with the numbers of a map, whatever they stand for."""
+    """What is wrong with the numbers of a map, whatever they refer to."""
     if not part.target_tokenizer:
         return "it does not say for which tokenizer it was made"
     if len(ids) != draft.size:
         return f"it has {len(ids):,} entries for {draft.size:,} tokens"
     unknown = [] if part.other_token is None else [part.other_token]
     if np.flatnonzero(ids == -1).tolist() != unknown:
-        return "not exactly the token that stands for all others has no counterpart"
+        return "not exactly the token that represents all others has no counterpart"
     known = ids[ids != -1]
     outside = known[(known < 0) | (known >= target.size)]
     if len(outside):
@@ -67,7 +67,7 @@ def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -
     if len(np.unique(known)) < len(known):
         return "two tokens have the same counterpart"
     if part.other_token is not None and not draft.is_control(part.other_token):
-        return "the token that stands for all others is text"
+        return "the token that represents all others is text"
     return None
 
 

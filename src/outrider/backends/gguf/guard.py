@@ -50,7 +50,7 @@ def check_build(
     memory: Path,
     run: RunChild | None = None,
 ) -> tuple[LoadOptions, str | None]:
-    """The options under which this build survives this file, and what to tell the user.
+    """The options under which this build survives this file, and a notice for the user.
 
     `build` names the library's build, `model_kind` architecture and quantization, `file` the file's content;
     the outcome on this CPU is kept in the JSON file `memory`. `run` starts the child process.
@@ -136,7 +136,7 @@ def _command(path: Path, options: LoadOptions) -> list[str]:
 
 
 def _run_child(command: Sequence[str]) -> int:
-    # A child that crashes on purpose should leave no core file and no words behind.
+    # A child that crashes on purpose should leave no core file and no output.
     # A session of its own: Ctrl-C must not look like a crash of the build.
     return subprocess.run(
         command,

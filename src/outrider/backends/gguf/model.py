@@ -1,4 +1,4 @@
-"""A context of a native library behind the Model contract."""
+"""A context of a native library as a Model."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class GgufModel:
 
     def _holds_window(self, sequence: int, length: int) -> bool:
         """Whether all that a token at position `length` looks back at is stored. The library keeps
-        what it stores of a sequence free of gaps, so the oldest position tells."""
+        what it stores of a sequence free of gaps, so the oldest position is enough to know."""
         if not (self.weights.window_tokens and self._library.reuses_window_cells) or length == 0:
             return True
         oldest = self._library.oldest_position(self._native.pointer, sequence)

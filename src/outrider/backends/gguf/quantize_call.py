@@ -4,8 +4,8 @@
 
 It writes JSON objects to standard output, one a line: {"bytes": size of the weights to be written}, then
 {"part": share that is done} and, where it fails, {"error": reason}. Exit status 0 when all is well, 1 when
-the library refuses. It ends, and removes what it wrote, when its standard input is closed: a parent that
-was killed leaves no work behind.
+the library refuses. It ends, and removes what it wrote, when its standard input is closed: no work goes on
+after a parent that was killed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _end_with_parent(output: Path) -> None:
 
 
 class _Log:
-    """Reads the library's log, the only way in which it tells how far it is and why it fails."""
+    """Reads the library's log, the only place that shows its progress and why it fails."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
         self.dry_run = True

@@ -1,4 +1,4 @@
-"""A GGUF's tokenizer behind the Vocabulary contract."""
+"""A GGUF's tokenizer as a Vocabulary."""
 
 from __future__ import annotations
 
