@@ -14,7 +14,7 @@ from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import MAX_PAUSE_S
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
-from outrider.models.pair import resolve_pair
+from outrider.models.reference import resolve_pair
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.learned import AutoSettings, Learned, Measuring
 from outrider.session.loading import load_draft, load_weights, template_of, why_no_draft
@@ -112,12 +112,12 @@ class Pair:
         Without a policy, or with AutoSettings, drafting is automatic: what calls cost is looked up, or
         measured once in a few seconds (`measuring` is called meanwhile).
 
-        Contexts are in tokens per sequence: 0 takes what the target was trained with, and for
-        the draft the target's. `lookup` is about the text so far and the session's earlier ones,
-        `corpus` are files and folders, which are indexed first (`progress` is called meanwhile). Up to `max_running`
-        requests run at once; the KV of `kept_sequences` more is kept for others that begin alike, and
-        all together hold `capacity_tokens` (0: enough for those that run). A prompt that is read holds up
-        the others for `max_pause_s` at a time.
+        Contexts are in tokens per sequence: 0 takes what the target was trained with, and for the draft the
+        target's. `lookup` is about the text so far and the session's earlier ones, `corpus` are files and
+        folders, which are indexed first (`progress` is called meanwhile). Up to `max_running` requests run
+        at once; the KV of `kept_sequences` more is kept for others that begin alike, and all together hold
+        `capacity_tokens` (0: enough for those that run). Reading a prompt delays the others by up to
+        `max_pause_s` at a time.
 
         `bitwise`: greedy and seed-stable texts are those of plain decoding under the same setting, bit for
         bit, whatever is drafted and whatever else runs (`docs/batched_numerics.md`); None: where a single
