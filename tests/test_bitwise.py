@@ -217,7 +217,7 @@ def test_a_context_is_filled_to_its_last_token() -> None:
     assert model.context_length == 256
     for start in range(256):
         model.decode([Span(0, (0,), start, 1)])
-    with pytest.raises(BackendError, match="does not fit"):
+    with pytest.raises(BackendError, match="not fit a context"):
         model.decode([Span(0, (0,), 256, 1)])
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.calls import check_spans
 from outrider.core.contracts import Model, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
@@ -222,17 +222,10 @@ class FakeModel:
         return (noise * self._rounding.scale).astype(np.float32)
 
     def _check(self, spans: Sequence[Span]) -> None:
-        sequences = sorted(span.sequence for span in spans)
-        _insist(bool(spans), "a call without spans")
-        _insist(all(a != b for a, b in pairwise(sequences)), "two spans of one sequence")
-        _insist(sum(len(span.tokens) for span in spans) <= self.max_batch_tokens, "more than a batch")
-        _insist(sum(span.rows for span in spans) <= self.max_rows, "more rows than a call gives")
-        for span in spans:
-            _insist(0 <= span.sequence < self.max_sequences, f"no sequence {span.sequence}")
-            _insist(0 <= span.rows <= len(span.tokens) > 0, f"rows of {span}")
-            _insist(span.start == self.length(span.sequence), f"{span} does not follow what is stored")
-            _insist(span.start + len(span.tokens) <= self.context_length, f"{span} leaves the context")
-            _insist(all(0 <= t < self.vocabulary.size for t in span.tokens), f"unknown token in {span}")
+        try:
+            check_spans(self, spans)
+        except BackendError as error:
+            raise ContractBroken(str(error)) from error
         used = sum(map(len, self._stored.values())) + sum(len(span.tokens) for span in spans)
         _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
 

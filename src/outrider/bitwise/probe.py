@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import repeat
 from statistics import median
@@ -43,24 +43,6 @@ Digests = list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Equality:
-    """What was found: the sizes, or None and why there are none."""
-
-    sizes: EqualSizes | None
-    reason: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"sizes": list(self.sizes.sizes) if self.sizes else [], "reason": self.reason}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Equality:
-        """What `as_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
-        sizes = data["sizes"]
-        return cls(EqualSizes.from_json(sizes) if sizes else None, str(data["reason"]))
-
-
-@dataclass(frozen=True, slots=True)
 class Price:
     """What equal bits cost: how much longer a plain step and reading a prompt take, as parts of the time
     that they took."""
@@ -70,6 +52,32 @@ class Price:
 
     def __str__(self) -> str:
         return f"a plain step takes {_percent(self.step)}, reading a prompt {_percent(self.prompt)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """What was found: sizes of calls that give equal bits, the kind of attention that they need and, once
+    measured, their price; or no sizes, and the reason."""
+
+    sizes: EqualSizes | None
+    reason: str = ""
+    flash_attention: str = "auto"
+    price: Price | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self) | {"sizes": list(self.sizes.sizes) if self.sizes else []}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Equality:
+        """What `as_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
+        sizes, price = data["sizes"], data["price"]
+        return cls(
+            EqualSizes(tuple(int(size) for size in sizes)) if sizes else None,
+            str(data["reason"]),
+            str(data["flash_attention"]),
+            None if price is None else Price(float(price["step"]), float(price["prompt"])),
+        )
 
 
 def _percent(part: float) -> str:

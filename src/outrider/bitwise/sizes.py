@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 __all__ = ["EqualSizes"]
 
@@ -59,8 +57,3 @@ class EqualSizes:
             else:
                 runs.append([size])
         return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> EqualSizes:
-        """The sizes of a list. Raises ValueError or TypeError for anything else."""
-        return cls(tuple(int(size) for size in data))

@@ -152,7 +152,9 @@ class Pair:
             measuring=measuring,
         )
         if equal_calls is not None and bitwise:
-            notices.append(equal_calls.line(max_running))
+            line = f"bit-equal text: calls of {equal_calls.sizes} tokens; {equal_calls.price}"
+            apart = "; requests that run at once share no calls" if max_running > 1 else ""
+            notices.append(line + apart)
         try:
             draft_tokens = capacity_tokens + max_running * LONGEST_DRAFT
             draft = self._open_draft(target, draft_context_length, draft_tokens)

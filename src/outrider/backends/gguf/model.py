@@ -14,6 +14,7 @@ from outrider.backends.gguf.context import check_cache_types, check_room, choose
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.options import LoadOptions
+from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutOfMemory, RewindUnsupported, SettingError
@@ -66,17 +67,12 @@ class GgufModel:
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self._may_have_gaps = False
-        self._batch = Batch(
-            self._library.Batch,
-            max_rows=self.max_rows,
-            max_tokens=self.max_batch_tokens,
-            context_length=self.context_length,
-            vocabulary_size=self.vocabulary.size,
-        )
+        self._batch = Batch(self._library.Batch, self.max_batch_tokens)
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         context = self._native.pointer
-        batch = self._batch.fill(spans, self._lengths)
+        check_spans(self, spans)
+        batch = self._batch.fill(spans)
         clear_log()
         self._close_gaps(context)
         try:
@@ -191,10 +187,7 @@ class GgufModel:
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         context = self._native.pointer  # refuses when it was closed
-        if not 0 < length <= self.length(source):
-            raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
-        if self.length(sequence):
-            raise BackendError("copy", f"sequence {sequence} is not empty")
+        check_copy(self, source, sequence, length)
         if self.rewind != "free" or not self._holds_window(source, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
         # One cache for all sequences: the cells are shared, nothing is moved.
