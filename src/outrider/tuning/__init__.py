@@ -2,8 +2,8 @@
 
 from outrider.tuning.curves import Loaded, costs_of, keep_costs, native_of, subject_of
 from outrider.tuning.equality import find_equal_calls, is_nearly_free, open_target
-from outrider.tuning.judging import Trial
 from outrider.tuning.options import Tuning, choose_options, tune, tuned_options
+from outrider.tuning.scoring import Trial
 
 __all__ = [
     "Loaded",

@@ -29,7 +29,7 @@ from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.cache import cache_dir
 from outrider.models.gguf import ModelCard, read_card
 from outrider.tuning.curves import file_id, machine_id
-from outrider.tuning.judging import COMPARED_TOKENS, Trial, compare_libraries, judge
+from outrider.tuning.scoring import COMPARED_TOKENS, Trial, choose_best, compare_libraries
 
 __all__ = ["Tuning", "checked_options", "choose_options", "tune", "tuned_options"]
 
@@ -159,28 +159,34 @@ def tune(
     report = progress or (lambda _what, _part: None)
     libraries = _libraries(path, options)
     survived = best = libraries[0]
-    stages: list[tuple[str, Stage]] = [("libraries", lambda _best: libraries)]
-    thorough: list[tuple[str, Stage]] = [
-        ("kernels", _repacking),
-        ("attention", _attention),
-        ("threads", _threads),
+    thorough: dict[str, Stage] = {"kernels": _repacking, "attention": _attention, "threads": _threads}
+    tried: dict[str, Stage] = {"kernels": _kernels} if quick else thorough
+    tried = {"libraries": lambda _best: libraries, **tried}
+    stages = [
+        (what, stage) for what, stage in tried.items() if any(changed != best for changed in stage(best))
     ]
-    stages += [("kernels", _kernels)] if quick else thorough
-    stages = [(what, stage) for what, stage in stages if any(changed != best for changed in stage(best))]
     trials, gained, compared = list[Trial](), 1.0, ""
     for i, (what, stage) in enumerate(stages):
         sets = [best, *(changed for changed in stage(best) if changed != best)]
         context = _CONTEXT_TOKENS if stage in (_attention, _kernels) else 0
 
-        def tell(part: float, done: int = i, what: str = what) -> None:
+        def show(part: float, done: int = i, what: str = what) -> None:
             report(what, (done + part) / len(stages))
 
-        costs = _measure(path, sets, _Measuring(seconds / len(stages), draft, context, quick, tell))
+        costs = _measure(
+            path,
+            sets,
+            seconds=seconds / len(stages),
+            draft=draft,
+            context=context,
+            sizes=FEW_SIZES if quick else SIZES,
+            report=show,
+        )
         survived = survived if survived in costs else next(iter(costs))
-        best, reached, tried = judge(survived, list(costs), list(costs.values()), draft)
-        trials += [replace(trial, score=trial.score * gained) for trial in tried[1 if trials else 0 :]]
+        best, reached, new = choose_best(survived, list(costs), list(costs.values()), draft)
+        trials += [replace(trial, score=trial.score * gained) for trial in new[1 if trials else 0 :]]
         gained *= reached
-        compared = compared or compare_libraries(best, tried)
+        compared = compared or compare_libraries(best, new)
     record = {
         "model": path.name,
         "tuned": _tuned_part(best),
@@ -262,21 +268,19 @@ def _logical_cores() -> int:
 # Measuring
 
 
-@dataclass(frozen=True, slots=True)
-class _Measuring:
-    """How sets are measured: for so many seconds in all, as a draft model's calls or a target's, at a context
-    of so many tokens, with few sizes of calls or all; `report` is called with the part that is done."""
-
-    seconds: float
-    draft: bool
-    context: int
-    quick: bool
-    report: Callable[[float], None]
-
-
-def _measure(path: Path, sets: Sequence[LoadOptions], how: _Measuring) -> dict[LoadOptions, CallCosts]:
-    """The curve of each set that the file can be loaded with, call by call in turn; one kind of weights after
-    the other where memory does not hold all. Raises ModelFileError where there is none."""
+def _measure(
+    path: Path,
+    sets: Sequence[LoadOptions],
+    *,
+    seconds: float,
+    draft: bool,
+    context: int,
+    sizes: Sequence[int],
+    report: Callable[[float], None],
+) -> dict[LoadOptions, CallCosts]:
+    """The curve of each set that the file can be loaded with, measured for `seconds` in all, call by call in
+    turn, with a context of so many tokens; one kind of weights after the other where memory does not hold
+    all. Raises ModelFileError where there is none."""
     kinds = list(dict.fromkeys(map(_kind, sets)))
     if available_bytes() > _WEIGHTS_ROOM * len(kinds) * read_card(path).file_bytes:
         groups = [list(sets)]
@@ -285,19 +289,19 @@ def _measure(path: Path, sets: Sequence[LoadOptions], how: _Measuring) -> dict[L
     found: dict[LoadOptions, CallCosts] = {}
     for i, group in enumerate(groups):
 
-        def tell(part: float, done: int = i) -> None:
-            how.report((done + part) / len(groups))
+        def show(part: float, done: int = i) -> None:
+            report((done + part) / len(groups))
 
-        with _opened(path, group, how.context + 2 * COMPARED_TOKENS) as models:
+        with _opened(path, group, context + 2 * COMPARED_TOKENS) as models:
             if not models:
                 continue
             costs = measure_side_by_side(
                 list(models.values()),
-                seconds=how.seconds / len(groups),
-                rows="last" if how.draft else "all",
-                context=how.context,
-                progress=tell,
-                sizes=FEW_SIZES if how.quick else SIZES,
+                seconds=seconds / len(groups),
+                rows="last" if draft else "all",
+                context=context,
+                progress=show,
+                sizes=sizes,
                 pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
             )
             found |= dict(zip(models, costs, strict=True))

@@ -12,7 +12,7 @@ from outrider.costs import CallCosts, token_s
 from outrider.costs.points import Curve
 from outrider.native import native_library
 
-__all__ = ["COMPARED_TOKENS", "Trial", "compare_libraries", "describe_changes", "judge", "score"]
+__all__ = ["COMPARED_TOKENS", "Trial", "choose_best", "compare_libraries", "describe_changes", "score"]
 
 COMPARED_TOKENS = 32
 """The largest call that is compared."""
@@ -45,7 +45,7 @@ class Trial:
     score: float
 
 
-def judge(
+def choose_best(
     options: LoadOptions, sets: Sequence[LoadOptions], costs: Sequence[CallCosts], draft: bool
 ) -> tuple[LoadOptions, float, list[Trial]]:
     """The best of the sets (the first is what it is measured against), its score, and all as trials."""
