@@ -133,15 +133,7 @@ class Pair:
             )
         context_length = context_length or trained
         capacity_tokens = capacity_tokens or context_length * max_running
-        drafting = DrafterSettings(
-            self.target.name,
-            self.target.vocabulary,
-            can_rewind=self.target.rewind != "none",
-            lookup=lookup,
-            corpus=[Path(path) for path in corpus],
-            progress=progress,
-            notices=notices,
-        )
+        drafting = self._drafter_settings(lookup, corpus, progress, notices)
         drafters = build_drafters(drafting, is_free=True)
         target, equal_calls = open_target(
             self.target,
@@ -161,13 +153,8 @@ class Pair:
             if draft is not None and self.alignment is not None:
                 drafting.draft = draft, self.alignment
             drafters += build_drafters(drafting, is_free=False)
-            learned = None
-            if target.rewind == "none":
-                policy = None if isinstance(policy, AutoSettings) else policy
-            elif policy is None or isinstance(policy, AutoSettings):
-                learned = Learned(policy or AutoSettings(), target, draft, measuring)
-                notices += learned.notices
-                policy = learned.policy
+            policy, learned = _policy_for(target, draft, policy, measuring)
+            notices += learned.notices if learned else []
             return Session(
                 target,
                 drafters,
@@ -183,6 +170,19 @@ class Pair:
             target.close()
             raise
 
+    def _drafter_settings(
+        self, lookup: bool, corpus: Sequence[str | Path], progress: Progress | None, notices: list[str]
+    ) -> DrafterSettings:
+        return DrafterSettings(
+            self.target.name,
+            self.target.vocabulary,
+            can_rewind=self.target.rewind != "none",
+            lookup=lookup,
+            corpus=[Path(path) for path in corpus],
+            progress=progress,
+            notices=notices,
+        )
+
     def _open_draft(self, target: Loaded, context_length: int, capacity_tokens: int) -> GgufModel | None:
         """The draft's context beside the target's, for as many sequences, of up to `capacity_tokens` over
         all of them; None where there is no draft."""
@@ -192,6 +192,19 @@ class Pair:
         length = context_length or min(target.context_length, self.draft.trained_context)
         capacity = max(length, min(capacity_tokens, length * size))
         return self.draft.open(length, max_sequences=size, capacity_tokens=capacity)
+
+
+def _policy_for(
+    target: Loaded, draft: GgufModel | None, policy: Policy | AutoSettings | None, measuring: Measuring | None
+) -> tuple[Policy | None, Learned | None]:
+    """The policy in force and, where it is the automatic one, what is known about the pair. A target that
+    cannot rewind is decoded plainly."""
+    if policy is not None and not isinstance(policy, AutoSettings):
+        return policy, None
+    if target.rewind == "none":
+        return None, None
+    learned = Learned(policy or AutoSettings(), target, draft, measuring)
+    return learned.policy, learned
 
 
 def _text(reference: str | Path | None) -> str | None:
