@@ -1,4 +1,4 @@
-"""A draft that knows a part of its target's tokens, lined up by the map that it brings along.
+"""Is the map right that a draft with a reduced vocabulary brings along?
 
 The map is verified before it is used: a wrong one would make a draft that offers other tokens than it
 means, which is only slow, and would look like a bad draft for ever.
@@ -9,41 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.core.contracts import PartOf, Vocabulary
-from outrider.vocab.alignment import Alignment, AlignmentReport, Ids, describe, inverse
-from outrider.vocab.cutting import Cuts, tokenizer_id
+from outrider.vocab.alignment import Ids, describe
+from outrider.vocab.cutting import tokenizer_id
 
-__all__ = ["align_by_map"]
-
-
-def align_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
-    """Line up a draft by its own map of the target's tokens: `part` is the draft's. Whether the map can
-    be used is in the report; if not, nothing is mapped."""
-    ids = np.asarray(part.target_tokens, dtype=np.int64)
-    fault = _fault(target, draft, part, ids)
-    if fault is not None:
-        ids = np.full(draft.size, -1, dtype=np.int64)
-    to_draft = inverse(ids, target.size)
-    ids.flags.writeable = to_draft.flags.writeable = False
-    is_text = np.array([not draft.is_control(token) for token in range(draft.size)], dtype=np.bool_)
-    report = AlignmentReport(
-        target_kind=target.kind,
-        draft_kind=draft.kind,
-        target_tokens=target.size,
-        draft_tokens=draft.size,
-        common_tokens=int((ids >= 0).sum()),
-        same_id_tokens=int((ids == np.arange(len(ids))).sum()),
-        text_tokens=int(is_text.sum()),
-        common_text_tokens=int((is_text & (ids >= 0)).sum()),
-        cuts=Cuts(0, 0),  # the target's tokenizer cuts for both
-        differences=(),
-        is_reduced=True,
-        map_fault=fault,
-    )
-    other = part.other_token if fault is None else None
-    return Alignment(ids, to_draft, False, report, other, max(part.window, 0))
+__all__ = ["fault_of"]
 
 
-def _fault(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+def fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
     """Why the map cannot be used; None if it can."""
     if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
         return f"its reduced vocabulary was made for another tokenizer than the target's, {target.kind}"
