@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from outrider.core.errors import BuildError
+from outrider.native.cpu import logical_cores
 from outrider.native.place import LIBRARY, Source, builds_dir, disk_full, is_full
 from outrider.native.tools import Tools, fetched, find_tools
 
@@ -143,9 +144,8 @@ def _telling_line(lines: list[str]) -> str:
 
 def _compilers() -> int:
     """How many compilers to run at once: one a core, as far as the memory goes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(cores, memory_bytes // _BYTES_A_COMPILER))
+    return max(1, min(logical_cores(), memory_bytes // _BYTES_A_COMPILER))
 
 
 def _run_logged(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["cpu_id", "processor_name"]
+__all__ = ["cpu_id", "logical_cores", "processor_name"]
 
 
 def processor_name() -> str:
     """The processor as the system describes it."""
     names = (line.partition(":")[2].strip() for line in _cpuinfo() or () if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
+
+
+def logical_cores() -> int:
+    """Hardware threads that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_id() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +27,7 @@ from outrider.costs.side_by_side import FEW_SIZES, SIZES, measure_side_by_side
 from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.cache import cache_dir
 from outrider.models.gguf import ModelCard, read_card
+from outrider.native.cpu import logical_cores
 from outrider.tuning.curves import file_id, machine_id
 from outrider.tuning.scoring import COMPARED_TOKENS, Trial, choose_best, compare_libraries
 
@@ -255,14 +255,10 @@ def _kernels(options: LoadOptions) -> list[LoadOptions]:
 def _threads(options: LoadOptions) -> list[LoadOptions]:
     """Fewer threads than cores (memory may be what limits), and one for each hardware thread."""
     cores = physical_cores()
-    counts = sorted({max(cores // 2, 1), max(cores * 3 // 4, 1), cores, _logical_cores()})
+    counts = sorted({max(cores // 2, 1), max(cores * 3 // 4, 1), cores, logical_cores()})
     if not (_is_free(options, "threads") and _is_free(options, "threads_batch")) or len(counts) < 2:
         return []
     return [replace(options, threads=n, threads_batch=n) for n in counts if n != cores]
-
-
-def _logical_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # Measuring
