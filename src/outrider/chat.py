@@ -148,12 +148,12 @@ def _check(messages: Messages) -> None:
 
 
 def _fold_system(messages: Messages) -> Messages:
-    system, *rest = messages
-    for i, message in enumerate(rest):
+    system, *others = messages
+    for i, message in enumerate(others):
         if message["role"] == "user":
             content = f"{_text(system)}\n\n{_text(message)}"
-            return [*rest[:i], {**message, "content": content}, *rest[i + 1 :]]
-    return [{**system, "role": "user"}, *rest]
+            return [*others[:i], {**message, "content": content}, *others[i + 1 :]]
+    return [{**system, "role": "user"}, *others]
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -182,8 +182,8 @@ class _Calls:
         for size, kept in calls:
             start = len(digests)
             kept = min(kept, self.room - start)
-            rest = (self._rng.choice(self._text) for _ in range(size - kept))
-            digests += self._rows((*self._text[start : start + kept], *rest))[:kept]
+            filler = (self._rng.choice(self._text) for _ in range(size - kept))
+            digests += self._rows((*self._text[start : start + kept], *filler))[:kept]
             self._model.truncate(0, len(digests))
             if len(digests) == self.room:
                 break

@@ -45,8 +45,8 @@ class EqualSizes:
     def parts(self, num_tokens: int) -> list[tuple[int, int]]:
         """The calls for so many tokens: how many of them each takes, and the size that it is padded to."""
         number = -(-num_tokens // self.most)
-        share, rest = divmod(num_tokens, number)
-        return [(size, self.padded(size)) for size in [share + 1] * rest + [share] * (number - rest)]
+        share, remainder = divmod(num_tokens, number)
+        return [(size, self.padded(size)) for size in [share + 1] * remainder + [share] * (number - remainder)]
 
     def __str__(self) -> str:
         """As people write it: `2-9, 12, 16`."""

@@ -41,6 +41,6 @@ def without_quantization(name: str) -> str:
     >>> without_quantization("Qwen2.5 Coder 1.5B GGUF"), without_quantization("qwen2.5-coder-1.5b-Q4_K_M")
     ('qwen2.5 coder 1.5b', 'qwen2.5 coder 1.5b')
     """
-    rest = _FORMAT.sub(" ", _WORD.sub(" ", _PART.sub("", name)))
-    words = (word.strip(".") for word in re.split(r"[\s_/-]+", rest.lower()))
+    bare = _FORMAT.sub(" ", _WORD.sub(" ", _PART.sub("", name)))
+    words = (word.strip(".") for word in re.split(r"[\s_/-]+", bare.lower()))
     return " ".join(word for word in words if word)

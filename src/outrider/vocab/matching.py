@@ -142,12 +142,12 @@ def _match(source: list[_Name], goal: list[_Name]) -> Ids:
     matches = np.full(len(source), -1, dtype=np.int64)
     same = [i for i, (ours, theirs) in enumerate(zip(source, goal, strict=False)) if ours == theirs]
     matches[same] = same
-    rest = np.flatnonzero(matches < 0).tolist()
-    if not rest:
+    unmatched = np.flatnonzero(matches < 0).tolist()
+    if not unmatched:
         return matches
     source_counts, goal_counts = Counter(source), Counter(goal)
     goal_ids = {name: i for i, name in enumerate(goal)}
-    for i in rest:
+    for i in unmatched:
         if source_counts[source[i]] == 1 and goal_counts[source[i]] == 1:
             matches[i] = goal_ids[source[i]]
     return matches
