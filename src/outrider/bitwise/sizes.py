@@ -46,7 +46,8 @@ class EqualSizes:
         """The calls for so many tokens: how many of them each takes, and the size that it is padded to."""
         number = -(-num_tokens // self.most)
         share, remainder = divmod(num_tokens, number)
-        return [(size, self.padded(size)) for size in [share + 1] * remainder + [share] * (number - remainder)]
+        counts = [share + 1] * remainder + [share] * (number - remainder)
+        return [(count, self.padded(count)) for count in counts]
 
     def __str__(self) -> str:
         """As people write it: `2-9, 12, 16`."""
