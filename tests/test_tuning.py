@@ -15,9 +15,9 @@ from outrider.costs import CallCosts, CallPoint
 from outrider.tuning import (
     choose_options,
     costs_of,
-    judging,
     keep_costs,
     options,
+    scoring,
     subject_of,
     tune,
     tuned_options,
@@ -41,7 +41,7 @@ def named(backend: str = "llama.cpp", **changes: Any) -> LoadOptions:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(options, "check_build", lambda _path, given, **_settings: (given, None))
-    for module in (options, judging):
+    for module in (options, scoring):
         monkeypatch.setattr(module, "physical_cores", lambda: 4)
     monkeypatch.setattr(options, "logical_cores", lambda: 4)
     monkeypatch.setattr(options, "candidates", lambda _given: [ONE])
