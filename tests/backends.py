@@ -20,7 +20,8 @@ import pytest
 from llama_cpp_models import SMALL
 from outrider.backends.fake import ContractBroken, FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import GgufModel, LibraryFile, LoadOptions, Weights, installed
-from outrider.backends.gguf.libraries import _PACKAGES, _file_of
+from outrider.backends.gguf.libraries import _file_of
+from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
@@ -251,7 +252,7 @@ def kinds_of(name: str) -> Sequence[str]:
 def _files() -> Iterator[LibraryFile]:
     """Every native library that is here, those too that another of their backend is preferred to."""
     yield from installed()
-    for distribution, module in (package for packages in _PACKAGES.values() for package in packages):
+    for distribution, module in (package for row in DIALECTS for package in row.packages):
         file = _file_of(distribution, module)
         if file and file not in installed():
             yield file

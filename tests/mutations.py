@@ -21,8 +21,8 @@ from gguf import GGUFReader, ReaderField
 from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Span
 from outrider.core.errors import OutriderError
-from outrider.loading import load_weights, template_of
 from outrider.models.gguf import read_card
+from outrider.session.loading import load_weights, template_of
 
 __all__ = ["MUTATIONS", "Layout", "Outcome", "layout_of", "mutated", "outcome_of"]
 

@@ -94,7 +94,7 @@ def test_what_nobody_refers_to_is_freed_contexts_first(
         monkeypatch.setattr(owner, name, free)
 
     watch(library.functions, "llama_free", "context")
-    watch(library, "free_model", "weights")
+    watch(library.functions, "llama_model_free", "weights")
     weights = backend.fresh(tmp_path)
     model, other = weights.open(64), weights.open(64)
     vocabulary = weights.vocabulary

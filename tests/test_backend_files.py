@@ -12,7 +12,7 @@ from gguf import GGUFWriter
 import tiny_gguf
 from backends import IK, KINDS, MAINLINE, Native, backend, next_rows, over_native
 from llama_cpp_models import TEXT
-from outrider.backends.gguf import CONTEXT_TYPES, LoadOptions, Weights, check_build, guard, memory
+from outrider.backends.gguf import CONTEXT_TYPES, LoadOptions, Weights, check_build, context, guard
 from outrider.backends.gguf.libraries import open_library
 from outrider.backends.gguf.log import LOG_CALLBACK
 from outrider.backends.gguf.options import UNQUANTIZED
@@ -187,7 +187,7 @@ def test_an_impossible_context_is_out_of_memory_at_once(
         raise AssertionError("the library was asked to allocate it")
 
     weights = backend.weights()
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64e9)
+    monkeypatch.setattr(context, "available_bytes", lambda: 64e9)
     monkeypatch.setattr(backend.functions, "llama_init_from_model", never)
     with pytest.raises(OutOfMemory) as caught:
         weights.open(context_length)
@@ -201,7 +201,7 @@ def test_more_positions_than_the_library_can_number_are_never_asked_for(
     backend: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = backend.weights()
-    monkeypatch.setattr(memory, "available_bytes", lambda: float("inf"))
+    monkeypatch.setattr(context, "available_bytes", lambda: float("inf"))
     monkeypatch.setattr(backend.functions, "llama_init_from_model", lambda _model, params: params.n_ctx)
     for context_length in (2**31, 2**32 + 64):
         with pytest.raises(OutOfMemory, match="positions"):
@@ -216,9 +216,9 @@ def test_the_estimate_of_the_cache_is_what_the_library_takes(
     value_bytes = 2 if weights.options.cache_type_v == "f16" else 4
     # 2 layers of K and V with 32 values, and 48 bytes for the cell.
     needed = 1024 * (2 * 32 * (4 + value_bytes) + 48)
-    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    monkeypatch.setattr(context, "available_bytes", lambda: needed)
     weights.open(1024).close()
-    monkeypatch.setattr(memory, "available_bytes", lambda: needed - 1)
+    monkeypatch.setattr(context, "available_bytes", lambda: needed - 1)
     with pytest.raises(OutOfMemory):
         weights.open(1024)
     weights.open(1024, options=replace(weights.options, cache_type_k="q8_0")).close()
@@ -227,7 +227,7 @@ def test_the_estimate_of_the_cache_is_what_the_library_takes(
 
 
 def test_memory_left_on_this_machine_is_a_sensible_figure() -> None:
-    assert 1e8 < memory.available_bytes() < 1e14
+    assert 1e8 < context.available_bytes() < 1e14
 
 
 @over_native

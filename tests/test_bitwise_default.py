@@ -12,7 +12,6 @@ from outrider.backends.gguf import LoadOptions, Weights
 from outrider.bitwise import BitwiseModel, Equality, EqualSizes
 from outrider.core.errors import OutOfMemory
 from outrider.tuning import equality, open_target
-from outrider.tuning.equality import Found
 from tiny_gguf import write_tiny
 
 HUGE = 2_000_000_000
@@ -20,7 +19,7 @@ HUGE = 2_000_000_000
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Weights]:
-    found = Found(Equality(EqualSizes((1, 16))))
+    found = Equality(EqualSizes((1, 16)))
     monkeypatch.setattr(equality, "is_nearly_free", lambda *_, **__: True)
     monkeypatch.setattr(equality, "find_equal_calls", lambda *_, **__: found)
     with closing(Weights(write_tiny(tmp_path / "tiny.gguf"), LoadOptions(threads=1))) as opened:

@@ -199,11 +199,3 @@ def test_a_tokenizer_that_closes_texts_does_not_close_the_prompt() -> None:
         [*bytes_and(), Token(b"<s>", control=True), Token(b"</s>", control=True, end=True)], bos=256
     )
     assert template(PLAIN).tokenize("Hi", vocabulary) == [256, *b"Hi"]
-
-
-def test_whether_earlier_turns_stay_as_they_were() -> None:
-    moving = (
-        "{% for m in messages %}{% if loop.last %}(last){% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
-    )
-    assert template(PLAIN).keeps_prefix
-    assert not template(moving + "{% if add_generation_prompt %}assistant:{% endif %}").keeps_prefix

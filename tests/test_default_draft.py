@@ -14,11 +14,11 @@ from outrider.core.params import SamplingParams
 from outrider.distill.provenance import read_provenance
 from outrider.distill.split import is_held_out
 from outrider.distill.written_prompts import written_prompts
-from outrider.learned import prior_in
 from outrider.models import cache_dir, embedded, embedded_draft
 from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact
 from outrider.policy import FixedPolicy
 from outrider.session import Pair
+from outrider.session.learned import prior_in
 from outrider.vocab import align
 
 TARGET = cache_dir() / "models" / EMBEDDED_NAME

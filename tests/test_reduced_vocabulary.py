@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from engines import GREEDY, VOCABULARY, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
-from outrider import loading as loading_module
 from outrider.backends.fake import FakeModel, FakeVocabulary, ReducedVocabulary, random_logits
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.bench.score import pair_row
@@ -29,6 +28,7 @@ from outrider.policy import FixedPolicy
 from outrider.replay import record_offers
 from outrider.sampling import RequestSampler, distribution, draw
 from outrider.session import Pair, Session
+from outrider.session import loading as loading_module
 from outrider.vocab import Alignment, align, compare, tokenizer_id
 from tiny_gguf import MERGES, Reduced, vocabulary, write_tiny
 from vocabularies import TableVocabulary, Token, bytes_and
@@ -359,7 +359,7 @@ def test_a_check_and_a_sweep_say_how_much_is_known() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[1]))
+        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[2]))
         yield
 
 

@@ -12,7 +12,6 @@ import pytest
 from gguf import GGUFWriter
 
 from llama_cpp_models import TEXT, resident_bytes
-from outrider import loading as loading_module
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.core.data import Request
 from outrider.core.errors import (
@@ -28,6 +27,7 @@ from outrider.core.errors import (
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session, settings_of
+from outrider.session import loading as loading_module
 from tiny_gguf import BEGIN, write_tiny
 
 GREEDY = SamplingParams(temperature=0)
@@ -46,7 +46,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What becomes of the build's first calls is remembered here, not in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[1]))
+        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[2]))
         yield
 
 

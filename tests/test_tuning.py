@@ -15,9 +15,9 @@ from outrider.costs import CallCosts, CallPoint
 from outrider.tuning import (
     choose_options,
     costs_of,
-    judging,
     keep_costs,
     options,
+    scoring,
     subject_of,
     tune,
     tuned_options,
@@ -41,9 +41,9 @@ def named(backend: str = "llama.cpp", **changes: Any) -> LoadOptions:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(options, "check_build", lambda _path, given, **_settings: (given, None))
-    for module in (options, judging):
+    for module in (options, scoring):
         monkeypatch.setattr(module, "physical_cores", lambda: 4)
-    monkeypatch.setattr(options, "_logical_cores", lambda: 4)
+    monkeypatch.setattr(options, "logical_cores", lambda: 4)
     monkeypatch.setattr(options, "candidates", lambda _given: [ONE])
     return write_tiny(tmp_path / "tiny.gguf")
 
@@ -274,7 +274,7 @@ def test_a_small_file_is_not_worth_a_trial(model: Path, monkeypatch: pytest.Monk
 
 def test_tuning_for_real(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "physical_cores", lambda: 1)
-    monkeypatch.setattr(options, "_logical_cores", lambda: 1)
+    monkeypatch.setattr(options, "logical_cores", lambda: 1)
     stages: list[str] = []
     found = tune(model, LoadOptions(), seconds=0.2, progress=lambda what, _part: stages.append(what))
     assert len(found.trials) == 3 and found.notice is None

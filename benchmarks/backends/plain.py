@@ -69,7 +69,7 @@ class Pair:
         model.truncate(0, 0)
         model.decode([Span(0, self.prompt[:-1], 0, 0)])
         context, token, start = model._native.pointer, self.prompt[-1], len(self.prompt) - 1
-        batch: Any = model._batch.fill([Span(0, (token,), start, 1)], [start])
+        batch: Any = model._batch.fill([Span(0, (token,), start, 1)])
         before = time.perf_counter()
         for position in range(start, start + num_tokens):
             batch.token[0], batch.pos[0] = token, position

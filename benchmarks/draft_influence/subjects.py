@@ -11,8 +11,8 @@ from outrider import Engine, FixedPolicy, LoadOptions, Pair
 from outrider.core.contracts import Model
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
-from outrider.loading import load_weights
 from outrider.models import read_card
+from outrider.session.loading import load_weights
 from outrider.vocab import Alignment, align
 
 Tokens = tuple[int, ...]

@@ -27,10 +27,10 @@ from machine import describe
 from outrider import LoadOptions, Request, SamplingParams
 from outrider.cli.smooth import PacedPrinter
 from outrider.core.data import Piece
-from outrider.generation import Generation
 from outrider.pacing import Pacer
 from outrider.readout import Emission, character_gaps, read_out
 from outrider.session import Pair, Session
+from outrider.session.generation import Generation
 from workload import Prompt, load_prompts
 
 KINDS = ("plain", "unpaced", "paced")

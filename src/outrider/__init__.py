@@ -12,11 +12,11 @@ from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRe
 from outrider.core.errors import BackendError, ConstraintError, GrammarError, InputError, OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
-from outrider.generation import Generation
-from outrider.learned import AutoSettings
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.readout import Readout, read_out
 from outrider.session import Pair, Session
+from outrider.session.generation import Generation
+from outrider.session.learned import AutoSettings
 
 __version__ = "0.1.0"
 

@@ -101,20 +101,6 @@ class ChatTemplate:
         return own[:adds_bos] + vocabulary.tokenize(text, add_special=False, parse_special=True)
 
     @cached_property
-    def keeps_prefix(self) -> bool:
-        """Whether a conversation's text stays the beginning of its continuation.
-
-        If not (a template that moves the system message to the last turn, or rewrites earlier
-        answers), the KV of earlier turns is of no use from the first changed token on.
-        """
-        turns = [{"role": role, "content": f"{role} turn"} for role in ("user", "assistant", "user")]
-        try:
-            first, second = self.render(turns[:1]), self.render(turns)
-        except InputError:
-            return False
-        return second.startswith(first + "assistant turn")
-
-    @cached_property
     def _takes_system(self) -> bool:
         """Whether a system message reaches the text. A template that fails without one, too,
         is given the benefit of the doubt: its own complaint is then what the user should see."""
@@ -162,12 +148,12 @@ def _check(messages: Messages) -> None:
 
 
 def _fold_system(messages: Messages) -> Messages:
-    system, *rest = messages
-    for i, message in enumerate(rest):
+    system, *others = messages
+    for i, message in enumerate(others):
         if message["role"] == "user":
             content = f"{_text(system)}\n\n{_text(message)}"
-            return [*rest[:i], {**message, "content": content}, *rest[i + 1 :]]
-    return [{**system, "role": "user"}, *rest]
+            return [*others[:i], {**message, "content": content}, *others[i + 1 :]]
+    return [{**system, "role": "user"}, *others]
 
 
 def _text(message: Mapping[str, Any]) -> str:

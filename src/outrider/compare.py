@@ -76,7 +76,7 @@ def compare(
     """Run `request` with and without speculation, `repetitions` times each, in turn.
 
     `first` may be a speculative run that was already made from a cold cache. All runs share one
-    seed. `progress` is told how many of the runs are done. No other request may be running.
+    seed. `progress` is called with how many of the runs are done. No other request may be running.
 
     Raises SettingError for less than one repetition.
     """
@@ -171,12 +171,12 @@ def find_divergence(
 
 def _check(request: Request, constrain: Callable[[Grammar], Constraint] | None) -> None:
     if request.grammar is not None and constrain is None:
-        why = "what it allows is needed to tell how close a difference is"
+        why = "what it allows is needed to see how close a difference is"
         raise SettingError("grammar", why, "Give `constrain`, as to the engine.")
 
 
 def _plain_logits(target: Model, prompt: Sequence[int], generated: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The logits behind prompt and generated tokens, evaluated in the shapes of plain decoding:
+    """The logits after prompt and generated tokens, evaluated in the shapes of plain decoding:
     the prompt in chunks, its last token and everything generated one by one."""
     target.truncate(0, 0)
     chunk = min(PREFILL_CHUNK_TOKENS, target.max_batch_tokens)

@@ -53,7 +53,7 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
 def parser_of(
     grammar: Grammar, vocabulary: Vocabulary, parse: Callable[[str], Any]
 ) -> Callable[[Completion], Any]:
-    """What parses an answer under a grammar of the schema: the whole text, or what is behind the grammar's
+    """What parses an answer under a grammar of the schema: the whole text, or what follows the grammar's
     `after`; an answer without that, where it is optional, gives None."""
 
     def parse_completion(completion: Completion) -> Any:

@@ -77,7 +77,7 @@ class TextStream:
     def _safe_length(self, text: str) -> int:
         """Characters of `text` before the first place where a stop string may have begun."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            tail = text[start:]
-            if any(stop.startswith(tail) and stop != tail for stop in self._stops):
+            end = text[start:]
+            if any(stop.startswith(end) and stop != end for stop in self._stops):
                 return start
         return len(text)

@@ -1,1 +1,1 @@
-"""Implementations of the model contract. Each module stands alone."""
+"""Implementations of the model contract. No backend imports another."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.calls import check_spans
 from outrider.core.contracts import Model, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
@@ -66,7 +66,7 @@ class FakeVocabulary:
 
 
 class ReducedVocabulary(FakeVocabulary):
-    """Some characters of another vocabulary, its end token, and behind it a token for all that is missing.
+    """Some characters of another vocabulary, its end token, and after it a token for all that is missing.
 
     >>> reduced = ReducedVocabulary(FakeVocabulary("abc"), "ac")
     >>> reduced.part_of.target_tokens, reduced.spelling(reduced.part_of.other_token)
@@ -107,7 +107,7 @@ def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.
 
 
 def scripted_logits(vocabulary: FakeVocabulary, text: str) -> NextLogits:
-    """A language that says `text` over and over, whatever stands before it."""
+    """A language that says `text` over and over, whatever precedes it."""
     script = vocabulary.tokenize(text)
 
     def next_logits(tokens: Sequence[int]) -> _Row:
@@ -180,7 +180,7 @@ class FakeModel:
             rows.fill(np.nan)
         self.calls.append(tuple(spans))
         if self.fail_at_call == len(self.calls):
-            raise BackendError("fake model", "it was told to fail at this call")
+            raise BackendError("fake model", "a failure was planned for this call")
         try:
             num_tokens, num_rows = (
                 sum(len(span.tokens) for span in spans),
@@ -222,17 +222,10 @@ class FakeModel:
         return (noise * self._rounding.scale).astype(np.float32)
 
     def _check(self, spans: Sequence[Span]) -> None:
-        sequences = sorted(span.sequence for span in spans)
-        _insist(bool(spans), "a call without spans")
-        _insist(all(a != b for a, b in pairwise(sequences)), "two spans of one sequence")
-        _insist(sum(len(span.tokens) for span in spans) <= self.max_batch_tokens, "more than a batch")
-        _insist(sum(span.rows for span in spans) <= self.max_rows, "more rows than a call gives")
-        for span in spans:
-            _insist(0 <= span.sequence < self.max_sequences, f"no sequence {span.sequence}")
-            _insist(0 <= span.rows <= len(span.tokens) > 0, f"rows of {span}")
-            _insist(span.start == self.length(span.sequence), f"{span} does not follow what is stored")
-            _insist(span.start + len(span.tokens) <= self.context_length, f"{span} leaves the context")
-            _insist(all(0 <= t < self.vocabulary.size for t in span.tokens), f"unknown token in {span}")
+        try:
+            check_spans(self, spans)
+        except BackendError as error:
+            raise ContractBroken(str(error)) from error
         used = sum(map(len, self._stored.values())) + sum(len(span.tokens) for span in spans)
         _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
 

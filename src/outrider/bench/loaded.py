@@ -20,9 +20,9 @@ from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
-from outrider.loading import load_draft, load_weights, template_of
 from outrider.policy.prior import Prior
 from outrider.session import Session
+from outrider.session.loading import load_draft, load_weights, template_of
 from outrider.vocab import Alignment
 
 __all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row", "resident_bytes"]

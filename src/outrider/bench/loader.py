@@ -14,9 +14,9 @@ from outrider.bench.score import pair_row
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.timing import Rows
-from outrider.learned import prior_in
-from outrider.loading import in_same_library, why_no_draft
 from outrider.models.hub import HubOptions
+from outrider.session.learned import prior_in
+from outrider.session.loading import in_same_library, why_no_draft
 from outrider.tuning import costs_of
 from outrider.vocab import compare
 

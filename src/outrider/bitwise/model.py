@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from outrider.bitwise.sizes import EqualSizes
+from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutriderError
@@ -74,7 +75,7 @@ class BitwiseModel:
             raise BackendError(self.name, f"it makes no calls of {sizes.most} tokens", "Probe it anew.")
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        self._check(spans)
+        check_spans(self, spans)  # a lane would find out too late, when others have been evaluated
         try:
             return [self._evaluate(self._lanes[span.sequence], span) for span in spans]
         except BaseException:  # an interrupt as well
@@ -82,29 +83,11 @@ class BitwiseModel:
                 self._undo(self._lanes[span.sequence], span.start)
             raise
 
-    def _check(self, spans: Sequence[Span]) -> None:
-        """What would be found out too late otherwise, when other sequences have been evaluated."""
-        if not spans:
-            raise BackendError("span", "a call needs at least one")
-        num_tokens, num_rows = sum(len(s.tokens) for s in spans), sum(span.rows for span in spans)
-        if num_tokens > self.max_batch_tokens or num_rows > self.max_rows:
-            why = f"a call takes {self.max_batch_tokens} tokens and gives {self.max_rows} rows at most"
-            raise BackendError("span", why)
-        for span in spans:
-            stored = self.length(span.sequence)
-            if span.start != stored:
-                raise BackendError("span", f"it starts at {span.start}, but {stored} tokens are stored")
-            if span.start + len(span.tokens) > self.context_length:
-                raise BackendError("span", f"it does not fit a context of {self.context_length} tokens")
-            if not 0 <= span.rows <= len(span.tokens):
-                raise BackendError("span", f"{len(span.tokens)} tokens cannot give {span.rows} rows")
-
     def _evaluate(self, lane: Lane, span: Span) -> Logits:
         """The wanted rows of one span; views where they come from a single call."""
         rows: list[Logits] = []
         start, first = 0, len(span.tokens) - span.rows
-        parts = self.sizes.parts(len(span.tokens)) if span.tokens else []
-        for num_tokens, size in parts:
+        for num_tokens, size in self.sizes.parts(len(span.tokens)):
             end = start + num_tokens
             tokens = span.tokens[start:end] + (span.tokens[end - 1],) * (size - num_tokens)
             wanted = max(end - max(start, first), 0)
@@ -137,10 +120,7 @@ class BitwiseModel:
         self._lanes[sequence].truncate(0, length)
 
     def copy(self, source: int, sequence: int, length: int) -> None:
-        if not 0 < length <= self.length(source):
-            raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
-        if self.length(sequence):
-            raise BackendError("copy", f"sequence {sequence} is not empty")
+        check_copy(self, source, sequence, length)
         self._lanes[sequence].adopt(self._lanes[source], length)
 
     def close(self) -> None:

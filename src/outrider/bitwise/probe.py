@@ -1,7 +1,7 @@
 """For which sizes of calls does a model give a token the same bits? Found out by calls.
 
 A kernel may change with any size, and with the length of the context. So only sizes that were tried are ever
-used, they are tried behind more tokens than the attention kernels take in one block, and every comparison is
+used, they are tried after more tokens than the attention kernels take in one block, and every comparison is
 of many rows: two kernels that sum in another order agree on some rows by chance.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import repeat
 from statistics import median
@@ -36,28 +36,10 @@ _PRICE_ROUNDS = 5
 _PROMPT_TOKENS = 128
 
 Progress = Callable[[float], None]
-"""Told which part is done, from 0 to 1."""
+"""Called with the part that is done, from 0 to 1."""
 
 Digests = list[bytes]
 """The bits of rows of logits, one digest for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Equality:
-    """What was found: the sizes, or None and why there are none."""
-
-    sizes: EqualSizes | None
-    reason: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"sizes": list(self.sizes.sizes) if self.sizes else [], "reason": self.reason}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Equality:
-        """What `as_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
-        sizes = data["sizes"]
-        return cls(EqualSizes.from_json(sizes) if sizes else None, str(data["reason"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +52,32 @@ class Price:
 
     def __str__(self) -> str:
         return f"a plain step takes {_percent(self.step)}, reading a prompt {_percent(self.prompt)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """What was found: sizes of calls that give equal bits, the kind of attention that they need and, once
+    measured, their price; or no sizes, and the reason."""
+
+    sizes: EqualSizes | None
+    reason: str = ""
+    flash_attention: str = "auto"
+    price: Price | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self) | {"sizes": list(self.sizes.sizes) if self.sizes else []}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Equality:
+        """What `as_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
+        sizes, price = data["sizes"], data["price"]
+        return cls(
+            EqualSizes(tuple(int(size) for size in sizes)) if sizes else None,
+            str(data["reason"]),
+            str(data["flash_attention"]),
+            None if price is None else Price(float(price["step"]), float(price["prompt"])),
+        )
 
 
 def _percent(part: float) -> str:
@@ -151,7 +159,7 @@ class _Calls:
         self.fill_size = min(_FILL_TOKENS, self.sizes[-1])
         self.room = max(min(CONTEXT_TOKENS, model.context_length - longest), 0)
         self.room -= self.room % self.fill_size
-        """tokens that the sizes are tried behind"""
+        """tokens that precede every trial"""
         tokens = ordinary_tokens(model.vocabulary, self._rng)
         self._text = [tokens[i % len(tokens)] for i in range(CONTEXT_TOKENS + 2 * longest)]
 
@@ -174,15 +182,15 @@ class _Calls:
         for size, kept in calls:
             start = len(digests)
             kept = min(kept, self.room - start)
-            rest = (self._rng.choice(self._text) for _ in range(size - kept))
-            digests += self._rows((*self._text[start : start + kept], *rest))[:kept]
+            filler = (self._rng.choice(self._text) for _ in range(size - kept))
+            digests += self._rows((*self._text[start : start + kept], *filler))[:kept]
             self._model.truncate(0, len(digests))
             if len(digests) == self.room:
                 break
         return digests
 
     def chain(self, size: int) -> Digests:
-        """A dozen rows at least, of calls of one size behind what is stored."""
+        """A dozen rows at least, of calls of one size after what is stored."""
         start = self._model.length(0)
         digests: Digests = []
         while len(digests) < _CHAIN_TOKENS:
@@ -197,7 +205,7 @@ class _Calls:
 
 
 def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter, seed: int = 0) -> Price:
-    """The two models' times of a plain step and of a prompt, call by call in turn, behind a short context.
+    """The two models' times of a plain step and of a prompt, call by call in turn, after a short context.
     Sequence 0 of both is empty afterwards."""
     tokens = ordinary_tokens(plain.vocabulary, random.Random(seed))
     models = (plain, equal)

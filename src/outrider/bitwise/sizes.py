@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 __all__ = ["EqualSizes"]
 
@@ -47,8 +45,9 @@ class EqualSizes:
     def parts(self, num_tokens: int) -> list[tuple[int, int]]:
         """The calls for so many tokens: how many of them each takes, and the size that it is padded to."""
         number = -(-num_tokens // self.most)
-        share, rest = divmod(num_tokens, number)
-        return [(size, self.padded(size)) for size in [share + 1] * rest + [share] * (number - rest)]
+        share, remainder = divmod(num_tokens, number)
+        counts = [share + 1] * remainder + [share] * (number - remainder)
+        return [(count, self.padded(count)) for count in counts]
 
     def __str__(self) -> str:
         """As people write it: `2-9, 12, 16`."""
@@ -59,8 +58,3 @@ class EqualSizes:
             else:
                 runs.append([size])
         return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> EqualSizes:
-        """The sizes of a list. Raises ValueError or TypeError for anything else."""
-        return cls(tuple(int(size) for size in data))

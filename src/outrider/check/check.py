@@ -29,8 +29,8 @@ from outrider.check.rewind import measure_rewind
 from outrider.check.verdict import overall
 from outrider.core.errors import PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.learned import prior_in
 from outrider.session import DEFAULT_CONTEXT_TOKENS
+from outrider.session.learned import prior_in
 from outrider.vocab import compare
 
 __all__ = ["Asking", "check"]

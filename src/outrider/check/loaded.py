@@ -15,7 +15,7 @@ from outrider.check.report import ModelFacts
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
-from outrider.loading import load_draft, load_weights, template_of
+from outrider.session.loading import load_draft, load_weights, template_of
 from outrider.tuning import costs_of
 
 __all__ = ["Loaded", "Progress"]

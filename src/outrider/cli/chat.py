@@ -24,8 +24,8 @@ from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.core.data import Grammar, StepRecord
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
-from outrider.generation import Generation
 from outrider.session import Message, Pair, Session
+from outrider.session.generation import Generation
 from outrider.trace import write_trace
 
 _HELP = "Type a message. /readout: counts of the last answer. /reset: start over. /exit or Ctrl-D: leave."

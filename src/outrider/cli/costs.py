@@ -23,10 +23,10 @@ from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, import_costs
 from outrider.costs.timing import Rows
 from outrider.files import check_writable
-from outrider.loading import in_same_library
 from outrider.models.hub import HubOptions
-from outrider.models.pair import resolve_pair
+from outrider.models.reference import resolve_pair
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
+from outrider.session.loading import in_same_library
 from outrider.tuning import Tuning, costs_of, subject_of, tune, tuned_options
 
 _SECONDS = 20.0

@@ -11,21 +11,14 @@ from rich.text import Text
 from outrider.cli.output import readable
 from outrider.compare import Comparison
 from outrider.core.data import Completion, Grammar
+from outrider.drafters.registry import DRAFTERS
 from outrider.explain import Estimate, Explanation
 from outrider.readout import DrafterCounts, Latency, Readout
 
-SOURCE_STYLES = {
-    "target": "",
-    "draft": "green",
-    "lookup": "cyan",
-    "earlier": "blue",
-    "corpus": "magenta",
-    "prediction": "yellow",
-    "grammar": "dim",
-}
+SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
 """How `--show-source` colours a token, by who produced it."""
 
-_NAMES = {"draft": "draft model", "grammar": "forced text"}
+_NAMES = {**{kind.name: kind.title for kind in DRAFTERS}, "grammar": "forced text"}
 
 _STRUCTURES = {
     "json_schema": "JSON of a schema",

@@ -26,8 +26,6 @@ from outrider.drafters.corpus_files import list_files
 from outrider.drafters.model import ModelDrafter
 from outrider.explain import Explanation, explain
 from outrider.files import check_writable
-from outrider.generation import Generation
-from outrider.learned import AutoSettings
 from outrider.models.hub import HubOptions
 from outrider.native import hint_once
 from outrider.policy import AutoPolicy
@@ -36,6 +34,8 @@ from outrider.replay.recorder import record_offers
 from outrider.replay.recording import Recording
 from outrider.replay.recording import as_json as recording_json
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
+from outrider.session.generation import Generation
+from outrider.session.learned import AutoSettings
 from outrider.trace import write_trace
 
 INTERRUPTED = 130

@@ -13,9 +13,9 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import SettingError
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
-from outrider.learned import AutoSettings
 from outrider.models import NO_DRAFT
 from outrider.policy import FixedPolicy
+from outrider.session.learned import AutoSettings
 
 POLICIES = ("auto", "lookup", "model", "fixed", "plain")
 

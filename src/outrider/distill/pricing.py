@@ -13,8 +13,8 @@ from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
 from outrider.distill.worth import Prices
 from outrider.files import write_whole
-from outrider.loading import load_weights
 from outrider.models import read_card
+from outrider.session.loading import load_weights
 from outrider.tuning import costs_of
 
 __all__ = ["measure_prices"]

@@ -18,7 +18,7 @@ from outrider.distill.device import device_of, has_fast_half
 from outrider.distill.network import Network
 from outrider.distill.plan import DistillPlan
 from outrider.distill.torch_model import TorchModel
-from outrider.loading import load_weights, template_of
+from outrider.session.loading import load_weights, template_of
 
 __all__ = ["Teacher", "open_teacher"]
 

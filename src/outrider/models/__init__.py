@@ -4,8 +4,7 @@ from outrider.models.cache import cache_dir
 from outrider.models.embedded import embedded_default, embedded_draft, embedded_is_intact
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
-from outrider.models.pair import DEFAULT_DRAFT, NO_DRAFT, resolve_pair
-from outrider.models.reference import resolve
+from outrider.models.reference import DEFAULT_DRAFT, NO_DRAFT, resolve, resolve_pair
 
 __all__ = [
     "DEFAULT_DRAFT",

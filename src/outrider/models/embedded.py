@@ -34,7 +34,7 @@ def embedded_default(progress: Progress | None = None) -> Path:
     """The default model in the user's cache, fetched on first use.
 
     A file that is there is used at once, without network; its hash was checked when it was
-    put there, and is checked again only if its header is damaged. `progress` is told (bytes so
+    put there, and is checked again only if its header is damaged. `progress` is called with (bytes so
     far, bytes in all) while it is fetched; by default a bar shows on standard error if that is
     a terminal. Raises HubError when it cannot be fetched or stored.
     """

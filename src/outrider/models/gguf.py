@@ -135,7 +135,7 @@ def _quantization(header: Header, tensors: Iterable[TensorInfo]) -> str:
         try:
             return LlamaFileType(declared).name.removeprefix("MOSTLY_").removeprefix("ALL_")
         except ValueError:
-            # A label newer than the `gguf` package; the tensors tell as much.
+            # A label newer than the `gguf` package; the tensors show as much.
             pass
     weight: Counter[str] = Counter()
     for tensor in tensors:

@@ -14,7 +14,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda _count: None) -> str:
-    """The hash in hexadecimal; `on_bytes` is told how much was read, block by block.
+    """The hash in hexadecimal; `on_bytes` is called with the bytes read, block by block.
 
     Raises ModelFileError when the file is gone or cannot be read.
     """

@@ -1,7 +1,8 @@
 """The header of a GGUF file: its fields and its tensors' shapes, without the weights.
 
-Written by hand because `gguf.GGUFReader` takes 7 s on a model with a vocabulary of 151,936
-tokens: it makes numpy arrays of every token and merge. Skipping them here takes 0.1 s.
+Written by hand because `gguf.GGUFReader` takes 7 s on a model with a vocabulary of 151,936 tokens
+(it makes numpy arrays of every token and merge; skipping them here takes 0.1 s), and goes on without
+end, or without a bound on memory, where a damaged file claims a long array.
 The layout is that of docs/gguf.md in the ggml repository, versions 2 and 3.
 """
 

@@ -9,6 +9,7 @@ The client takes half a second to import, so nothing here imports it before it i
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from outrider.core.errors import HubError
 from outrider.models.hashing import file_sha256
-from outrider.models.hub_errors import cache_may_answer, explain
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["HubOptions", "fetch", "list_files"]
 
 _TIMEOUT_S = 10.0
+_TOKEN = "set HF_TOKEN to a token that may read it, or log in with `hf auth login`."
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -83,16 +84,16 @@ def list_files(name: str, options: HubOptions) -> tuple[str, ...]:
         info = api.model_info(name, revision=options.revision, timeout=_TIMEOUT_S)
         return tuple(sorted(sibling.rfilename for sibling in info.siblings or ()))
     except Exception as error:
-        if cache_may_answer(error) and repository.snapshot():
+        if _cache_may_answer(error) and repository.snapshot():
             return _cached_files(repository)
-        raise explain(error, f"hf:{name}") from error
+        raise _explain(error, f"hf:{name}") from error
 
 
 def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, ...]:
     """The paths of `files` in the cache, downloaded where they are not there yet.
 
     All come from the same commit. A download that broke off goes on where it ended. The bar on
-    standard error shows only on a terminal. Raises HubError for whatever stands in the way.
+    standard error shows only on a terminal. Raises HubError for whatever prevents that.
     """
     repository = _repository(name, options)
     return tuple(_fetch_one(repository, file) for file in files)
@@ -152,9 +153,9 @@ def _fetch_one(repository: _Repository, file: str) -> Path:
     except HubError:
         raise
     except Exception as error:
-        if cached and cache_may_answer(error):
+        if cached and _cache_may_answer(error):
             return cached
-        raise explain(error, what, repository.folder.parent) from error
+        raise _explain(error, what, repository.folder.parent) from error
 
 
 def _download(url: str, repository: _Repository, found: HfFileMetadata, what: str) -> None:
@@ -218,3 +219,71 @@ def _download_rest(url: str, partial: Path, size_bytes: int, what: str, token: s
         kept = partial.stat().st_size
         reason = f"the connection broke after {kept:,} of {size_bytes:,} bytes"
         raise HubError(what, reason, "Run the same command again: it goes on from there.") from error
+
+
+# What the client raises, in terms of what the user asked for
+
+
+def _cache_may_answer(error: Exception) -> bool:
+    """Whether what is cached may be used instead: the hub is out of reach, or it does not let
+    this user in (any more), which says nothing about the files."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 429):
+        return True
+    return _is_unreachable(error)
+
+
+def _is_unreachable(error: Exception) -> bool:
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code >= 500
+    return isinstance(error, (httpx2.TransportError, OfflineModeIsEnabled))
+
+
+def _explain(error: Exception, what: str, cache: Path | None = None) -> HubError:
+    """The HubError for whatever the client raised about `what`, to be raised from it."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if _is_unreachable(error):
+        way_out = "Check the network, or name a local file."
+        return HubError(what, f"the hub cannot be reached ({_first_line(error)})", way_out)
+    if isinstance(error, HfHubHTTPError):
+        return HubError(what, *_refusal(error))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HubError(
+            what, f"the disk of {cache} is full", "Free some space, or set HF_HOME to a larger disk."
+        )
+    if isinstance(error, PermissionError):
+        return HubError(what, f"the cache {cache} may not be written", "Set HF_HOME to a folder of your own.")
+    if isinstance(error, OSError):
+        return HubError(what, _first_line(error), "Run the same command again.")
+    reason = f"the hub's answer cannot be used ({_first_line(error)})"
+    return HubError(what, reason, "Check the name, and HF_ENDPOINT if it is set.")
+
+
+def _refusal(error: Exception) -> tuple[str, str]:
+    """Reason and way out of an answer that the hub gave, but not with a file."""
+    from huggingface_hub import errors
+
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    if isinstance(error, errors.GatedRepoError):
+        return "its owner wants its terms accepted first", f"Accept them on its page, then {_TOKEN}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "the repository has no such revision", "Check the branch, tag or commit."
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return "the repository has no such file", "Check the file's name on the repository's page."
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
+        return "there is no such repository, or it is private", f"Check owner and name; if private, {_TOKEN}"
+    if status in (401, 403):
+        return f"the hub refuses access ({status})", _TOKEN.capitalize()
+    if status == 429:
+        return "the hub has had too many requests from here", "Wait some minutes, or set HF_TOKEN."
+    return f"the hub answered with an error ({status})", "Try again later."
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

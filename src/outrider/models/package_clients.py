@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["Progress", "fetch_source", "fetch_wheel", "install_wheels"]
 
 Progress = Callable[[int, int], None]
-"""Told (bytes so far, bytes in all) a few times per second."""
+"""Called with (bytes so far, bytes in all) a few times per second."""
 
 _POLL_S = 0.2
 _REASONS = ("ERROR: ", "error: ", "cause: ", "╰─▶ ")

@@ -1,4 +1,4 @@
-"""Names of quantizations, as they stand in the names of files and models."""
+"""Names of quantizations, as they occur in the names of files and models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMAT = re.compile(r"(?<![a-z0-9])(?:gguf|ggml)(?![a-z0-9])", re.IGNORECASE)
 
 def requantized_name(stem: str, quantization: str) -> str:
     """The name of a file, without its suffix, once it is of another quantization. The old one is replaced,
-    in its own case; where there is none, the new one is put behind the name.
+    in its own case; where there is none, the new one is appended to the name.
 
     >>> requantized_name("Tiny.Q4_K_M", "Q8_0"), requantized_name("tiny-q4_k_m-00001-of-00002", "IQ4_NL")
     ('Tiny.Q8_0', 'tiny-iq4_nl')
@@ -41,6 +41,6 @@ def without_quantization(name: str) -> str:
     >>> without_quantization("Qwen2.5 Coder 1.5B GGUF"), without_quantization("qwen2.5-coder-1.5b-Q4_K_M")
     ('qwen2.5 coder 1.5b', 'qwen2.5 coder 1.5b')
     """
-    rest = _FORMAT.sub(" ", _WORD.sub(" ", _PART.sub("", name)))
-    words = (word.strip(".") for word in re.split(r"[\s_/-]+", rest.lower()))
+    bare = _FORMAT.sub(" ", _WORD.sub(" ", _PART.sub("", name)))
+    words = (word.strip(".") for word in re.split(r"[\s_/-]+", bare.lower()))
     return " ".join(word for word in words if word)

@@ -13,9 +13,9 @@ from outrider.models.header import Array, read_header
 __all__ = ["OTHER_TOKEN", "REDUCED_KEYS", "TARGET_TOKENIZER", "TARGET_TOKENS", "WINDOW", "read_part"]
 
 TARGET_TOKENS = "outrider.draft.target_tokens"
-"""INT32 array: for each token of the draft the target's id, -1 for the one that stands for all others"""
+"""INT32 array: for each token of the draft the target's id, -1 for the one that represents all others"""
 OTHER_TOKEN = "outrider.draft.other_token"
-"""UINT32: the draft's id of the token that stands for all tokens of the target that it does not know"""
+"""UINT32: the draft's id of the token that represents all tokens of the target that it does not know"""
 TARGET_TOKENIZER = "outrider.draft.target_tokenizer"
 """string: `vocab.tokenizer_id` of the target's vocabulary"""
 WINDOW = "outrider.draft.window"

@@ -1,4 +1,4 @@
-"""Where a model is: from what a user names to a file on this machine.
+"""Where models are: from what a user names to the files of a target and its draft on this machine.
 
 path/to/model.gguf               a file
 path/to/m-00001-of-00003.gguf    a split model, by any of its parts
@@ -15,11 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from outrider.core.errors import HubError
+from outrider.core.errors import HubError, ModelFileError
+from outrider.models.embedded import embedded_default, embedded_draft
 from outrider.models.hub import HubOptions, fetch, list_files
 from outrider.models.shards import local_shards, shard_names
 
-__all__ = ["choose_file", "resolve"]
+__all__ = ["DEFAULT_DRAFT", "NO_DRAFT", "choose_file", "resolve", "resolve_pair"]
+
+NO_DRAFT = "none"
+"""As the draft's reference: no draft model, also not the one that comes with the default."""
+
+DEFAULT_DRAFT = "default-draft"
+"""As the draft's reference: the one that comes with the default, for its other quantizations and its kin."""
 
 _HUB = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?:/(?P<file>.+)|:(?P<choice>[^:]+))?", re.ASCII)
 _USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
@@ -50,6 +57,31 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
         names = list_files(wanted.repository, options)
         file = choose_file(names, wanted.quantization, what=reference)
     return fetch(wanted.repository, shard_names(file), options)[0]
+
+
+def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple[Path, Path | None]:
+    """The target's file and the draft's.
+
+    `model` None: the embedded default; its own draft then goes with it unless another is named, or
+    `NO_DRAFT`.
+    Raises HubError and ModelFileError for references that cannot be resolved.
+    """
+    target = embedded_default() if model is None else resolve(model, hub=hub)
+    if draft == NO_DRAFT:
+        return target, None
+    if draft == DEFAULT_DRAFT:
+        return target, _own_draft()
+    if draft is not None:
+        return target, resolve(draft, hub=hub)
+    return target, embedded_draft() if model is None else None
+
+
+def _own_draft() -> Path:
+    path = embedded_draft()
+    if path is None:
+        reason = "this installation came without the embedded default's draft"
+        raise ModelFileError(DEFAULT_DRAFT, reason, "Install Outrider anew, or name a draft of your own.")
+    return path
 
 
 def _parse(reference: str) -> _HubReference:

@@ -1,8 +1,7 @@
 """ik_llama.cpp compiled for the CPU of this machine, in the user's cache."""
 
-from outrider.native.build import NativeBuild, Progress, build_native
+from outrider.native.build import NativeBuild, Progress, build_native, hint_once
 from outrider.native.cpu import cpu_id
-from outrider.native.hint import hint_once
 from outrider.native.place import IK, LIBRARY, native_library
 
 __all__ = [

@@ -14,13 +14,18 @@ from pathlib import Path
 
 from outrider.core.errors import BuildError, SettingError
 from outrider.native.compilation import Compilation, Progress, kept_log
-from outrider.native.place import IK, RECIPE, Source, builds_dir, disk_full, library_path
+from outrider.native.cpu import cpu_id
+from outrider.native.place import IK, RECIPE, Source, builds_dir, disk_full, library_path, native_library
 from outrider.native.tools import check_compilers
 
-__all__ = ["NativeBuild", "Progress", "build_native"]
+__all__ = ["NativeBuild", "Progress", "build_native", "hint_once"]
 
 _TEMPORARY = ".build-"
 _NEEDED_BYTES = 500_000_000
+_HINT = (
+    "`outrider setup --native` compiles ik_llama.cpp for this CPU in some minutes; on the machines where "
+    "that was measured, such a build was 1.1 to 1.25x as fast as the ready-made one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +99,19 @@ def _cannot_store(error: OSError) -> BuildError | SettingError:
     return SettingError(
         str(builds_dir()), reason, "Check its permissions, or set OUTRIDER_CACHE to another folder."
     )
+
+
+def hint_once() -> str | None:
+    """A line that says, once on each machine, that a library can be compiled for its CPU. None where it was
+    said before, where the library is there, where there are no compilers, and where the cache cannot keep
+    that it was said."""
+    if native_library() is not None:
+        return None
+    try:
+        check_compilers(IK.name, os.environ)
+        builds_dir().mkdir(parents=True, exist_ok=True)
+        # The cache may be shared between machines.
+        (builds_dir() / f"hint-{cpu_id()}").open("x").close()
+    except (BuildError, OSError):
+        return None
+    return _HINT

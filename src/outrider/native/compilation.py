@@ -5,27 +5,29 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 from outrider.core.errors import BuildError
-from outrider.native.children import run_logged
-from outrider.native.fetch import fetched
+from outrider.native.cpu import logical_cores
 from outrider.native.place import LIBRARY, Source, builds_dir, disk_full, is_full
-from outrider.native.tools import Tools, find_tools
+from outrider.native.tools import Tools, fetched, find_tools
 
 __all__ = ["Compilation", "Progress", "kept_log"]
 
 Progress = Callable[[str, float], None]
-"""Told which stage it is ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
+"""Called with the stage ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
 
 _TARGET = "outrider-ik"
 _BYTES_A_COMPILER = 2_000_000_000
 _TRIAL_LIMIT_S = 300
+_PATIENCE_S = 10.0
+"""for a program that was asked to end"""
 _TRIAL = (
     "import ctypes, os, sys; "
     "sys.exit(ctypes.CDLL(sys.argv[1]).outrider_first_decode(os.fsencode(sys.argv[2])) != 0)"
@@ -75,7 +77,7 @@ class Compilation:
         return folder
 
     def _run(self, tools: Tools, *arguments: str) -> None:
-        if run_logged([tools.cmake, *arguments], self._log, tools.environment, self._show) != 0:
+        if _run_logged([tools.cmake, *arguments], self._log, tools.environment, self._show) != 0:
             raise self._failure("it cannot be compiled here")
 
     def _show(self, line: str) -> None:
@@ -142,6 +144,45 @@ def _telling_line(lines: list[str]) -> str:
 
 def _compilers() -> int:
     """How many compilers to run at once: one a core, as far as the memory goes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(cores, memory_bytes // _BYTES_A_COMPILER))
+    return max(1, min(logical_cores(), memory_bytes // _BYTES_A_COMPILER))
+
+
+def _run_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], on_line: Callable[[str], None]
+) -> int:
+    """Run a program, and return its exit status. Each line of its output is added to `log` and shown to
+    `on_line`. Where that or Ctrl-C ends the wait, the program is ended too, with all that it started."""
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        # A group of its own: a compiler must not go on when its build is over.
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=dict(environment),
+            start_new_session=True,
+        )
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                file.write(line)
+                on_line(line.rstrip())
+            return child.wait()
+        finally:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a program that still runs, and wait until it has: ninja passes SIGTERM on to its compilers."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_PATIENCE_S)
+    if child.stdout is not None:
+        child.stdout.close()

@@ -1,4 +1,5 @@
-"""What a build needs: a compiler, which must be there, and cmake with ninja or make, which can be fetched."""
+"""What a build needs: a compiler, which must be there; the source, and cmake with ninja or make, which are
+fetched by the user's package client."""
 
 from __future__ import annotations
 
@@ -7,17 +8,22 @@ import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.core.errors import BuildError
-from outrider.models.package_clients import install_wheels
+from outrider.models.hashing import file_sha256
+from outrider.models.package_clients import fetch_source, install_wheels
+from outrider.native.place import Source, disk_full, is_full
 
-__all__ = ["Tools", "check_compilers", "find_tools"]
+__all__ = ["Tools", "check_compilers", "fetched", "find_tools"]
 
 _COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _CMAKE_NEEDED = (3, 19)
+_TRY_AGAIN = "Try again, or check the package index in use."
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +98,46 @@ def _usable_cmake(environment: Mapping[str, str]) -> str | None:
 
 def _found(name: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(name, path=environment.get("PATH", os.defpath))
+
+
+def fetched(source: Source, folder: Path, progress: Callable[[float], None]) -> Path:
+    """The folder of the source that is compiled, somewhere below `folder`.
+
+    `progress` is called with the part of it that is there, from 0 to 1. Raises BuildError.
+    """
+    failures = fetch_source(
+        source.requirement,
+        source.sha256,
+        folder,
+        source.archive_bytes,
+        lambda done, total: progress(done / total),
+    )
+    if failures and is_full(failures):
+        raise disk_full()
+    if failures:
+        raise BuildError(
+            source.requirement,
+            f"its source could not be fetched: {failures}",
+            "With network access and pip or uv, run the same command again.",
+        )
+    for archive in folder.rglob("*.tar.gz"):
+        _unpack(source, archive, folder / "unpacked")
+    for found in folder.rglob(f"{source.folder}/CMakeLists.txt"):
+        return found.parent
+    raise BuildError(source.requirement, f"there is no {source.folder} in its source", _TRY_AGAIN)
+
+
+def _unpack(source: Source, archive: Path, folder: Path) -> None:
+    if file_sha256(archive) != source.sha256:
+        reason = "what was fetched is not the published source (its SHA-256 differs)"
+        raise BuildError(source.requirement, reason, _TRY_AGAIN)
+    # The first releases of Python 3.11 have no filters. The hash has said that this is the archive
+    # which is known, so the filter is a second lock on the door.
+    safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    try:
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, **safe)
+    except tarfile.TarError as error:
+        raise BuildError(
+            source.requirement, f"its source cannot be unpacked ({error})", _TRY_AGAIN
+        ) from error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
 
-from outrider.backends.fake import FakeVocabulary
-from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy
+from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy, Vocabulary
 from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -20,7 +21,7 @@ __all__ = ["SAMPLER", "Replayed", "is_limited", "replay"]
 _ROOM = 1024
 """how long a draft may be where the end of the answer is not known"""
 
-SAMPLER = RequestSampler(SamplingParams(temperature=0), FakeVocabulary("ab"), ())
+SAMPLER = RequestSampler(SamplingParams(temperature=0), cast(Vocabulary, SimpleNamespace(size=0)), ())
 """Recorded tokens are the target's likeliest: nothing is sampled."""
 
 

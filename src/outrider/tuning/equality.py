@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.bitwise import BitwiseModel, Equality, find_equality
 from outrider.bitwise.probe import Price, measure_price, needs_no_padding
 from outrider.core.errors import OutOfMemory, SettingError
-from outrider.costs.store import Subject, costs_dir, read_entry, write_entry
+from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.tuning.curves import Loaded, subject_of
 
-__all__ = ["Found", "find_equal_calls", "is_nearly_free", "open_target"]
+__all__ = ["find_equal_calls", "is_nearly_free", "open_target"]
 
 MAX_DEFAULT_PRICE = 0.02
 """Where neither plain steps nor prompts take this much longer, equal bits are the default."""
@@ -26,34 +25,7 @@ Progress = Callable[[float], None]
 """Called with the part that is done, from 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What was found out: the equal calls, the kind of attention that they need, and their price; None of
-    it, and why, where there are none."""
-
-    equality: Equality
-    flash_attention: str = "auto"
-    price: Price | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain data."""
-        price = asdict(self.price) if self.price else None
-        return self.equality.as_json() | {"flash_attention": self.flash_attention, "price": price}
-
-    def line(self, max_running: int) -> str:
-        """For people: the calls and their price."""
-        line = f"bit-equal text: calls of {self.equality.sizes} tokens; {self.price}"
-        return f"{line}; requests that run at once share no calls" if max_running > 1 else line
-
-    @classmethod
-    def from_json(cls, data: Any) -> Found:
-        """What `as_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
-        price = data["price"]
-        known = None if price is None else Price(float(price["step"]), float(price["prompt"]))
-        return cls(Equality.from_json(data), str(data["flash_attention"]), known)
-
-
-def find_equal_calls(weights: Weights, *, progress: Progress = lambda _part: None) -> Found:
+def find_equal_calls(weights: Weights, *, progress: Progress = lambda _part: None) -> Equality:
     """For which calls these weights give equal bits, here and under these options: looked up, or found out
     in some seconds and kept. Raises BackendError when a call fails."""
     return _remembered(weights, "equal calls", lambda: _find(weights, progress, hasty=False))
@@ -77,7 +49,7 @@ def open_target(
     capacity_tokens: int = 0,
     bitwise: bool | None = None,
     measuring: Callable[[str, float], None] | None = None,
-) -> tuple[Loaded, Found | None]:
+) -> tuple[Loaded, Equality | None]:
     """KV caches on a target's weights, of `context_length` tokens for each sequence and `capacity_tokens` in
     all (0: as many as they may have).
 
@@ -103,37 +75,37 @@ def open_target(
 
 
 def _equal(
-    weights: Weights, found: Found, context_length: int, max_sequences: int, capacity_tokens: int
+    weights: Weights, found: Equality, context_length: int, max_sequences: int, capacity_tokens: int
 ) -> BitwiseModel:
     """Raises SettingError where no calls are equal, OutOfMemory."""
-    if found.equality.sizes is None:
-        why = f"{weights.library.title} cannot give equal bits with {weights.name}: {found.equality.reason}"
+    if found.sizes is None:
+        why = f"{weights.library.title} cannot give equal bits with {weights.name}: {found.reason}"
         raise SettingError("--bitwise", why, "Choose another --backend or -fa, or decode without it.")
     if capacity_tokens:
         max_sequences = min(max_sequences, max(capacity_tokens // context_length, 1))
     return _lanes(weights, found, context_length, max_sequences, capacity_tokens)
 
 
-def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Found:
+def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
     """The first kind of attention under which single tokens need no padding, else the first under which
     any calls are equal. `hasty`: nothing is said of those that need padding."""
     if reason := _why_not(weights):
-        return Found(Equality(None, reason))
-    best: Found | None = None
+        return Equality(None, reason)
+    best: Equality | None = None
     for options in _attentions(weights):
         with closing(weights.open(_CONTEXT_TOKENS, options=options)) as model:
             unpadded = needs_no_padding(model)
-            if not unpadded and (hasty or (best is not None and best.equality.sizes)):
+            if not unpadded and (hasty or (best is not None and best.sizes)):
                 continue
             equality = find_equality(model, progress=progress)
-        found = Found(equality, options.flash_attention)
-        if equality.sizes is not None and equality.sizes.sizes[0] == 1:
+        found = replace(equality, flash_attention=options.flash_attention)
+        if found.sizes is not None and found.sizes.sizes[0] == 1:
             best = found
             break
-        best = best if best is not None and best.equality.sizes else found
+        best = best if best is not None and best.sizes else found
     if best is None:
-        return Found(Equality(None, "single tokens need padding"))
-    return replace(best, price=_price(weights, best)) if best.equality.sizes else best
+        return Equality(None, "single tokens need padding")
+    return replace(best, price=_price(weights, best)) if best.sizes else best
 
 
 def _why_not(weights: Weights) -> str:
@@ -141,7 +113,7 @@ def _why_not(weights: Weights) -> str:
     if weights.rewind != "free":
         return "it cannot forget tokens freely"
     if weights.window_tokens and weights.library.reuses_window_cells:
-        return "tokens that its sliding window has left behind give way to others, out of order"
+        return "tokens that left its sliding window give way to others, out of order"
     return ""
 
 
@@ -159,7 +131,7 @@ def _attentions(weights: Weights) -> Iterator[LoadOptions]:
         return
 
 
-def _price(weights: Weights, found: Found) -> Price:
+def _price(weights: Weights, found: Equality) -> Price:
     with (
         closing(weights.open(_CONTEXT_TOKENS)) as plain,
         closing(_lanes(weights, found, _CONTEXT_TOKENS)) as equal,
@@ -168,26 +140,26 @@ def _price(weights: Weights, found: Found) -> Price:
 
 
 def _lanes(
-    weights: Weights, found: Found, context_length: int, max_sequences: int = 1, capacity_tokens: int = 0
+    weights: Weights, found: Equality, context_length: int, max_sequences: int = 1, capacity_tokens: int = 0
 ) -> BitwiseModel:
-    assert found.equality.sizes is not None
+    assert found.sizes is not None
     options = replace(weights.options, flash_attention=found.flash_attention)
     return BitwiseModel(
         lambda length: weights.open(length, options=options),
-        found.equality.sizes,
+        found.sizes,
         context_length=context_length,
         max_sequences=max_sequences,
         capacity_tokens=capacity_tokens,
     )
 
 
-def _remembered(weights: Weights, what: str, find: Callable[[], Found]) -> Found:
+def _remembered(weights: Weights, what: str, find: Callable[[], Equality]) -> Equality:
     """What is in the cache, or what is found now and kept."""
     place = _place(weights, what)
     data, _ = read_entry(place, "")
     try:
         if data is not None:
-            return Found.from_json(data)
+            return Equality.from_json(data)
     except (KeyError, TypeError, ValueError):
         pass  # damaged: found out anew
     found = find()
@@ -198,11 +170,7 @@ def _remembered(weights: Weights, what: str, find: Callable[[], Found]) -> Found
 def _place(weights: Weights, what: str) -> Path:
     """Where it is kept: by file, library build, machine and options."""
     with closing(weights.open(_CONTEXT_TOKENS)) as model:
-        subject = _subject(model, what)
+        subject = subject_of(model, "all")
+    asked = ("flash_attention_asked", weights.options.flash_attention)
+    subject = replace(subject, settings=(*subject.settings, ("about", what), asked))
     return costs_dir() / f"equal-{subject.key()}.json"
-
-
-def _subject(model: GgufModel, what: str) -> Subject:
-    subject = subject_of(model, "all")
-    asked = ("flash_attention_asked", model.weights.options.flash_attention)
-    return replace(subject, settings=(*subject.settings, ("about", what), asked))

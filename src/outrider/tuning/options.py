@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import (
+    Library,
     LoadOptions,
     Weights,
     available_bytes,
@@ -26,11 +26,12 @@ from outrider.costs.curve import CallCosts
 from outrider.costs.side_by_side import FEW_SIZES, SIZES, measure_side_by_side
 from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.cache import cache_dir
-from outrider.models.gguf import read_card
+from outrider.models.gguf import ModelCard, read_card
+from outrider.native.cpu import logical_cores
 from outrider.tuning.curves import file_id, machine_id
-from outrider.tuning.judging import COMPARED_TOKENS, Trial, compare_libraries, judge
+from outrider.tuning.scoring import COMPARED_TOKENS, Trial, choose_best, compare_libraries
 
-__all__ = ["Tuning", "choose_options", "tune", "tuned_options"]
+__all__ = ["Tuning", "checked_options", "choose_options", "tune", "tuned_options"]
 
 DEFAULT_SECONDS = 60.0
 _QUICK_SECONDS = 8.0
@@ -158,28 +159,34 @@ def tune(
     report = progress or (lambda _what, _part: None)
     libraries = _libraries(path, options)
     survived = best = libraries[0]
-    stages: list[tuple[str, Stage]] = [("libraries", lambda _best: libraries)]
-    thorough: list[tuple[str, Stage]] = [
-        ("kernels", _repacking),
-        ("attention", _attention),
-        ("threads", _threads),
+    thorough: dict[str, Stage] = {"kernels": _repacking, "attention": _attention, "threads": _threads}
+    tried: dict[str, Stage] = {"kernels": _kernels} if quick else thorough
+    tried = {"libraries": lambda _best: libraries, **tried}
+    stages = [
+        (what, stage) for what, stage in tried.items() if any(changed != best for changed in stage(best))
     ]
-    stages += [("kernels", _kernels)] if quick else thorough
-    stages = [(what, stage) for what, stage in stages if any(changed != best for changed in stage(best))]
     trials, gained, compared = list[Trial](), 1.0, ""
     for i, (what, stage) in enumerate(stages):
         sets = [best, *(changed for changed in stage(best) if changed != best)]
         context = _CONTEXT_TOKENS if stage in (_attention, _kernels) else 0
 
-        def tell(part: float, done: int = i, what: str = what) -> None:
+        def show(part: float, done: int = i, what: str = what) -> None:
             report(what, (done + part) / len(stages))
 
-        costs = _measure(path, sets, _Measuring(seconds / len(stages), draft, context, quick, tell))
+        costs = _measure(
+            path,
+            sets,
+            seconds=seconds / len(stages),
+            draft=draft,
+            context=context,
+            sizes=FEW_SIZES if quick else SIZES,
+            report=show,
+        )
         survived = survived if survived in costs else next(iter(costs))
-        best, reached, tried = judge(survived, list(costs), list(costs.values()), draft)
-        trials += [replace(trial, score=trial.score * gained) for trial in tried[1 if trials else 0 :]]
+        best, reached, new = choose_best(survived, list(costs), list(costs.values()), draft)
+        trials += [replace(trial, score=trial.score * gained) for trial in new[1 if trials else 0 :]]
         gained *= reached
-        compared = compared or compare_libraries(best, tried)
+        compared = compared or compare_libraries(best, new)
     record = {
         "model": path.name,
         "tuned": _tuned_part(best),
@@ -201,11 +208,10 @@ def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
 
     Raises BackendError, or BackendCrash, where there is none.
     """
-    found, failure = list[LoadOptions](), None
+    card, found, failure = read_card(path), list[LoadOptions](), None
     for library in candidates(options):
-        named = replace(options, backend=library.backend, library=str(library.file.path))
         try:
-            found.append(_surviving(path, named, library.build_id))
+            found.append(checked_options(card, options, library)[0])
         except BackendCrash as error:
             failure = error
     if failure is not None and not found:
@@ -213,13 +219,19 @@ def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
     return found
 
 
-def _surviving(path: Path, options: LoadOptions, build: str) -> LoadOptions:
-    """The options without what this build of the library crashes at. Raises BackendCrash."""
-    card = read_card(path)
-    kind = f"{card.architecture} {card.quantization}"
-    memory = cache_dir() / "builds.json"
-    survived, _ = check_build(path, options, build=build, model_kind=kind, file=file_id(path), memory=memory)
-    return survived
+def checked_options(
+    card: ModelCard, options: LoadOptions, library: Library
+) -> tuple[LoadOptions, str | None]:
+    """The options for one library, without what its build crashes at or computes wrongly with this model, and
+    a notice for the user where that changes something. Raises BackendCrash where it cannot be used."""
+    return check_build(
+        card.path,
+        replace(options, backend=library.backend, library=str(library.file.path)),
+        build=library.build_id,
+        model_kind=f"{card.architecture} {card.quantization}",
+        file=file_id(card.path),
+        memory=cache_dir() / "builds.json",
+    )
 
 
 def _repacking(options: LoadOptions) -> list[LoadOptions]:
@@ -243,34 +255,28 @@ def _kernels(options: LoadOptions) -> list[LoadOptions]:
 def _threads(options: LoadOptions) -> list[LoadOptions]:
     """Fewer threads than cores (memory may be what limits), and one for each hardware thread."""
     cores = physical_cores()
-    counts = sorted({max(cores // 2, 1), max(cores * 3 // 4, 1), cores, _logical_cores()})
+    counts = sorted({max(cores // 2, 1), max(cores * 3 // 4, 1), cores, logical_cores()})
     if not (_is_free(options, "threads") and _is_free(options, "threads_batch")) or len(counts) < 2:
         return []
     return [replace(options, threads=n, threads_batch=n) for n in counts if n != cores]
 
 
-def _logical_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 # Measuring
 
 
-@dataclass(frozen=True, slots=True)
-class _Measuring:
-    """How sets are measured: for so many seconds in all, as a draft model's calls or a target's, at a context
-    of so many tokens, with few sizes of calls or all; `report` is called with the part that is done."""
-
-    seconds: float
-    draft: bool
-    context: int
-    quick: bool
-    report: Callable[[float], None]
-
-
-def _measure(path: Path, sets: Sequence[LoadOptions], how: _Measuring) -> dict[LoadOptions, CallCosts]:
-    """The curve of each set that the file can be loaded with, call by call in turn; one kind of weights after
-    the other where memory does not hold all. Raises ModelFileError where there is none."""
+def _measure(
+    path: Path,
+    sets: Sequence[LoadOptions],
+    *,
+    seconds: float,
+    draft: bool,
+    context: int,
+    sizes: Sequence[int],
+    report: Callable[[float], None],
+) -> dict[LoadOptions, CallCosts]:
+    """The curve of each set that the file can be loaded with, measured for `seconds` in all, call by call in
+    turn, with a context of so many tokens; one kind of weights after the other where memory does not hold
+    all. Raises ModelFileError where there is none."""
     kinds = list(dict.fromkeys(map(_kind, sets)))
     if available_bytes() > _WEIGHTS_ROOM * len(kinds) * read_card(path).file_bytes:
         groups = [list(sets)]
@@ -279,19 +285,19 @@ def _measure(path: Path, sets: Sequence[LoadOptions], how: _Measuring) -> dict[L
     found: dict[LoadOptions, CallCosts] = {}
     for i, group in enumerate(groups):
 
-        def tell(part: float, done: int = i) -> None:
-            how.report((done + part) / len(groups))
+        def show(part: float, done: int = i) -> None:
+            report((done + part) / len(groups))
 
-        with _opened(path, group, how.context + 2 * COMPARED_TOKENS) as models:
+        with _opened(path, group, context + 2 * COMPARED_TOKENS) as models:
             if not models:
                 continue
             costs = measure_side_by_side(
                 list(models.values()),
-                seconds=how.seconds / len(groups),
-                rows="last" if how.draft else "all",
-                context=how.context,
-                progress=tell,
-                sizes=FEW_SIZES if how.quick else SIZES,
+                seconds=seconds / len(groups),
+                rows="last" if draft else "all",
+                context=context,
+                progress=show,
+                sizes=sizes,
                 pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
             )
             found |= dict(zip(models, costs, strict=True))

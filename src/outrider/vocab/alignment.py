@@ -62,7 +62,7 @@ class AlignmentReport:
     is_reduced: bool = False
     """the draft knows a part of some target's tokens, by a map of its own"""
     map_fault: str | None = None
-    """why that map is not to be believed, for this target"""
+    """why that map cannot be used for this target"""
 
     @property
     def text_ratio(self) -> float:
@@ -93,7 +93,7 @@ class Alignment:
     """both sides have the same tokens under the same ids: nothing needs mapping"""
     report: AlignmentReport
     other_token: int | None = None
-    """the draft's token that stands for every token of the target that it does not know"""
+    """the draft's token that represents every token of the target that it does not know"""
     window: int = 0
     """the last tokens of a text that are enough for the draft; 0: it reads all"""
 
@@ -119,14 +119,14 @@ class Alignment:
 
     @cached_property
     def _read_as(self) -> Ids:
-        """`to_draft`, with the token that stands for all others where there is one."""
+        """`to_draft`, with the token that represents all others where there is one."""
         if self.other_token is None:
             return self.to_draft
         return np.where(self.to_draft >= 0, self.to_draft, self.other_token)
 
     def read(self, tokens: Sequence[int]) -> list[int]:
         """The target's tokens as the draft reads them, in its ids. One that it lacks is `other_token`, or is
-        left out where there is none: that costs acceptance behind it, never correctness."""
+        left out where there is none: that costs acceptance after it, never correctness."""
         if self.identical:
             return list(tokens)
         ids = self._read_as[np.asarray(tokens, dtype=np.int64)].tolist()

@@ -3,7 +3,7 @@
 Two things decide. The vocabularies must hold the same tokens: compared by what each token is
 (its spelling, the bytes it adds, whether it is control, whether it ends the text), never by
 the model's name or the vocabulary's size, so that padding and other special tokens do no
-harm. And the tokenizers must cut text alike: the same tokens behind another pre-tokenizer or
+harm. And the tokenizers must cut text alike: the same tokens after another pre-tokenizer or
 other merges make a draft that keeps offering the right text in the wrong pieces.
 
 Nothing here touches exactness: the target judges every draft. A pair that lines up badly
@@ -16,10 +16,11 @@ up by the map that it brings along (`reduced`).
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
-from outrider.core.contracts import Vocabulary
+from outrider.core.contracts import PartOf, Vocabulary
 from outrider.core.errors import VocabularyMismatch
 from outrider.vocab.alignment import (
     MIN_CUT_RATIO,
@@ -31,8 +32,8 @@ from outrider.vocab.alignment import (
     describe,
     inverse,
 )
-from outrider.vocab.cutting import compare_cuts
-from outrider.vocab.reduced import align_by_map
+from outrider.vocab.cutting import Cuts, compare_cuts
+from outrider.vocab.reduced import fault_of
 
 __all__ = ["align", "compare"]
 
@@ -67,31 +68,60 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
 
 
 def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
-    """Like `align`, for any pair: whether it is usable stands in the report."""
+    """Like `align`, for any pair: whether it is usable is in the report."""
     part = draft.part_of
     if part is not None and part != target.part_of:
-        return align_by_map(target, draft, part)
+        return _compare_by_map(target, draft, part)
     target_names, draft_names = _names(target), _names(draft)
     to_target = _match(draft_names, target_names)
     to_target[_unlike(target, draft, draft_names, to_target)] = -1
     to_draft = inverse(to_target, len(target_names))
-    to_target.flags.writeable = to_draft.flags.writeable = False
     target_is_smaller = len(target_names) < len(draft_names)
     smaller = (target_names, to_draft) if target_is_smaller else (draft_names, to_target)
-    report = AlignmentReport(
-        target_kind=target.kind,
-        draft_kind=draft.kind,
-        target_tokens=len(target_names),
-        draft_tokens=len(draft_names),
-        common_tokens=int((to_target >= 0).sum()),
-        same_id_tokens=int((to_target == np.arange(len(to_target))).sum()),
+    report = replace(
+        _report(target, draft, draft_names, to_target),
         text_tokens=min(_count_text(target_names), _count_text(draft_names)),
-        common_text_tokens=_count_text([draft_names[i] for i in np.flatnonzero(to_target >= 0)]),
         cuts=compare_cuts(target, draft),
         differences=_differences(target, draft, *smaller),
     )
     identical = report.same_id_tokens == report.target_tokens == report.draft_tokens
-    return Alignment(to_target, to_draft, identical, report)
+    return Alignment(_frozen(to_target), _frozen(to_draft), identical, report)
+
+
+def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
+    """Line up a draft by its own map of the target's tokens, `part`. Whether the map can be used is in the
+    report; if not, nothing is mapped."""
+    ids = np.asarray(part.target_tokens, dtype=np.int64)
+    fault = fault_of(target, draft, part, ids)
+    if fault is not None:
+        ids = np.full(draft.size, -1, dtype=np.int64)
+    report = replace(_report(target, draft, _names(draft), ids), is_reduced=True, map_fault=fault)
+    other = part.other_token if fault is None else None
+    to_draft = inverse(ids, target.size)
+    return Alignment(_frozen(ids), _frozen(to_draft), False, report, other, max(part.window, 0))
+
+
+def _report(
+    target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids
+) -> AlignmentReport:
+    """The counts of a map; text is the draft's, and the target's tokenizer cuts for both."""
+    return AlignmentReport(
+        target_kind=target.kind,
+        draft_kind=draft.kind,
+        target_tokens=target.size,
+        draft_tokens=draft.size,
+        common_tokens=int((to_target >= 0).sum()),
+        same_id_tokens=int((to_target == np.arange(len(to_target))).sum()),
+        text_tokens=_count_text(draft_names),
+        common_text_tokens=_count_text([draft_names[i] for i in np.flatnonzero(to_target >= 0)]),
+        cuts=Cuts(0, 0),
+        differences=(),
+    )
+
+
+def _frozen(ids: Ids) -> Ids:
+    ids.flags.writeable = False
+    return ids
 
 
 def _names(vocabulary: Vocabulary) -> list[_Name]:
@@ -112,12 +142,12 @@ def _match(source: list[_Name], goal: list[_Name]) -> Ids:
     matches = np.full(len(source), -1, dtype=np.int64)
     same = [i for i, (ours, theirs) in enumerate(zip(source, goal, strict=False)) if ours == theirs]
     matches[same] = same
-    rest = np.flatnonzero(matches < 0).tolist()
-    if not rest:
+    unmatched = np.flatnonzero(matches < 0).tolist()
+    if not unmatched:
         return matches
     source_counts, goal_counts = Counter(source), Counter(goal)
     goal_ids = {name: i for i, name in enumerate(goal)}
-    for i in rest:
+    for i in unmatched:
         if source_counts[source[i]] == 1 and goal_counts[source[i]] == 1:
             matches[i] = goal_ids[source[i]]
     return matches
@@ -126,7 +156,7 @@ def _match(source: list[_Name], goal: list[_Name]) -> Ids:
 def _unlike(target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids) -> list[int]:
     """Draft ids whose match has the same name but adds other bytes, or ends where it does not.
 
-    Reading the bytes of every token would cost more than all the rest. Within one kind of
+    Reading the bytes of every token would cost more than everything else. Within one kind of
     tokenizer the spelling fixes the bytes of ordinary text; what two files can type
     differently are bytes (<0x0A>), tags and control tokens. All of those are looked at, and
     every 16th of the others; one odd finding among these, and everything is.

@@ -1,6 +1,6 @@
-"""A draft that knows a part of its target's tokens, lined up by the map that it brings along.
+"""Is the map right that a draft with a reduced vocabulary brings along?
 
-The map is verified before it is believed: a wrong one would make a draft that offers other tokens than it
+The map is verified before it is used: a wrong one would make a draft that offers other tokens than it
 means, which is only slow, and would look like a bad draft for ever.
 """
 
@@ -9,42 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.core.contracts import PartOf, Vocabulary
-from outrider.vocab.alignment import Alignment, AlignmentReport, Ids, describe, inverse
-from outrider.vocab.cutting import Cuts, tokenizer_id
+from outrider.vocab.alignment import Ids, describe
+from outrider.vocab.cutting import tokenizer_id
 
-__all__ = ["align_by_map"]
-
-
-def align_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
-    """Line up a draft by its own map of the target's tokens: `part` is the draft's. Whether the map is to be
-    believed stands in the report; if not, nothing is mapped."""
-    ids = np.asarray(part.target_tokens, dtype=np.int64)
-    fault = _fault(target, draft, part, ids)
-    if fault is not None:
-        ids = np.full(draft.size, -1, dtype=np.int64)
-    to_draft = inverse(ids, target.size)
-    ids.flags.writeable = to_draft.flags.writeable = False
-    is_text = np.array([not draft.is_control(token) for token in range(draft.size)], dtype=np.bool_)
-    report = AlignmentReport(
-        target_kind=target.kind,
-        draft_kind=draft.kind,
-        target_tokens=target.size,
-        draft_tokens=draft.size,
-        common_tokens=int((ids >= 0).sum()),
-        same_id_tokens=int((ids == np.arange(len(ids))).sum()),
-        text_tokens=int(is_text.sum()),
-        common_text_tokens=int((is_text & (ids >= 0)).sum()),
-        cuts=Cuts(0, 0),  # the target's tokenizer cuts for both
-        differences=(),
-        is_reduced=True,
-        map_fault=fault,
-    )
-    other = part.other_token if fault is None else None
-    return Alignment(ids, to_draft, False, report, other, max(part.window, 0))
+__all__ = ["fault_of"]
 
 
-def _fault(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
-    """Why the map is not to be believed; None if it is."""
+def fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+    """Why the map cannot be used; None if it can."""
     if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
         return f"its reduced vocabulary was made for another tokenizer than the target's, {target.kind}"
     damage = _broken_map(target, draft, part, ids) or _unlike(target, draft, ids)
@@ -52,14 +24,14 @@ def _fault(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str
 
 
 def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
-    """What is wrong with the numbers of a map, whatever they stand for."""
+    """What is wrong with the numbers of a map, whatever they refer to."""
     if not part.target_tokenizer:
         return "it does not say for which tokenizer it was made"
     if len(ids) != draft.size:
         return f"it has {len(ids):,} entries for {draft.size:,} tokens"
     unknown = [] if part.other_token is None else [part.other_token]
     if np.flatnonzero(ids == -1).tolist() != unknown:
-        return "not exactly the token that stands for all others has no counterpart"
+        return "not exactly the token that represents all others has no counterpart"
     known = ids[ids != -1]
     outside = known[(known < 0) | (known >= target.size)]
     if len(outside):
@@ -67,7 +39,7 @@ def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -
     if len(np.unique(known)) < len(known):
         return "two tokens have the same counterpart"
     if part.other_token is not None and not draft.is_control(part.other_token):
-        return "the token that stands for all others is text"
+        return "the token that represents all others is text"
     return None
 
 

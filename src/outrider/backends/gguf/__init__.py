@@ -1,11 +1,18 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
+from outrider.backends.gguf.context import available_bytes
 from outrider.backends.gguf.guard import check_build
-from outrider.backends.gguf.libraries import candidates, has_gpu_code, installed, refusals, why_not
+from outrider.backends.gguf.libraries import (
+    build_id,
+    candidates,
+    device_names,
+    has_gpu_code,
+    installed,
+    refusals,
+    why_not,
+)
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.log import show_log
-from outrider.backends.gguf.machine import build_id, device_names, processor_name
-from outrider.backends.gguf.memory import available_bytes
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import (
     BACKENDS,
@@ -16,6 +23,7 @@ from outrider.backends.gguf.options import (
     physical_cores,
 )
 from outrider.backends.gguf.weights import Weights
+from outrider.native.cpu import processor_name
 
 __all__ = [
     "BACKENDS",

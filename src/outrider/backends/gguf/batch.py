@@ -1,39 +1,21 @@
-"""A model call's spans, checked and laid out as the library reads them.
-
-llama.cpp ends the process, or forgets what other sequences stored, where a call breaks its rules.
-So every rule is checked here first.
-"""
+"""A model call's spans, laid out as the library reads them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf.library import Library
 from outrider.core.data import Span
-from outrider.core.errors import BackendError, OutOfMemory
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a call may ask for: rows and tokens over all spans, tokens of one sequence, token ids."""
-
-    rows: int
-    batch_tokens: int
-    context_tokens: int
-    vocabulary: int
 
 
 class Batch:
-    """The arrays of a llama_batch, allocated once and refilled for every call."""
+    """The arrays of a llama_batch (the structure `kind`) of up to `size` tokens, allocated once and refilled
+    for every call."""
 
-    def __init__(self, library: Library, limits: Limits) -> None:
-        size = limits.batch_tokens
-        self._limits = limits
+    def __init__(self, kind: type[ctypes.Structure], size: int) -> None:
         self._token = np.zeros(size, dtype=np.int32)
         self._position = np.zeros(size, dtype=np.int32)
         self._sequence = np.zeros(size, dtype=np.int32)
@@ -41,7 +23,7 @@ class Batch:
         self._num_sequences = np.ones(size, dtype=np.int32)
         # One sequence per token: each entry points at its own element of `_sequence`.
         self._sequences = self._sequence.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
-        self._native = library.Batch(
+        self._native = kind(
             n_tokens=0,
             token=_pointer(self._token, ctypes.c_int32),
             pos=_pointer(self._position, ctypes.c_int32),
@@ -50,13 +32,9 @@ class Batch:
             logits=_pointer(self._wanted, ctypes.c_int8),
         )
 
-    def fill(self, spans: Sequence[Span], lengths: Sequence[int]) -> Any:
-        """Lay the spans out one after another; returns the llama_batch over them.
-
-        `lengths` are the stored tokens of each sequence. Raises BackendError for spans that break
-        the contract or a limit, OutOfMemory for a sequence that leaves its context.
-        """
-        self._check(spans, lengths)
+    def fill(self, spans: Sequence[Span]) -> Any:
+        """Lay the spans out one after another; returns the llama_batch over them. Whether they keep the
+        library's rules is the caller's to check: it ends the process otherwise."""
         start = 0
         for span in spans:
             end = start + len(span.tokens)
@@ -68,41 +46,6 @@ class Batch:
             start = end
         self._native.n_tokens = start
         return self._native
-
-    def _check(self, spans: Sequence[Span], lengths: Sequence[int]) -> None:
-        limits = self._limits
-        _require(bool(spans), "a call needs at least one")
-        _require(len({span.sequence for span in spans}) == len(spans), "a call takes one for each sequence")
-        for span in spans:
-            self._check_span(span, lengths)
-        num_tokens = sum(len(span.tokens) for span in spans)
-        _require(num_tokens <= limits.batch_tokens, f"a call takes at most {limits.batch_tokens} tokens")
-        num_rows = sum(span.rows for span in spans)
-        _require(num_rows <= limits.rows, f"a call gives at most {limits.rows} rows", "Raise max_rows.")
-
-    def _check_span(self, span: Span, lengths: Sequence[int]) -> None:
-        num_tokens, limits = len(span.tokens), self._limits
-        _require(0 <= span.sequence < len(lengths), f"there is no sequence {span.sequence}")
-        _require(num_tokens > 0, "it has no tokens")
-        _require(0 <= span.rows <= num_tokens, f"{num_tokens} tokens cannot give {span.rows} rows")
-        stored = lengths[span.sequence]
-        _require(span.start == stored, f"it starts at {span.start}, but {stored} tokens are stored")
-        _require(
-            min(span.tokens) >= 0 and max(span.tokens) < limits.vocabulary,
-            f"a token is outside the vocabulary of {limits.vocabulary}",
-        )
-        if span.start + num_tokens > limits.context_tokens:
-            raise OutOfMemory(
-                "span",
-                f"{num_tokens} more tokens do not fit a context of {limits.context_tokens}, "
-                f"of which {stored} are in use",
-                "Give a larger context (-c).",
-            )
-
-
-def _require(holds: bool, why: str, way_out: str = "") -> None:
-    if not holds:
-        raise BackendError("span", why, way_out)
 
 
 def _pointer(array: Any, kind: Any) -> Any:

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+
 from outrider.core.errors import SettingError
 
 __all__ = ["TYPES", "UNQUANTIZED", "block_size", "file_type", "read_type", "tensor_type"]
 
-_NUMBERS = {
-    "F32": (0, 0),
-    "F16": (1, 1),
-    "BF16": (32, 30),
-    "Q8_0": (7, 8),
-    "Q6_K": (18, 14),
-    "Q5_K_M": (17, 13),
-    "Q5_K_S": (16, 13),
-    "Q5_1": (9, 7),
-    "Q5_0": (8, 6),
-    "Q4_K_M": (15, 12),
-    "Q4_K_S": (14, 12),
-    "Q4_1": (3, 3),
-    "Q4_0": (2, 2),
-    "IQ4_NL": (25, 20),
-    "IQ4_XS": (30, 23),
-    "Q3_K_L": (13, 11),
-    "Q3_K_M": (12, 11),
-    "Q3_K_S": (11, 11),
-    "IQ3_M": (27, 21),
-    "IQ3_S": (26, 21),
-    "Q2_K": (10, 10),
-}
-"""llama_ftype of a file and ggml_type of its usual matrix: the same in llama.cpp and ik_llama.cpp."""
-
-TYPES = tuple(_NUMBERS)
+TYPES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S"),
+    *("Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K"),
+)
 """What can be made, the most precise first within each group."""
 
 UNQUANTIZED = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
@@ -39,7 +21,6 @@ UNQUANTIZED = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
 
 _USUAL_SIZE = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 _NEED_MATRIX = ("IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "Q2_K_S")
-_WIDE_BLOCKS = ("_K", "IQ4_XS", "IQ3_")
 
 
 def read_type(name: str) -> str:
@@ -55,17 +36,21 @@ def read_type(name: str) -> str:
 
 
 def file_type(name: str) -> int:
-    """The library's number for a type of `TYPES`."""
-    return _NUMBERS[name][0]
+    """The library's number (llama_ftype) for a type of `TYPES`: one in llama.cpp and ik_llama.cpp."""
+    return LlamaFileType[f"ALL_{name}" if name == "F32" else f"MOSTLY_{name}"].value
 
 
 def tensor_type(name: str) -> int:
-    """The library's number for one matrix of such a type; of a mixture, for its most usual one."""
-    return _NUMBERS[name][1]
+    """The library's number (ggml_type) for one matrix of such a type; of a mixture, its most usual one."""
+    return _tensor_type(name).value
 
 
 def block_size(name: str) -> int:
-    """How many weights of a row such a type stores together: rows of other lengths take another type."""
-    if name in UNQUANTIZED:
-        return 1
-    return 256 if any(part in name for part in _WIDE_BLOCKS) else 32
+    """How many weights of a row such a type, or such a type of tensors, stores together: rows of other
+    lengths take another type."""
+    return GGML_QUANT_SIZES[_tensor_type(name)][0]
+
+
+def _tensor_type(name: str) -> GGMLQuantizationType:
+    usual = "IQ3_S" if name == "IQ3_M" else re.sub(r"_K_[SML]$", "_K", name)
+    return GGMLQuantizationType[usual]

@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.errors import BackendCrash, OutOfMemory
+from outrider.costs.store import read_entry, write_entry
 from outrider.native.cpu import cpu_id
 
 _Outcome = Literal["works", "works without extra buffer types", "works in small batches"]
@@ -50,7 +50,7 @@ def check_build(
     memory: Path,
     run: RunChild | None = None,
 ) -> tuple[LoadOptions, str | None]:
-    """The options under which this build survives this file, and what to tell the user.
+    """The options under which this build survives this file, and a notice for the user.
 
     `build` names the library's build, `model_kind` architecture and quantization, `file` the file's content;
     the outcome on this CPU is kept in the JSON file `memory`. `run` starts the child process.
@@ -61,12 +61,12 @@ def check_build(
     kernels = "" if options.extra_buffer_types else " | plain kernels"
     place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
     key = f"{_TRIAL} | {build} | {model_kind} {file} | {place}"
-    outcomes = _read(memory)
+    outcomes = read_entry(memory, "")[0] or {}
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
         outcome = _try_out(path, options, build, run or _run_child)
         if outcome is not None:
-            _write(memory, outcomes | {key: outcome})
+            write_entry(memory, outcomes | {key: outcome})  # where that fails, it is tried again next time
     if outcome == "works without extra buffer types":
         notice = (
             f"{_version(build)} crashes in its repacked kernels with {model_kind}: its plain ones are used, "
@@ -119,7 +119,9 @@ def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Ou
 
 def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
     """The child's exit status. One that was killed says nothing about the build: no crash looks so."""
-    status = run(_command(path, options))
+    # -P: whatever lies in the working folder is not part of the program.
+    module = "outrider.backends.gguf.first_call"
+    status = run([sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))])
     if status in _KILLED:
         raise OutOfMemory(
             str(path),
@@ -129,14 +131,8 @@ def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
     return status
 
 
-def _command(path: Path, options: LoadOptions) -> list[str]:
-    module = "outrider.backends.gguf.first_call"
-    # -P: whatever lies in the working folder is not part of the program.
-    return [sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))]
-
-
 def _run_child(command: Sequence[str]) -> int:
-    # A child that crashes on purpose should leave no core file and no words behind.
+    # A child that crashes on purpose should leave no core file and no output.
     # A session of its own: Ctrl-C must not look like a crash of the build.
     return subprocess.run(
         command,
@@ -153,23 +149,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _read(memory: Path) -> dict[str, str]:
-    try:
-        outcomes = json.loads(memory.read_text())
-    except (OSError, ValueError):
-        return {}
-    return outcomes if isinstance(outcomes, dict) else {}
-
-
-def _write(memory: Path, outcomes: dict[str, str]) -> None:
-    """Keep the outcomes; where that is impossible, the child is simply run again next time."""
-    partial = memory.with_name(f"{memory.name}.{os.getpid()}")
-    try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(outcomes, indent=1) + "\n")
-        partial.replace(memory)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()

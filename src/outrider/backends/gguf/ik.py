@@ -9,141 +9,91 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf.library import (
-    BATCH_FIELDS,
+from outrider.backends.gguf.declare import (
     BOOL,
+    ENUM,
+    FLOAT,
     INT,
     POINTER,
-    TEXT,
+    SIZE,
     UINT,
-    ContextSettings,
-    Library,
+    fields,
+    functions,
+    structure,
 )
-from outrider.backends.gguf.options import CONTEXT_TYPES, UNQUANTIZED, LoadOptions
+from outrider.backends.gguf.library import BATCH_FIELDS, Library
+from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 
-__all__ = ["Ik"]
+__all__ = ["Dialect"]
 
-ENUM, FLOAT, SIZE = ctypes.c_int, ctypes.c_float, ctypes.c_size_t
-
-_CACHE_TYPES: list[tuple[str, Any]] = [
-    *(("type_k_first", ENUM), ("type_k_last", ENUM), ("type_v_first", ENUM), ("type_v_last", ENUM)),
-    *(("n_k_first", INT), ("n_k_last", INT), ("n_v_first", INT), ("n_v_last", INT)),
+_LAYER_CACHE_TYPES = [
+    *fields(ENUM, type_k_first=1, type_k_last=1, type_v_first=1, type_v_last=1),
+    *fields(INT, n_k_first=-1, n_k_last=-1, n_v_first=-1, n_v_last=-1),
 ]
 """Other types of the KV cache for the first and last layers."""
 
+_ModelParams = structure(
+    "llama_model_params",
+    fields(POINTER, "devices"),
+    fields(INT, "n_gpu_layers", "mla"),
+    fields(ENUM, split_mode=1),
+    fields(INT, "main_gpu", "max_gpu", "ncmoe"),
+    fields(ENUM, type_k=1, type_v=1),
+    fields(UINT, "max_ctx_size"),
+    fields(INT, n_seq_max=1, n_ubatch=512),
+    fields(INT, "amb", "fit_margin"),
+    fields(BOOL, "fit"),
+    fields(INT, "worst_graph_tokens"),
+    _LAYER_CACHE_TYPES,
+    fields(POINTER, "tensor_split", "rpc_servers", "progress_callback", "progress_callback_user_data"),
+    fields(POINTER, "kv_overrides", "tensor_buft_overrides"),
+    fields(BOOL, "vocab_only", use_mmap=True),
+    fields(BOOL, "use_mlock", "check_tensors", "repack_tensors", "use_thp", "validate_quants", "merge_qkv"),
+    fields(BOOL, "merge_up_gate_exps", "mtp", "dry_run", flash_attn=True),
+)
 
-class _ModelParams(ctypes.Structure):
-    _fields_ = [
-        ("devices", POINTER),
-        ("n_gpu_layers", INT),
-        ("mla", INT),
-        ("split_mode", ENUM),
-        ("main_gpu", INT),
-        ("max_gpu", INT),
-        ("ncmoe", INT),
-        ("type_k", ENUM),
-        ("type_v", ENUM),
-        ("max_ctx_size", UINT),
-        ("n_seq_max", INT),
-        ("n_ubatch", INT),
-        ("amb", INT),
-        ("fit_margin", INT),
-        ("fit", BOOL),
-        ("worst_graph_tokens", INT),
-        *_CACHE_TYPES,
-        ("tensor_split", POINTER),
-        ("rpc_servers", POINTER),
-        ("progress_callback", POINTER),
-        ("progress_callback_user_data", POINTER),
-        ("kv_overrides", POINTER),
-        ("tensor_buft_overrides", POINTER),
-        ("vocab_only", BOOL),
-        ("use_mmap", BOOL),
-        ("use_mlock", BOOL),
-        ("check_tensors", BOOL),
-        ("repack_tensors", BOOL),
-        ("use_thp", BOOL),
-        ("validate_quants", BOOL),
-        ("merge_qkv", BOOL),
-        ("merge_up_gate_exps", BOOL),
-        ("mtp", BOOL),
-        ("dry_run", BOOL),
-        ("flash_attn", BOOL),
-    ]
+_ContextParams = structure(
+    "llama_context_params",
+    fields(UINT, seed=0xFFFFFFFF, n_ctx=512, n_batch=2048, n_ubatch=512, n_seq_max=1),
+    fields(UINT, n_threads=4, n_threads_batch=4),
+    fields(INT, max_extra_alloc=256, worst_case_tokens=0),
+    fields(ENUM, rope_scaling_type=-1, pooling_type=-1, attention_type=-1),
+    fields(FLOAT, "rope_freq_base", "rope_freq_scale", yarn_ext_factor=-1.0, yarn_attn_factor=-1.0),
+    fields(FLOAT, yarn_beta_fast=-1.0, yarn_beta_slow=-1.0),
+    fields(UINT, "yarn_orig_ctx"),
+    fields(FLOAT, defrag_thold=-1.0),
+    fields(POINTER, "cb_eval", "cb_eval_user_data"),
+    fields(ENUM, type_k=1, type_v=1, type_reduce=1),
+    _LAYER_CACHE_TYPES,
+    fields(BOOL, "logits_all", "embeddings", offload_kqv=True, flash_attn=True),
+    fields(ctypes.c_int, mla_attn=3, attn_max_batch=0),
+    fields(BOOL, fused_moe_up_gate=True, grouped_expert_routing=False, fused_up_gate=True, fused_mmad=True),
+    fields(BOOL, "rope_cache", graph_reuse=True),
+    fields(ctypes.c_int, min_experts=-1),
+    fields(FLOAT, "thresh_experts"),
+    fields(BOOL, "only_active_experts", "k_cache_hadamard", "v_cache_hadamard"),
+    fields(BOOL, "split_mode_graph_scheduling", "scheduler_async", "mtp"),
+    fields(ENUM, "mtp_op_type"),
+    fields(POINTER, "abort_callback", "abort_callback_data", "offload_policy", "cuda_params"),
+)
 
+_QuantizeParams = structure(
+    "llama_model_quantize_params",
+    fields(INT, "nthread"),
+    fields(ENUM, ftype=9, output_tensor_type=400, token_embedding_type=400),
+    fields(ENUM, attn_q_type=400, attn_k_type=400, attn_v_type=400, attn_qkv_type=400, attn_output_type=400),
+    fields(ENUM, ffn_gate_type=400, ffn_down_type=400, ffn_up_type=400, ffn_gate_inp_type=400),
+    fields(BOOL, "allow_requantize", quantize_output_tensor=True),
+    fields(BOOL, "only_copy", "pure", "keep_split", "ignore_imatrix_rules", "only_repack", "dry_run"),
+    fields(BOOL, "partial_requant"),
+    fields(POINTER, "imatrix", "kv_overrides", "custom_quants", "repack_pattern"),
+)
 
-class _ContextParams(ctypes.Structure):
-    _fields_ = [
-        ("seed", UINT),
-        ("n_ctx", UINT),
-        ("n_batch", UINT),
-        ("n_ubatch", UINT),
-        ("n_seq_max", UINT),
-        ("n_threads", UINT),
-        ("n_threads_batch", UINT),
-        ("max_extra_alloc", INT),
-        ("worst_case_tokens", INT),
-        ("rope_scaling_type", ENUM),
-        ("pooling_type", ENUM),
-        ("attention_type", ENUM),
-        ("rope_freq_base", FLOAT),
-        ("rope_freq_scale", FLOAT),
-        ("yarn_ext_factor", FLOAT),
-        ("yarn_attn_factor", FLOAT),
-        ("yarn_beta_fast", FLOAT),
-        ("yarn_beta_slow", FLOAT),
-        ("yarn_orig_ctx", UINT),
-        ("defrag_thold", FLOAT),
-        ("cb_eval", POINTER),
-        ("cb_eval_user_data", POINTER),
-        ("type_k", ENUM),
-        ("type_v", ENUM),
-        ("type_reduce", ENUM),
-        *_CACHE_TYPES,
-        ("logits_all", BOOL),
-        ("embeddings", BOOL),
-        ("offload_kqv", BOOL),
-        ("flash_attn", BOOL),
-        ("mla_attn", ctypes.c_int),
-        ("attn_max_batch", ctypes.c_int),
-        ("fused_moe_up_gate", BOOL),
-        ("grouped_expert_routing", BOOL),
-        ("fused_up_gate", BOOL),
-        ("fused_mmad", BOOL),
-        ("rope_cache", BOOL),
-        ("graph_reuse", BOOL),
-        ("min_experts", ctypes.c_int),
-        ("thresh_experts", FLOAT),
-        ("only_active_experts", BOOL),
-        ("k_cache_hadamard", BOOL),
-        ("v_cache_hadamard", BOOL),
-        ("split_mode_graph_scheduling", BOOL),
-        ("scheduler_async", BOOL),
-        ("mtp", BOOL),
-        ("mtp_op_type", ENUM),
-        ("abort_callback", POINTER),
-        ("abort_callback_data", POINTER),
-        ("offload_policy", POINTER),
-        ("cuda_params", POINTER),
-    ]
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = [*BATCH_FIELDS, ("all_pos_0", INT), ("all_pos_1", INT), ("all_seq_id", INT)]
-
-
-class _CacheView(ctypes.Structure):
-    _fields_ = [
-        ("n_cells", INT),
-        ("n_seq_max", INT),
-        ("token_count", INT),
-        ("used_cells", INT),
-        ("max_contiguous", INT),
-        ("max_contiguous_idx", INT),
-        ("cells", ctypes.POINTER(INT)),
-        ("cells_sequences", ctypes.POINTER(INT)),
-    ]
-
+_CacheView = structure(
+    "llama_kv_cache_view",
+    fields(INT, "n_cells", "n_seq_max", "token_count", "used_cells", "max_contiguous", "max_contiguous_idx"),
+    fields(ctypes.POINTER(INT), "cells", "cells_sequences"),
+)
 
 _GEMMA3_PATTERN = 6
 """It does not read this number from the file, and dies where no layer is without a window."""
@@ -154,84 +104,43 @@ with those of 16-bit floats (tried: SmolLM2 135M, with and without flash attenti
 random tokens and still wrote "I'shine" into the first answer that was asked for."""
 
 _BLOCK_CELLS = 32
-"""Cells of which the library looks at the last one alone when it looks for the end of those in use; with
-flash attention it is a multiple."""
-
-_OTHER_TYPES = {
-    **dict.fromkeys(("type_k_first", "type_k_last", "type_v_first", "type_v_last"), 1),
-    **dict.fromkeys(("n_k_first", "n_k_last", "n_v_first", "n_v_last"), -1),
-}
+"""To find the end of the cells in use the library looks at the last cell of each such block alone; with flash
+attention it is a multiple."""
 
 
-class Ik(Library):
+class Dialect(Library):
     """ik_llama.cpp: other kernels for the same files, on processors above all."""
 
     backend, title = "ik", "ik_llama.cpp"
-    ModelParams, ContextParams, Batch = _ModelParams, (_ContextParams,), _Batch
-    reuses_window_cells = False
+    ModelParams, ContextParams, QuantizeParams = _ModelParams, (_ContextParams,), _QuantizeParams
+    Batch = structure("llama_batch", BATCH_FIELDS, fields(INT, "all_pos_0", "all_pos_1", "all_seq_id"))
     keeps_windows = False
+    reuses_window_cells = False
     # iqk_fa_templates.h leaves out the blocks of cells, from the end, whose first cell is masked.
     flash_mixes_sequences = True
     state_flags = (0,)
     split_modes = ("none", "layer")
-    model_defaults = {  # noqa: RUF012
-        "split_mode": 1,
-        "type_k": 1,
-        "type_v": 1,
-        "n_seq_max": 1,
-        "n_ubatch": 512,
-        **_OTHER_TYPES,
-        "use_mmap": True,
-        "flash_attn": True,
-    }
-    context_defaults = {  # noqa: RUF012
-        "seed": 0xFFFFFFFF,
-        "n_ctx": 512,
-        "n_batch": 2048,
-        "n_ubatch": 512,
-        "n_seq_max": 1,
-        "n_threads": 4,
-        "n_threads_batch": 4,
-        "max_extra_alloc": 256,
-        "rope_scaling_type": -1,
-        "pooling_type": -1,
-        "attention_type": -1,
-        "yarn_ext_factor": -1.0,
-        "yarn_attn_factor": -1.0,
-        "yarn_beta_fast": -1.0,
-        "yarn_beta_slow": -1.0,
-        "defrag_thold": -1.0,
-        "type_k": 1,
-        "type_v": 1,
-        "type_reduce": 1,
-        **_OTHER_TYPES,
-        "offload_kqv": True,
-        "flash_attn": True,
-        "mla_attn": 3,
-        "fused_moe_up_gate": True,
-        "fused_up_gate": True,
-        "fused_mmad": True,
-        "graph_reuse": True,
-        "min_experts": -1,
+    names = {  # noqa: RUF012
+        "llama_model_free": "llama_free_model",
+        "llama_model_n_ctx_train": "llama_n_ctx_train",
+        "llama_model_n_layer": "llama_n_layer",
+        "llama_memory_seq_cp": "llama_kv_cache_seq_cp",
+        "llama_memory_seq_pos_min": "llama_kv_cache_seq_pos_min",
+        "llama_memory_seq_rm": "llama_kv_cache_seq_rm",
+        "llama_token_to_piece": "llama_token_to_piece_vocab",
+        "llama_tokenize": "llama_vocab_tokenize",
     }
     signatures = {  # noqa: RUF012
-        "llama_free_model": (None, POINTER),
-        "llama_kv_cache_defrag": (None, POINTER),
-        "llama_kv_cache_seq_cp": (None, POINTER, INT, INT, INT, INT),
-        "llama_kv_cache_seq_pos_min": (INT, POINTER, INT),
-        "llama_kv_cache_seq_rm": (BOOL, POINTER, INT, INT, INT),
-        "llama_kv_cache_update": (INT, POINTER),
-        "llama_kv_cache_view_free": (None, ctypes.POINTER(_CacheView)),
-        "llama_kv_cache_view_init": (_CacheView, POINTER, INT),
-        "llama_kv_cache_view_update": (None, POINTER, ctypes.POINTER(_CacheView)),
-        "llama_n_ctx_train": (INT, POINTER),
-        "llama_n_layer": (INT, POINTER),
-        "llama_state_seq_get_data": (SIZE, POINTER, POINTER, SIZE, INT, UINT),
-        "llama_state_seq_get_size": (SIZE, POINTER, INT, UINT),
-        "llama_state_seq_set_data": (SIZE, POINTER, POINTER, SIZE, INT, UINT),
-        "llama_token_get_attr": (ENUM, POINTER, INT),
-        "llama_token_to_piece_vocab": (INT, POINTER, INT, TEXT, INT, INT, BOOL),
-        "llama_vocab_tokenize": (INT, POINTER, TEXT, INT, POINTER, INT, BOOL, BOOL),
+        **functions("llama_kv_cache_defrag", None, POINTER),
+        **functions("llama_kv_cache_update", INT, POINTER),
+        **functions("llama_kv_cache_view_free", None, ctypes.POINTER(_CacheView)),
+        **functions("llama_kv_cache_view_init", _CacheView, POINTER, INT),
+        **functions("llama_kv_cache_view_update", None, POINTER, ctypes.POINTER(_CacheView)),
+        **functions("llama_state_seq_get_size", SIZE, POINTER, INT, UINT),
+        **functions(
+            "llama_state_seq_get_data llama_state_seq_set_data", SIZE, POINTER, POINTER, SIZE, INT, UINT
+        ),
+        **functions("llama_token_get_attr", ENUM, POINTER, INT),
     }
 
     def suits(self, options: LoadOptions) -> bool:
@@ -246,44 +155,32 @@ class Ik(Library):
             return (*UNQUANTIZED, "q8_0"), ("f16", "bf16")
         return _FLASH_TYPES, ("f16",)
 
-    def _set_model_params(self, params: Any, options: LoadOptions) -> None:
-        if options.gpu_layers < 0:  # "all" is a number here
-            params.n_gpu_layers = 999 if self.functions.llama_supports_gpu_offload() else 0
-        params.split_mode = self.split_mode(options.split_mode)
-        params.use_mmap, params.use_mlock = options.mmap, options.mlock
-        params.repack_tensors = options.extra_buffer_types
-
-    def _set_context_params(self, params: Any, settings: ContextSettings) -> None:
-        options = settings.options
-        params.flash_attn = settings.flash_attention != "off"
-        params.type_k = CONTEXT_TYPES[options.cache_type_k]
-        params.type_v = CONTEXT_TYPES[options.cache_type_v]
+    def why_not(self, model: int) -> str:
+        if self.functions.llama_model_is_recurrent(model):
+            return f"{self.title} does not run recurrent models"
+        pattern = self._hyperparameter(model, "attention.sliding_window_pattern") or _GEMMA3_PATTERN
+        is_gemma3 = self.metadata(model, "general.architecture") == "gemma3"
+        num_layers = self.functions.llama_model_n_layer(model)
+        if is_gemma3 and (pattern != _GEMMA3_PATTERN or num_layers < _GEMMA3_PATTERN):
+            return f"{self.title} takes each {_GEMMA3_PATTERN}th layer of a gemma3 for one without a window"
+        return ""
 
     def _hyperparameter(self, model: int, name: str) -> int:
         """A number of the file's metadata; 0 where it is absent, or differs between layers."""
         value = self.metadata(model, f"{self.metadata(model, 'general.architecture')}.{name}")
         return int(value) if value.isdigit() else 0
 
-    def why_not(self, model: int) -> str:
-        if self.functions.llama_model_is_recurrent(model):
-            return f"{self.title} does not run recurrent models"
-        pattern = self._hyperparameter(model, "attention.sliding_window_pattern") or _GEMMA3_PATTERN
-        is_gemma3 = self.metadata(model, "general.architecture") == "gemma3"
-        if is_gemma3 and (pattern != _GEMMA3_PATTERN or self.num_layers(model) < _GEMMA3_PATTERN):
-            return f"{self.title} takes each {_GEMMA3_PATTERN}th layer of a gemma3 for one without a window"
-        return ""
+    def _set_model_params(self, params: Any, options: LoadOptions) -> None:
+        if options.gpu_layers < 0:  # "all" is a number here
+            params.n_gpu_layers = 999 if self.functions.llama_supports_gpu_offload() else 0
+        params.use_mmap, params.use_mlock = options.mmap, options.mlock
+        params.repack_tensors = options.extra_buffer_types
 
-    def free_model(self, model: int) -> None:
-        self.functions.llama_free_model(model)
-
-    def trained_context(self, model: int) -> int:
-        return int(self.functions.llama_n_ctx_train(model))
+    def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:  # noqa: ARG002
+        params.flash_attn = options.flash_attention != "off"
 
     def window_tokens(self, model: int) -> int:
         return self._hyperparameter(model, "attention.sliding_window")
-
-    def num_layers(self, model: int) -> int:
-        return int(self.functions.llama_n_layer(model))
 
     def num_heads(self, model: int) -> int:
         return self._hyperparameter(model, "attention.head_count")
@@ -293,15 +190,6 @@ class Ik(Library):
 
     def is_diffusion(self, model: int) -> bool:  # noqa: ARG002 - it runs none
         return False
-
-    def forget(self, context: int, sequence: int, start: int) -> bool:
-        return bool(self.functions.llama_kv_cache_seq_rm(context, sequence, start, -1))
-
-    def copy(self, context: int, source: int, sequence: int, length: int) -> None:
-        self.functions.llama_kv_cache_seq_cp(context, source, sequence, 0, length)
-
-    def oldest_position(self, context: int, sequence: int) -> int:
-        return int(self.functions.llama_kv_cache_seq_pos_min(context, sequence))
 
     def make_room(self, context: int) -> bool:
         # The tokens of a call need cells in a row; rewinding and other sequences leave gaps.
@@ -330,9 +218,3 @@ class Ik(Library):
 
     def token_attributes(self, model: int, vocab: int, token: int) -> int:  # noqa: ARG002
         return int(self.functions.llama_token_get_attr(model, token))
-
-    def tokenize(self, vocab: int, *arguments: Any) -> int:
-        return int(self.functions.llama_vocab_tokenize(vocab, *arguments))
-
-    def token_to_piece(self, vocab: int, *arguments: Any) -> int:
-        return int(self.functions.llama_token_to_piece_vocab(vocab, *arguments))

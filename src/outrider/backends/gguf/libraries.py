@@ -11,19 +11,23 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import metadata, util
+from importlib import import_module, metadata, util
 from pathlib import Path
+from typing import Any
 
-from outrider.backends.gguf.ik import Ik
 from outrider.backends.gguf.library import Library, LibraryFile, LibraryRefused
-from outrider.backends.gguf.mainline import Mainline
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.errors import BackendError, SettingError
 from outrider.native import IK, native_library
+from outrider.native.cpu import processor_name
 
 __all__ = [
     "INSTALL",
+    "build_id",
     "candidates",
+    "device_names",
+    "find_quantizer",
     "has_gpu_code",
     "installed",
     "open_library",
@@ -31,15 +35,6 @@ __all__ = [
     "refusals",
     "why_not",
 ]
-
-_DIALECTS: dict[str, type[Library]] = {"llama_kv_cache_seq_rm": Ik, "llama_memory_seq_rm": Mainline}
-"""By a function that only this dialect has."""
-
-_PACKAGES = {
-    "ik": (("ik-llama-cpp-python-cuda", "ik_llama_cpp"), ("ik-llama-cpp-python", "ik_llama_cpp")),
-    "llama.cpp": (("llama-cpp-python", "llama_cpp"), ("xllamacpp", "xllamacpp")),
-}
-"""Distribution and module of each package that brings a library, the preferred one first."""
 
 INSTALL = (
     "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
@@ -62,8 +57,8 @@ def installed() -> tuple[LibraryFile, ...]:
     each backend the one of the preferred package."""
     built = native_library()
     found = [LibraryFile(built, "ik_llama.cpp for this CPU", IK.version)] if built else []
-    for packages in _PACKAGES.values():
-        files = (_file_of(distribution, module) for distribution, module in packages)
+    for row in DIALECTS:
+        files = (_file_of(distribution, module) for distribution, module in row.packages)
         found += [file for file in files if file][:1]
     return tuple(found)
 
@@ -86,6 +81,18 @@ def _file_of(distribution: str, module: str) -> LibraryFile | None:
 def opened() -> list[Library]:
     """The libraries that this process has opened."""
     return list(_opened.values())
+
+
+def build_id() -> str:
+    """Names the builds of the libraries that this process has opened, or else of those that it could."""
+    ids = [library.build_id for library in opened()] or [str(file) for file in installed()]
+    return "; ".join(ids) or "no library"
+
+
+def device_names() -> tuple[str, ...]:
+    """The processor, and what else the opened libraries can compute on, as they describe it."""
+    names = [processor_name(), *(name for library in opened() for name in library.device_names)]
+    return tuple(dict.fromkeys(names))
 
 
 _opened: dict[Path, Library] = {}
@@ -117,8 +124,9 @@ def _open(file: LibraryFile) -> Library:
     if other := shared.get(_ggml_of(functions)):
         # The loader serves a library's needs with the first one of that name, wherever it lies.
         raise LibraryRefused(f"it would run on the kernels of {other.file.path}: use one of the two alone")
-    for name, dialect in _DIALECTS.items():
-        if hasattr(functions, name):
+    for row in DIALECTS:
+        if hasattr(functions, row.marker):
+            dialect: type[Library] = import_module(row.module).Dialect
             return dialect(file, functions)
     raise LibraryRefused("it is no library of llama.cpp, or of a version before 2025")
 
@@ -215,3 +223,17 @@ def _none(options: LoadOptions) -> BackendError:
     what = "native library" if options.backend == "auto" else f"backend {options.backend}"
     why = "; ".join(refusals()) or "no installed library does what is asked for"
     return BackendError(what, why, f"Choose another (--backend), or name a file (--llama-library). {INSTALL}")
+
+
+def find_quantizer() -> tuple[Library, Any]:
+    """The first installed library that quantizes, llama.cpp before ik_llama.cpp, and the default parameters
+    of its quantizer. Raises BackendError."""
+    reasons = []
+    for file in sorted(installed(), key=lambda file: file.source.startswith("ik")):
+        try:
+            library = open_library(file)
+            return library, library.quantize_params()
+        except LibraryRefused as refusal:
+            reasons.append(f"{file}: {refusal}")
+    why = "; ".join(reasons) or "no library is installed"
+    raise BackendError("quantizer", why, "Install one: pip install ik-llama-cpp-python.")

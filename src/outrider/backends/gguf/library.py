@@ -10,88 +10,108 @@ import ctypes
 import hashlib
 import os
 import platform
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from outrider.backends.gguf.declare import (
+    BOOL,
+    ENUM,
+    INT,
+    POINTER,
+    SIZE,
+    TEXT,
+    UINT,
+    Params,
+    Signatures,
+    fields,
+    functions,
+)
 from outrider.backends.gguf.log import LOG_CALLBACK, log_callback, silenced
-from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions
+from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions, physical_cores
 from outrider.core.errors import BackendError
 
-__all__ = ["BATCH_FIELDS", "ContextSettings", "Library", "LibraryFile", "LibraryRefused", "Signatures"]
+__all__ = ["BATCH_FIELDS", "SHARED", "Handle", "Library", "LibraryFile", "LibraryRefused"]
 
 # Where an assertion of a library fails, it would start a debugger and print its stack.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
-Signatures = Mapping[str, tuple[Any, ...]]
-"""The result type and then the argument types of C functions, by name."""
-
-POINTER, INT, UINT, BOOL, TEXT = (
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_uint32,
-    ctypes.c_bool,
-    ctypes.c_char_p,
-)
-
 SHARED: Signatures = {
-    "llama_backend_init": (None,),
-    "llama_free": (None, POINTER),
-    "llama_get_logits": (POINTER, POINTER),
-    "llama_log_set": (None, LOG_CALLBACK, POINTER),
-    "llama_model_get_vocab": (POINTER, POINTER),
-    "llama_model_has_decoder": (BOOL, POINTER),
-    "llama_model_has_encoder": (BOOL, POINTER),
-    "llama_model_is_hybrid": (BOOL, POINTER),
-    "llama_model_is_recurrent": (BOOL, POINTER),
-    "llama_model_meta_val_str": (INT, POINTER, TEXT, TEXT, ctypes.c_size_t),
-    "llama_model_n_embd": (INT, POINTER),
-    "llama_n_batch": (UINT, POINTER),
-    "llama_n_ctx": (UINT, POINTER),
-    "llama_n_threads": (INT, POINTER),
-    "llama_n_threads_batch": (INT, POINTER),
-    "llama_n_ubatch": (UINT, POINTER),
-    "llama_supports_gpu_offload": (BOOL,),
-    "llama_synchronize": (None, POINTER),
-    "llama_vocab_bos": (INT, POINTER),
-    "llama_vocab_eos": (INT, POINTER),
-    "llama_vocab_get_add_bos": (BOOL, POINTER),
-    "llama_vocab_get_text": (TEXT, POINTER, INT),
-    "llama_vocab_is_eog": (BOOL, POINTER, INT),
-    "llama_vocab_n_tokens": (INT, POINTER),
-    "llama_vocab_type": (ctypes.c_int, POINTER),
+    **functions("llama_backend_init", None),
+    **functions("llama_supports_gpu_offload", BOOL),
+    **functions("llama_log_set", None, LOG_CALLBACK, POINTER),
+    **functions("llama_free llama_model_free llama_synchronize", None, POINTER),
+    **functions("llama_get_logits llama_model_get_vocab", POINTER, POINTER),
+    **functions("llama_model_has_decoder llama_model_has_encoder llama_model_is_hybrid", BOOL, POINTER),
+    **functions("llama_model_is_recurrent llama_vocab_get_add_bos", BOOL, POINTER),
+    **functions("llama_model_n_ctx_train llama_model_n_embd llama_model_n_layer", INT, POINTER),
+    **functions("llama_n_threads llama_n_threads_batch", INT, POINTER),
+    **functions("llama_n_batch llama_n_ctx llama_n_ubatch", UINT, POINTER),
+    **functions("llama_model_meta_val_str", INT, POINTER, TEXT, TEXT, SIZE),
+    **functions("llama_memory_seq_cp", None, POINTER, INT, INT, INT, INT),
+    **functions("llama_memory_seq_pos_min", INT, POINTER, INT),
+    **functions("llama_memory_seq_rm", BOOL, POINTER, INT, INT, INT),
+    **functions("llama_vocab_bos llama_vocab_eos llama_vocab_n_tokens", INT, POINTER),
+    **functions("llama_vocab_type", ENUM, POINTER),
+    **functions("llama_vocab_get_text", TEXT, POINTER, INT),
+    **functions("llama_vocab_is_eog", BOOL, POINTER, INT),
+    **functions("llama_tokenize", INT, POINTER, TEXT, INT, POINTER, INT, BOOL, BOOL),
+    **functions("llama_token_to_piece", INT, POINTER, INT, TEXT, INT, INT, BOOL),
 }
 
 _DEVICES: Signatures = {
-    "ggml_backend_dev_count": (ctypes.c_size_t,),
-    "ggml_backend_dev_get": (POINTER, ctypes.c_size_t),
+    "ggml_backend_dev_count": (SIZE,),
+    "ggml_backend_dev_get": (POINTER, SIZE),
     "ggml_backend_dev_description": (TEXT, POINTER),
 }
 """Functions that only some builds have."""
 
-BATCH_FIELDS: list[tuple[str, Any]] = [
-    ("n_tokens", INT),
-    ("token", ctypes.POINTER(INT)),
-    ("embd", ctypes.POINTER(ctypes.c_float)),
-    ("pos", ctypes.POINTER(INT)),
-    ("n_seq_id", ctypes.POINTER(INT)),
-    ("seq_id", ctypes.POINTER(ctypes.POINTER(INT))),
-    ("logits", ctypes.POINTER(ctypes.c_int8)),
+BATCH_FIELDS = [
+    *fields(INT, "n_tokens"),
+    *fields(ctypes.POINTER(INT), "token"),
+    *fields(ctypes.POINTER(ctypes.c_float), "embd"),
+    *fields(ctypes.POINTER(INT), "pos", "n_seq_id"),
+    *fields(ctypes.POINTER(ctypes.POINTER(INT)), "seq_id"),
+    *fields(ctypes.POINTER(ctypes.c_int8), "logits"),
 ]
 """The beginning of every dialect's llama_batch."""
 
 _RESULT_BY_FIRST_ARGUMENT = ("x86_64", "amd64")
-"""Processors on which a function is given, as its first argument, where to write a large structure."""
+"""Processors on which a function that returns a large structure gets its address as the first argument."""
 _ROOM_BYTES = 256
 _UNTOUCHED = 0xA5
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 
 
 class LibraryRefused(Exception):
     """A library cannot be used; the message says why."""
+
+
+class Handle:
+    """A native object, freed once: when it is closed, or when nobody refers to it any more. The object that
+    it depends on (`keeps`) lives at least as long as it does."""
+
+    def __init__(self, name: str, pointer: Any, free: Callable[[Any], None], keeps: object = None) -> None:
+        self._name = name
+        self._pointer = pointer
+        self._finalizer = weakref.finalize(self, lambda pointer, _keeps: free(pointer), pointer, keeps)
+        # The process gives everything back at its end, in an order that is always right.
+        self._finalizer.atexit = False
+
+    @property
+    def pointer(self) -> Any:
+        """The native pointer. Raises BackendError when it was closed."""
+        if not self._finalizer.alive:
+            raise BackendError(self._name, "the model was closed", "Load it again.")
+        return self._pointer
+
+    def close(self) -> None:
+        """Free it now. Closing twice is harmless."""
+        self._finalizer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +136,6 @@ class LibraryFile:
         return f"{self} {digest.hexdigest()}"
 
 
-@dataclass(frozen=True, slots=True)
-class ContextSettings:
-    """What a context is opened with. `flash_attention`: "on", "off", or "auto" for the library's choice."""
-
-    options: LoadOptions
-    flash_attention: str
-    capacity_tokens: int
-    max_sequences: int
-    threads: int
-    threads_batch: int
-
-
-def _written_bytes(function: Any, kind: type[ctypes.Structure]) -> int:
-    """How many bytes after its structure a function writes that returns `kind`."""
-    size = ctypes.sizeof(kind)
-    buffer = (ctypes.c_ubyte * (size + _ROOM_BYTES))(*[_UNTOUCHED] * (size + _ROOM_BYTES))
-    function.restype, function.argtypes = None, [POINTER]
-    function(buffer)
-    return sum(byte != _UNTOUCHED for byte in buffer[size:])
-
-
 class Library(ABC):
     """A loaded library. Raises LibraryRefused for one that lacks a function or lays out its parameters in
     another way than is declared here."""
@@ -147,35 +146,36 @@ class Library(ABC):
     """its name in messages"""
     signatures: ClassVar[Signatures]
     """the functions of this dialect alone"""
-    ModelParams: ClassVar[type[ctypes.Structure]]
-    ContextParams: ClassVar[tuple[type[ctypes.Structure], ...]]
+    names: ClassVar[Mapping[str, str]] = {}
+    """what this dialect calls functions of SHARED, where that differs"""
+    ModelParams: ClassVar[type[Params]]
+    ContextParams: ClassVar[tuple[type[Params], ...]]
     """llama_context_params in each of the versions that are known"""
+    QuantizeParams: ClassVar[type[Params]]
     Batch: ClassVar[type[ctypes.Structure]]
-    model_defaults: ClassVar[Mapping[str, Any]]
-    """what the library sets by itself; fields that are not named here are 0"""
-    context_defaults: ClassVar[Mapping[str, Any]]
     keeps_windows: ClassVar[bool]
     """whether sliding-window layers can keep the KV of their window alone"""
     reuses_window_cells: ClassVar[bool]
-    """whether tokens that a sliding window has left behind give way to others, even where all have room"""
+    """whether tokens that have left a sliding window give way to others, even where all have room"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
     state_flags: ClassVar[tuple[int, ...]] = ()
-    """what the functions about a sequence's state are given beyond the sequence"""
+    """further arguments of the functions about a sequence's state"""
     split_modes: ClassVar[tuple[str, ...]]
     """how a model can be split over several GPUs"""
 
     def __init__(self, file: LibraryFile, functions: ctypes.CDLL) -> None:
         self.file = file
         self.functions: Any = functions
+        """the C functions by mainline's names; each takes what is declared for it"""
         self._declare({**SHARED, **self.signatures})
         self.take_log()  # before anything is asked of it, so that not one line is written
-        self._new_model_params = self._checked("model", self.ModelParams, self.model_defaults)
-        self._new_context_params, context_params = self._known_context()
+        self._new_model_params = self._default_params("model", self.ModelParams)
+        self._new_context_params = self._default_params("context", *self.ContextParams)
         self._declare(
             {
                 "llama_decode": (INT, POINTER, self.Batch),
-                "llama_init_from_model": (POINTER, POINTER, context_params),
+                "llama_init_from_model": (POINTER, POINTER, self._new_context_params.restype),
                 "llama_model_load_from_file": (POINTER, TEXT, self.ModelParams),
             }
         )
@@ -186,35 +186,32 @@ class Library(ABC):
         when it is imported."""
         self.functions.llama_log_set(log_callback, None)
 
-    def _known_context(self) -> tuple[Any, type[ctypes.Structure]]:
-        """The function that returns a context's default parameters, and the version that it returns."""
-        for version in self.ContextParams:
-            with suppress(LibraryRefused):
-                return self._checked("context", version, self.context_defaults), version
-        return self._checked("context", self.ContextParams[0], self.context_defaults), self.ContextParams[0]
-
     def _declare(self, signatures: Signatures) -> None:
         for name, (result, *arguments) in signatures.items():
+            own_name = self.names.get(name, name)
+            try:
+                function = getattr(self.functions, own_name)
+            except AttributeError:
+                raise LibraryRefused(f"it has no function {own_name}") from None
+            function.restype, function.argtypes = result, arguments
+            setattr(self.functions, name, function)
+
+    def _default_params(self, what: str, *versions: type[Params]) -> Any:
+        """The function that returns default parameters, declared with the first of these structures that it
+        turns out to return."""
+        name = f"llama_{what}_default_params"
+        refusals = []
+        for kind in versions:
             try:
                 function = getattr(self.functions, name)
+                _check_layout(function, kind, what)
             except AttributeError:
                 raise LibraryRefused(f"it has no function {name}") from None
-            function.restype, function.argtypes = result, arguments
-
-    def _checked(self, what: str, kind: type[ctypes.Structure], expected: Mapping[str, Any]) -> Any:
-        """The function that returns default parameters, after a look at what it returns."""
-        function = getattr(self.functions, f"llama_{what}_default_params")
-        if platform.machine().lower() in _RESULT_BY_FIRST_ARGUMENT and _written_bytes(function, kind):
-            raise LibraryRefused(f"its {what} parameters are larger than expected")
-        function.restype, function.argtypes = kind, []
-        params = function()
-        for name, *_ in kind._fields_:
-            value = getattr(params, name) or 0
-            if value != expected.get(name, 0):
-                raise LibraryRefused(
-                    f"its {what} parameters are laid out in another way than expected: {name} is {value!r}"
-                )
-        return function
+            except LibraryRefused as refusal:
+                refusals.append(refusal)
+            else:
+                return function
+        raise refusals[0]
 
     # Identity
 
@@ -236,10 +233,14 @@ class Library(ABC):
     # Models
 
     def load_model(self, path: Path, options: LoadOptions) -> int | None:
-        """The native model; None where the library cannot load it (the log says why)."""
+        """The native model; None where the library cannot load it (the log says why). Raises BackendError for
+        a split mode that it does not have."""
         params = self._new_model_params()
-        params.n_gpu_layers = options.gpu_layers
-        params.main_gpu = options.main_gpu
+        params.n_gpu_layers, params.main_gpu = options.gpu_layers, options.main_gpu
+        if options.split_mode not in self.split_modes:
+            what, choices = f"split mode {options.split_mode}", ", ".join(self.split_modes)
+            raise BackendError(what, f"{self.title} does not have it", f"Choose one of {choices}.")
+        params.split_mode = _SPLIT_MODES[options.split_mode]
         self._set_model_params(params, options)
         with silenced():
             handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
@@ -263,32 +264,83 @@ class Library(ABC):
                 return buffer.value.decode("utf-8", errors="replace")
             size = length + 1
 
-    def open_context(self, model: int, settings: ContextSettings) -> int | None:
-        """The native context; None where there is no room for it (the log says why)."""
-        options = settings.options
+    def head_widths(self, model: int) -> tuple[int, int]:
+        """Values of one attention head in K and in V."""
+        usual = self.functions.llama_model_n_embd(model) // max(self.num_heads(model), 1)
+        arch = self.metadata(model, "general.architecture")
+        key, value = (self.metadata(model, f"{arch}.attention.{name}_length") for name in ("key", "value"))
+        return int(key) if key.isdigit() else usual, int(value) if value.isdigit() else usual
+
+    def open_context(
+        self, model: int, options: LoadOptions, capacity_tokens: int, max_sequences: int
+    ) -> int | None:
+        """The native context for so many tokens over all sequences; None where there is no room for it (the
+        log says why)."""
         params = self._new_context_params()
-        params.n_ctx = settings.capacity_tokens
-        params.n_seq_max = settings.max_sequences
+        params.n_ctx, params.n_seq_max = capacity_tokens, max_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
         params.n_ubatch = min(options.micro_batch_tokens, params.n_batch)
-        if settings.max_sequences > 1 and self.reuses_window_cells and self.window_tokens(model):
+        if max_sequences > 1 and self.reuses_window_cells and self.window_tokens(model):
             # It chooses the cells for all parts of a call before it computes the first, and then lets go of
             # tokens outside the window of the last part that are inside that of the first.
             params.n_batch = params.n_ubatch = max(params.n_ubatch, options.max_rows)
-        params.n_threads, params.n_threads_batch = settings.threads, settings.threads_batch
-        self._set_context_params(params, settings)
+        params.n_threads = options.threads or physical_cores()
+        params.n_threads_batch = options.threads_batch or params.n_threads
+        params.type_k = CONTEXT_TYPES[options.cache_type_k]
+        params.type_v = CONTEXT_TYPES[options.cache_type_v]
+        self._set_context_params(params, options, max_sequences)
         with silenced():
             context: int | None = self.functions.llama_init_from_model(model, params)
         return context
 
-    def split_mode(self, name: str) -> int:
-        """The library's number for a way to split a model over GPUs. Raises BackendError."""
-        if name not in self.split_modes:
-            choices = ", ".join(self.split_modes)
-            raise BackendError(
-                f"split mode {name}", f"{self.title} does not have it", f"Choose one of {choices}."
-            )
-        return {"none": 0, "layer": 1, "row": 2}[name]
+    # The KV cache
+
+    def _memory(self, context: int) -> int:
+        """What the functions about the KV cache take."""
+        return context
+
+    def forget(self, context: int, sequence: int, start: int) -> bool:
+        """Remove a sequence's tokens from position `start` on (-1: all); False where that is impossible."""
+        return bool(self.functions.llama_memory_seq_rm(self._memory(context), sequence, start, -1))
+
+    def copy(self, context: int, source: int, sequence: int, length: int) -> None:
+        """Let `sequence` share the first `length` tokens of `source`."""
+        self.functions.llama_memory_seq_cp(self._memory(context), source, sequence, 0, length)
+
+    def oldest_position(self, context: int, sequence: int) -> int:
+        """The first position that is stored of a sequence; -1 where it is empty."""
+        return int(self.functions.llama_memory_seq_pos_min(self._memory(context), sequence))
+
+    def transfer(self, source: int, target: int) -> bool:
+        """Let sequence 0 of an empty context hold, bit by bit, what it holds in another one on the same
+        weights; False where the library cannot."""
+        native, flags = self.functions, self.state_flags
+        size = native.llama_state_seq_get_size(source, 0, *flags)
+        buffer = (ctypes.c_ubyte * size)()
+        written = native.llama_state_seq_get_data(source, buffer, size, 0, *flags)
+        return bool(written and native.llama_state_seq_set_data(target, buffer, written, 0, *flags))
+
+    def make_room(self, context: int) -> bool:  # noqa: ARG002 - most take free cells wherever they lie
+        """Bring free cells together after a call found no room; False where that cannot help."""
+        return False
+
+    def close_gaps(self, context: int) -> bool:  # noqa: ARG002 - most libraries bear them
+        """Make the cache safe for the next call after tokens between others were forgotten; False where that
+        failed."""
+        return True
+
+    # Quantizing
+
+    def quantize_params(self) -> Any:
+        """The default parameters of `quantize`. Raises LibraryRefused where it has no quantizer that is
+        known."""
+        self._declare({"llama_model_quantize": (UINT, TEXT, TEXT, ctypes.POINTER(self.QuantizeParams))})
+        return self._default_params("model_quantize", self.QuantizeParams)()
+
+    def quantize(self, source: Path, output: Path, params: Any) -> bool:
+        """Quantize a file; False where the library refuses (its log says why)."""
+        paths = os.fsencode(source), os.fsencode(output)
+        return bool(self.functions.llama_model_quantize(*paths, ctypes.byref(params)) == 0)
 
     # What differs
 
@@ -300,23 +352,11 @@ class Library(ABC):
     def _set_model_params(self, params: Any, options: LoadOptions) -> None: ...
 
     @abstractmethod
-    def _set_context_params(self, params: Any, settings: ContextSettings) -> None: ...
-
-    @abstractmethod
-    def free_model(self, model: int) -> None:
-        """Give the weights' memory back."""
-
-    @abstractmethod
-    def trained_context(self, model: int) -> int:
-        """Tokens of the contexts that the model was trained with."""
+    def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None: ...
 
     @abstractmethod
     def window_tokens(self, model: int) -> int:
         """Positions that a sliding-window layer looks back, its own included; 0 where there is none."""
-
-    @abstractmethod
-    def num_layers(self, model: int) -> int:
-        """Layers of the model."""
 
     @abstractmethod
     def num_heads(self, model: int) -> int:
@@ -331,43 +371,30 @@ class Library(ABC):
         """Whether the model writes all of a text at once."""
 
     @abstractmethod
-    def forget(self, context: int, sequence: int, start: int) -> bool:
-        """Remove a sequence's tokens from position `start` on (-1: all); False where that is impossible."""
-
-    @abstractmethod
-    def copy(self, context: int, source: int, sequence: int, length: int) -> None:
-        """Let `sequence` share the first `length` tokens of `source`."""
-
-    def transfer(self, source: int, target: int) -> bool:
-        """Let sequence 0 of an empty context hold, bit by bit, what it holds in another one on the same
-        weights; False where the library cannot."""
-        native, flags = self.functions, self.state_flags
-        size = native.llama_state_seq_get_size(source, 0, *flags)
-        buffer = (ctypes.c_ubyte * size)()
-        written = native.llama_state_seq_get_data(source, buffer, size, 0, *flags)
-        return bool(written and native.llama_state_seq_set_data(target, buffer, written, 0, *flags))
-
-    @abstractmethod
-    def oldest_position(self, context: int, sequence: int) -> int:
-        """The first position that is stored of a sequence; -1 where it is empty."""
-
-    @abstractmethod
-    def make_room(self, context: int) -> bool:
-        """Bring free cells together after a call found no room; False where that cannot help."""
-
-    def close_gaps(self, context: int) -> bool:  # noqa: ARG002 - most libraries bear them
-        """See to it that tokens which were forgotten between others do no harm to the next call; False where
-        that failed."""
-        return True
-
-    @abstractmethod
     def token_attributes(self, model: int, vocab: int, token: int) -> int:
         """The bits of `llama_token_attr`."""
 
-    @abstractmethod
-    def tokenize(self, vocab: int, *arguments: Any) -> int:
-        """`llama_tokenize` of a vocabulary: text, its bytes, buffer, size, add and parse special tokens."""
 
-    @abstractmethod
-    def token_to_piece(self, vocab: int, *arguments: Any) -> int:
-        """`llama_token_to_piece` of a vocabulary: token, buffer, size, spaces to strip, special tokens."""
+def _check_layout(function: Any, kind: type[Params], what: str) -> None:
+    """Declare that a function returns default parameters of this structure. Raises LibraryRefused where what
+    it returns is not laid out so."""
+    what = what.replace("_", " ")
+    if platform.machine().lower() in _RESULT_BY_FIRST_ARGUMENT and _bytes_beyond(function, kind):
+        raise LibraryRefused(f"its {what} parameters are larger than expected")
+    function.restype, function.argtypes = kind, []
+    params = function()
+    for name, *_ in kind._fields_:
+        value = getattr(params, name) or 0
+        if value != kind.defaults.get(name, 0):
+            raise LibraryRefused(
+                f"its {what} parameters are laid out in another way than expected: {name} is {value!r}"
+            )
+
+
+def _bytes_beyond(function: Any, kind: type[ctypes.Structure]) -> int:
+    """How many bytes after its structure a function writes that returns `kind`."""
+    size = ctypes.sizeof(kind)
+    buffer = (ctypes.c_ubyte * (size + _ROOM_BYTES))(*[_UNTOUCHED] * (size + _ROOM_BYTES))
+    function.restype, function.argtypes = None, [POINTER]
+    function(buffer)
+    return sum(byte != _UNTOUCHED for byte in buffer[size:])

@@ -1,4 +1,4 @@
-"""A context of a native library behind the Model contract."""
+"""A context of a native library as a Model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.backends.gguf.attention import choose_attention
-from outrider.backends.gguf.batch import Batch, Limits
-from outrider.backends.gguf.handle import Handle
-from outrider.backends.gguf.library import ContextSettings
+from outrider.backends.gguf.batch import Batch
+from outrider.backends.gguf.context import check_cache_types, check_room, choose_attention
+from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
-from outrider.backends.gguf.memory import check_cache_types, check_room
-from outrider.backends.gguf.options import LoadOptions, physical_cores
+from outrider.backends.gguf.options import LoadOptions
+from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutOfMemory, RewindUnsupported, SettingError
@@ -51,7 +50,7 @@ class GgufModel:
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
-        attention = choose_attention(self._library, weights.handle, self.options, capacity, max_sequences)
+        attention = choose_attention(weights, self.options, capacity, max_sequences)
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
@@ -68,14 +67,12 @@ class GgufModel:
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self._may_have_gaps = False
-        self._batch = Batch(
-            self._library,
-            Limits(self.options.max_rows, self.max_batch_tokens, self.context_length, self.vocabulary.size),
-        )
+        self._batch = Batch(self._library.Batch, self.max_batch_tokens)
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         context = self._native.pointer
-        batch = self._batch.fill(spans, self._lengths)
+        check_spans(self, spans)
+        batch = self._batch.fill(spans)
         clear_log()
         self._close_gaps(context)
         try:
@@ -182,7 +179,7 @@ class GgufModel:
 
     def _holds_window(self, sequence: int, length: int) -> bool:
         """Whether all that a token at position `length` looks back at is stored. The library keeps
-        what it stores of a sequence free of gaps, so the oldest position tells."""
+        what it stores of a sequence free of gaps, so the oldest position is enough to know."""
         if not (self.weights.window_tokens and self._library.reuses_window_cells) or length == 0:
             return True
         oldest = self._library.oldest_position(self._native.pointer, sequence)
@@ -190,10 +187,7 @@ class GgufModel:
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         context = self._native.pointer  # refuses when it was closed
-        if not 0 < length <= self.length(source):
-            raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
-        if self.length(sequence):
-            raise BackendError("copy", f"sequence {sequence} is not empty")
+        check_copy(self, source, sequence, length)
         if self.rewind != "free" or not self._holds_window(source, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
         # One cache for all sequences: the cells are shared, nothing is moved.
@@ -227,29 +221,12 @@ def _open_context(
     if not 1 <= max_sequences <= _MAX_SEQUENCES:
         why = f"{max_sequences} cannot be served at once"
         raise SettingError("sequences", why, f"Give 1 to {_MAX_SEQUENCES}.")
+    check_cache_types(weights, options)
+    check_room(weights, options, context_length, max_sequences, capacity_tokens)
     library = weights.library
-    check_cache_types(library, weights.handle, options)
-    check_room(
-        weights.name,
-        library,
-        weights.handle,
-        options,
-        context_length=context_length,
-        max_sequences=max_sequences,
-        capacity_tokens=capacity_tokens,
-    )
-    threads = options.threads or physical_cores()
-    settings = ContextSettings(
-        options,
-        options.flash_attention,
-        capacity_tokens,
-        max_sequences,
-        threads,
-        options.threads_batch or threads,
-    )
     library.take_log()
     clear_log()
-    if context := library.open_context(weights.handle, settings):
+    if context := library.open_context(weights.handle, options, capacity_tokens, max_sequences):
         return context
     what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
     if reason and not speaks_of_memory(reason):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.errors import SettingError
 
-BACKENDS = ("auto", "llama.cpp", "ik")
+BACKENDS = ("auto", *(row.name for row in DIALECTS))
 """The libraries that run GGUF models; "auto" is the one that is measured faster for the file."""
 SPLIT_MODES = ("none", "layer", "row")
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}

@@ -4,8 +4,8 @@
 
 It writes JSON objects to standard output, one a line: {"bytes": size of the weights to be written}, then
 {"part": share that is done} and, where it fails, {"error": reason}. Exit status 0 when all is well, 1 when
-the library refuses. It ends, and removes what it wrote, when its standard input is closed: a parent that
-was killed leaves no work behind.
+the library refuses. It ends, and removes what it wrote, when its standard input is closed: no work goes on
+after a parent that was killed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.log import LOG_CALLBACK
-from outrider.backends.gguf.quantize_params import find_quantizer
 from outrider.core.errors import OutriderError
 
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
@@ -36,22 +36,20 @@ def main(request: str) -> int:
     report = _reporter()
     Thread(target=_end_with_parent, args=(Path(asked["output"]),), daemon=True).start()
     try:
-        quantizer = find_quantizer()
+        library, params = find_quantizer()
     except OutriderError as error:
         report({"error": str(error)})
         return 1
-    log, params = _Log(report), quantizer.params
-    quantizer.library.functions.llama_log_set(log.callback, None)
+    log = _Log(report)
+    library.functions.llama_log_set(log.callback, None)
     params.ftype, params.nthread = asked["ftype"], asked["threads"]
     params.pure, params.quantize_output_tensor = asked["pure"], not asked["keep_output"]
-    ends_type = asked["ends_type"]
-    params.output_tensor_type = params.token_embedding_type = (
-        quantizer.no_type if ends_type is None else ends_type
-    )
+    if asked["ends_type"] is not None:
+        params.output_tensor_type = params.token_embedding_type = asked["ends_type"]
     params.allow_requantize = True
     for dry_run in (True, False):
         params.dry_run = log.dry_run = dry_run
-        if not quantizer.run(os.fsencode(asked["source"]), os.fsencode(asked["output"])):
+        if not library.quantize(Path(asked["source"]), Path(asked["output"]), params):
             report({"error": log.error})
             return 1
     return 0
@@ -78,7 +76,7 @@ def _end_with_parent(output: Path) -> None:
 
 
 class _Log:
-    """Reads the library's log, the only way in which it tells how far it is and why it fails."""
+    """Reads the library's log, the only place that shows its progress and why it fails."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
         self.dry_run = True

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from outrider.backends.gguf.file_types import UNQUANTIZED, block_size, file_type, read_type, tensor_type
+from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.options import physical_cores
-from outrider.backends.gguf.quantize_params import find_quantizer
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
 from outrider.files import check_writable
 from outrider.models.gguf import ModelCard, read_card
@@ -106,7 +106,7 @@ def quantize(
 
     `threads` 0 means the physical cores. `pure` gives all matrices the one type instead of llama.cpp's
     mixture, `keep_output` leaves the output matrix as it is, `ends` is another type for the two matrices at
-    the ends: the embedding and the output. `progress` is told the share that is done.
+    the ends: the embedding and the output. `progress` is called with the share that is done.
     `output` appears when it is complete, whatever happens before; with `force` it replaces what is there.
 
     Raises SettingError (type, place, room on the disk), ModelFileError (the source), BackendError (llama.cpp
@@ -168,7 +168,7 @@ def _run(
 
 
 def _fitting(source: Path, ends: str) -> str:
-    """The type, or what stands in for it where rows are no multiple of its blocks: the library looks after
+    """The type, or what replaces it where rows are no multiple of its blocks: the library looks after
     that only for types that it chose itself."""
     rows = [tensor.shape[0] for tensor in _tensors(source) if tensor.name in _ENDS]
     return next(name for name in (ends, "Q8_0", "F16") if not any(row % block_size(name) for row in rows))

@@ -1,12 +1,11 @@
-"""A GGUF's tokenizer behind the Vocabulary contract."""
+"""A GGUF's tokenizer as a Vocabulary."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-from outrider.backends.gguf.handle import Handle
-from outrider.backends.gguf.library import Library
+from outrider.backends.gguf.library import Handle, Library
 from outrider.core.contracts import PartOf
 from outrider.core.errors import PromptError, SettingError
 
@@ -57,7 +56,9 @@ class GgufVocabulary:
         while True:
             buffer = (ctypes.c_int32 * size)()
             special = (add_special, parse_special)
-            count = self._library.tokenize(self._vocab, data, len(data), buffer, size, *special)
+            count = self._library.functions.llama_tokenize(
+                self._vocab, data, len(data), buffer, size, *special
+            )
             if count >= 0:
                 return buffer[:count]
             size = -count
@@ -73,7 +74,7 @@ class GgufVocabulary:
         size = _PIECE_BYTES
         while True:
             buffer = ctypes.create_string_buffer(size)
-            count = self._library.token_to_piece(self._vocab, token, buffer, size, 0, False)
+            count = self._library.functions.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
             if count >= 0:
                 return ctypes.string_at(buffer, count)
             size = -count

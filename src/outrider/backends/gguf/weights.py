@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from weakref import WeakSet
 
-from outrider.backends.gguf.handle import Handle
 from outrider.backends.gguf.libraries import candidates
-from outrider.backends.gguf.library import Library
+from outrider.backends.gguf.library import Handle, Library
 from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
@@ -31,7 +30,7 @@ class Weights:
         self.path = path
         self.options = options or LoadOptions()
         self.library, model = _load(path, self.options)
-        self._native = Handle(str(path), model, self.library.free_model)
+        self._native = Handle(str(path), model, self.library.functions.llama_model_free)
         self._contexts: WeakSet[GgufModel] = WeakSet()
         if not self._generates_text():
             self.close()
@@ -44,7 +43,7 @@ class Weights:
         part_of = read_part(path) if any(map(self.metadata, REDUCED_KEYS)) else None
         pre_tokenizer = self.metadata("tokenizer.ggml.pre")
         self.vocabulary = GgufVocabulary(self.library, self._native, pre_tokenizer, part_of)
-        self.trained_context = self.library.trained_context(self.handle)
+        self.trained_context: int = self.library.functions.llama_model_n_ctx_train(self.handle)
         self.window_tokens = self.library.window_tokens(self.handle)
         """positions that a sliding-window layer looks back, its own included; 0 where there is none"""
         self.rewind = self._rewind_kind()
@@ -117,7 +116,7 @@ def _load(path: Path, options: LoadOptions) -> tuple[Library, int]:
         if model is None:
             failure = _failure(path, library)
         elif why := library.why_not(model):
-            library.free_model(model)
+            library.functions.llama_model_free(model)
             failure = ModelFileError(str(path), why, "Choose another library (--backend), or another model.")
         else:
             return library, model

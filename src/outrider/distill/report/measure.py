@@ -25,9 +25,9 @@ from outrider.distill.plan import DistillPlan
 from outrider.distill.report.figures import own_times, with_draft, without_draft
 from outrider.distill.report.schema import Contender, Kind, Measured
 from outrider.distill.run import Progress
-from outrider.learned import prior_in
 from outrider.models.hub import HubOptions
 from outrider.policy.prior import Prior
+from outrider.session.learned import prior_in
 from outrider.vocab import compare
 
 __all__ = ["measure"]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from outrider.backends.gguf import Library, LoadOptions, Weights, candidates, check_build, refusals
+from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.chat import ChatTemplate
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
-from outrider.models.cache import cache_dir
 from outrider.models.gguf import ModelCard
 from outrider.tuning import choose_options
-from outrider.tuning.curves import file_id
-from outrider.tuning.options import Progress
+from outrider.tuning.options import Progress, checked_options
 
 __all__ = ["in_same_library", "load_draft", "load_weights", "template_of", "why_no_draft"]
 
@@ -48,7 +46,9 @@ def load_weights(
     failure: OutriderError | None = None
     for library in candidates(chosen.options):
         try:
-            weights = _load(path, card, chosen.options, library, notices)
+            checked, notice = checked_options(card, chosen.options, library)
+            notices += [notice] if notice and notice not in notices else []
+            weights = Weights(path, checked)
         except (BackendCrash, ModelFileError) as error:
             failure = error
             continue
@@ -57,21 +57,6 @@ def load_weights(
         return weights
     assert failure is not None, "candidates raises where there is none"
     raise failure
-
-
-def _load(path: Path, card: ModelCard, options: LoadOptions, library: Library, notices: list[str]) -> Weights:
-    named = replace(options, backend=library.backend, library=str(library.file.path))
-    survived, notice = check_build(
-        path,
-        named,
-        build=library.build_id,
-        model_kind=f"{card.architecture} {card.quantization}",
-        file=file_id(path),
-        memory=cache_dir() / "builds.json",
-    )
-    if notice and notice not in notices:
-        notices.append(notice)
-    return Weights(path, survived)
 
 
 def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:

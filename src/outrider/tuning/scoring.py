@@ -12,7 +12,7 @@ from outrider.costs import CallCosts, token_s
 from outrider.costs.points import Curve
 from outrider.native import native_library
 
-__all__ = ["COMPARED_TOKENS", "Trial", "compare_libraries", "describe_changes", "judge", "score"]
+__all__ = ["COMPARED_TOKENS", "Trial", "choose_best", "compare_libraries", "describe_changes", "score"]
 
 COMPARED_TOKENS = 32
 """The largest call that is compared."""
@@ -20,9 +20,9 @@ COMPARED_TOKENS = 32
 _READ_TOKENS = 1.0
 """of prompts, for each generated token: users wait for both"""
 _DRAFT_SHARES = (0.65, 0.25, 0.1)
-"""of a draft model's single tokens, calls over two, and reading in what it is judged by"""
+"""of a draft model's single tokens, calls over two, and reading in its score"""
 _ACCEPTANCES = {0.0: 0.4, 0.5: 0.2, 0.7: 0.2, 0.9: 0.2}
-"""How right drafts may be, with weights; at 0 decoding is plain, which weighs most."""
+"""Acceptance rates that drafts may have, with weights; at 0 decoding is plain, which weighs most."""
 _MIN_GAIN = 0.02
 """A set must be this much better to be preferred over the options as they are, and beyond the noise."""
 _MAX_PLAIN_LOSS = 0.02
@@ -45,7 +45,7 @@ class Trial:
     score: float
 
 
-def judge(
+def choose_best(
     options: LoadOptions, sets: Sequence[LoadOptions], costs: Sequence[CallCosts], draft: bool
 ) -> tuple[LoadOptions, float, list[Trial]]:
     """The best of the sets (the first is what it is measured against), its score, and all as trials."""

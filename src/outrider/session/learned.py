@@ -26,10 +26,10 @@ from outrider.tuning import Loaded, costs_of, keep_costs, native_of
 __all__ = ["AutoSettings", "Learned", "Measuring", "prior_in"]
 
 Measuring = Callable[[str, float], None]
-"""Told what is being measured and what part of it is done, from 0 to 1."""
+"""Called with what is being measured and what part of it is done, from 0 to 1."""
 
-_MIN_JUDGED = 64
-"""Sessions in which fewer drafted tokens were judged leave what is known of acceptance as it is."""
+_MIN_VERIFIED = 64
+"""Sessions in which fewer drafted tokens were verified leave what is known of acceptance as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class AutoSettings:
 
 def prior_in(draft: GgufModel, notices: list[str]) -> Prior | None:
     """What a draft's file says of its own acceptance; None where it says nothing, or nothing that can be
-    used, which `notices` then tells."""
+    used, which `notices` then says."""
     if not (text := draft.weights.metadata(PRIOR)):
         return None
     try:
@@ -72,7 +72,7 @@ class Learned:
         draft: GgufModel | None,
         measuring: Measuring | None = None,
     ) -> None:
-        """Look the costs up, or measure them: a few seconds (`measuring` is told).
+        """Look the costs up, or measure them: a few seconds (`measuring` is called meanwhile).
 
         Raises SettingError for a costs file that cannot be read or written, BackendError when a call fails.
         """
@@ -117,14 +117,14 @@ class Learned:
         if notice:
             self.notices.append(notice)
         if data is None:
-            self._believe_draft()
+            self._use_pretrained()
             return
         try:
             self.policy.knowledge.recall(data)
         except (KeyError, TypeError, ValueError) as error:
             self.notices.append(f"{path}: {error}: starting without what was learned about acceptance")
 
-    def _believe_draft(self) -> None:
+    def _use_pretrained(self) -> None:
         """Begin with what the draft's own file says of its acceptance."""
         model, _ = self._models.get("draft", (None, None))
         prior = prior_in(native_of(model), self.notices) if model is not None else None
@@ -145,6 +145,6 @@ class Learned:
             if "draft" in self._models:
                 draft = knowledge.draft_costs[ModelDrafter.name]
                 keep_costs(self._models["draft"][0], draft, rows="last")
-        judged = sum(sum(known.counts) for known in knowledge.calibration.values())
-        if judged >= _MIN_JUDGED:
+        verified = sum(sum(known.counts) for known in knowledge.calibration.values())
+        if verified >= _MIN_VERIFIED:
             write_entry(self._place(), knowledge.as_json())

@@ -1,0 +1,160 @@
+"""What is settled before a library opens a context: kind of attention, cache types, room for the KV cache.
+
+The library fills what it allocates, cell by cell. Where the system promises more memory than it has, a
+context that is far too large would not fail but get this process, or another, killed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
+from outrider.core.errors import OutOfMemory, SettingError
+
+if TYPE_CHECKING:
+    from outrider.backends.gguf.weights import Weights
+
+__all__ = ["available_bytes", "check_cache_types", "check_room", "choose_attention"]
+
+_NARROW_HEAD = 64
+"""values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64
+a call over four tokens at 600 of context took 1.9 times as long so (SmolLM2-135M; Qwen2.5 0.5B: 1.4), with
+heads of 128 and 256 about the same (benchmarks/attention)."""
+_MAX_SCORES_BYTES = 256 * 2**20
+"""of the attention scores that are held at once without it"""
+_CELL_BYTES = 48
+"""What the library keeps on the host for every cell besides K and V: position and sequences."""
+_BLOCK_VALUES = 32
+"""of every quantized type that a cache can have"""
+_MAX_CELLS = 2**31 - 1
+"""Positions are 32-bit."""
+_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q5_1": 5, "q5_0": 5}
+"""Bits per value, rounded down; 4 for the others."""
+_WAY_OUT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
+
+
+def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: int, max_sequences: int) -> str:
+    """What `options.flash_attention` comes to: "on", "off", or "auto" for the library's own choice.
+
+    Raises SettingError where flash attention is needed and the library's gives wrong results.
+    """
+    library = weights.library
+    if not library.flash_mixes_sequences:
+        return _cheaper_attention(weights, options, capacity_tokens)
+    # It takes the cells of a sequence to lie in order and without gaps, and those of a window at the end.
+    if max_sequences == 1 and weights.window_tokens == 0:
+        return options.flash_attention
+    if options.flash_attention == "on" or options.cache_type_v != "f16":
+        asked = options.flash_attention == "on"
+        what = "flash attention" if asked else f"cache type v {options.cache_type_v}"
+        why = (
+            f"{library.title}'s flash attention is right for a single sequence without a sliding window only"
+        )
+        raise SettingError(what, why, "Choose --backend llama.cpp, or leave it at its default.")
+    return "off"
+
+
+def _cheaper_attention(weights: Weights, options: LoadOptions, capacity_tokens: int) -> str:
+    """What "auto" comes to: "off" on the processor alone for models with narrow heads, as long as the scores
+    of a call over all of the context take little memory."""
+    library, model = weights.library, weights.handle
+    is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
+    on_processor = options.gpu_layers == 0 or not library.functions.llama_supports_gpu_offload()
+    if not (is_open and on_processor) or max(library.head_widths(model)) > _NARROW_HEAD:
+        return options.flash_attention
+    rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
+    scores_bytes = 4 * rows * capacity_tokens * library.num_heads(model)
+    return "off" if scores_bytes <= _MAX_SCORES_BYTES else options.flash_attention
+
+
+def check_cache_types(weights: Weights, options: LoadOptions) -> None:
+    """Raise SettingError for a type that the library computes wrongly with, and for a quantized cache whose
+    blocks do not fit the model's heads: the library checks that only under flash attention, and ends the
+    process otherwise."""
+    library = weights.library
+    right_types = library.cache_types(options.flash_attention)
+    widths = library.head_widths(weights.handle)
+    types = (options.cache_type_k, options.cache_type_v)
+    for name, cache_type, right, width in zip("kv", types, right_types, widths, strict=True):
+        if cache_type not in right:
+            attention = "without" if options.flash_attention == "off" else "with"
+            why = f"{library.title} is not right with {cache_type} {attention} flash attention"
+            choices = f"Choose one of {', '.join(right)}, or another library (--backend)."
+            raise SettingError(f"cache type {name}", why, choices)
+        if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
+            why = (
+                f"{cache_type} comes in blocks of {_BLOCK_VALUES} values, and the model's heads have {width}"
+            )
+            raise SettingError(f"cache type {name}", why, f"Choose one of {', '.join(UNQUANTIZED)}.")
+
+
+def check_room(
+    weights: Weights, options: LoadOptions, context_length: int, max_sequences: int, capacity_tokens: int
+) -> None:
+    """Raise OutOfMemory when the KV cache needs more than the machine has.
+
+    What is compared is the least that it can need: what passes here may still fail in the library.
+    """
+    what = f"{weights.name} with a context of {context_length} tokens"
+    if max_sequences > 1:
+        what += f" for each of {max_sequences} sequences, {capacity_tokens} in all"
+    if capacity_tokens > _MAX_CELLS:
+        raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", _WAY_OUT)
+    needed, available = capacity_tokens * _bytes_per_token(weights, options), available_bytes()
+    if needed > available:
+        reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
+        raise OutOfMemory(what, reason, _WAY_OUT)
+
+
+def _bytes_per_token(weights: Weights, options: LoadOptions) -> int:
+    """The least that a token takes on the host. K and V are left out where some layers keep none,
+    or only a window of them, or where they may lie on another device."""
+    native, model = weights.library.functions, weights.handle
+    if native.llama_model_is_recurrent(model):
+        return 0
+    has_windows = weights.window_tokens > 0 and not options.full_window
+    on_device = options.gpu_layers != 0 and native.llama_supports_gpu_offload()
+    if native.llama_model_is_hybrid(model) or has_windows or on_device:
+        return _CELL_BYTES
+    values = native.llama_model_n_layer(model) * _values_per_layer(weights)
+    bits = _BITS.get(options.cache_type_k, 4) + _BITS.get(options.cache_type_v, 4)
+    return int(_CELL_BYTES + values * bits // 8)
+
+
+def _values_per_layer(weights: Weights) -> int:
+    """Values in the K of one layer (and of its V); 0 where the layers differ or compress them."""
+    library, model = weights.library, weights.handle
+    prefix = f"{weights.metadata('general.architecture')}.attention"
+    # A list, one entry for each layer, is no metadata that the library shows.
+    uniform = weights.metadata(f"{prefix}.head_count_kv").isdigit()
+    if not uniform or any(weights.metadata(f"{prefix}.{k}") for k in ("kv_lora_rank", "shared_kv_layers")):
+        return 0
+    return int(library.num_kv_heads(model) * min(library.head_widths(model)))
+
+
+def available_bytes() -> float:
+    """Memory that can be had without pushing others out; infinite where it cannot be found out."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.strip()}
+        free = (kib["MemAvailable"] + kib.get("SwapFree", 0)) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return _total_bytes()
+    return min(free, _group_limit_bytes())
+
+
+def _total_bytes() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
+def _group_limit_bytes() -> float:
+    """What a container may use in all."""
+    try:
+        return float(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):
+        return float("inf")

@@ -1,0 +1,82 @@
+"""All drafters: one row each, and how a session's settings make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.core.contracts import Drafter, Model, Vocabulary
+from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
+from outrider.drafters.earlier import EarlierDrafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.vocab import Alignment
+
+__all__ = ["DRAFTERS", "DrafterKind", "DrafterSettings", "build_drafters"]
+
+
+@dataclass(slots=True)
+class DrafterSettings:
+    """What drafters are built from. `can_rewind`: the target can forget rejected tokens. `lookup` is about
+    the text so far and the session's earlier ones; `corpus` are files and folders, which are indexed first
+    (`progress` is called). `draft` is a draft model and how its vocabulary maps to the target's. Builders
+    add to `notices` what the user should know."""
+
+    target_name: str
+    vocabulary: Vocabulary
+    can_rewind: bool = True
+    lookup: bool = True
+    corpus: Sequence[Path] = ()
+    progress: Progress | None = None
+    draft: tuple[Model, Alignment] | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """A drafter: the `name` of its drafts, its name and colour for people, whether asking it takes no model
+    call, and what makes it, or nothing where the settings do not ask for it."""
+
+    name: str
+    title: str
+    color: str
+    is_free: bool
+    build: Callable[[DrafterSettings], Drafter | None]
+
+
+def _corpus(settings: DrafterSettings) -> Drafter | None:
+    if not settings.corpus:
+        return None
+    if not settings.can_rewind:
+        settings.notices.append(
+            f"the corpus is not used: {settings.target_name} cannot take rejected drafts back"
+        )
+        return None
+    indexed = open_corpus(settings.corpus, settings.vocabulary, settings.progress)
+    settings.notices += indexed.notices
+    return CorpusDrafter(indexed)
+
+
+DRAFTERS = (
+    DrafterKind(
+        "prediction", "prediction", "yellow", True, lambda s: PredictionDrafter() if s.can_rewind else None
+    ),
+    DrafterKind("lookup", "lookup", "cyan", True, lambda s: SuffixDrafter() if s.lookup else None),
+    DrafterKind("earlier", "earlier", "blue", True, lambda s: EarlierDrafter() if s.lookup else None),
+    DrafterKind("corpus", "corpus", "magenta", True, _corpus),
+    DrafterKind(
+        "draft", "draft model", "green", False, lambda s: ModelDrafter(*s.draft) if s.draft else None
+    ),
+)
+"""In the order in which they are asked: the most often correct first."""
+
+
+def build_drafters(settings: DrafterSettings, *, is_free: bool) -> list[Drafter]:
+    """The drafters that the settings ask for: those that call no model, or those that do.
+
+    Raises SettingError for a corpus that cannot be used.
+    """
+    built = (kind.build(settings) for kind in DRAFTERS if kind.is_free is is_free)
+    return [drafter for drafter in built if drafter is not None]

@@ -1,0 +1,211 @@
+"""Weights of a target and its draft, and the sessions that are opened on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.chat import ChatTemplate
+from outrider.core.contracts import Policy
+from outrider.drafters.corpus import Progress
+from outrider.drafters.registry import DrafterSettings, build_drafters
+from outrider.engine import MAX_PAUSE_S
+from outrider.models.gguf import ModelCard, read_card
+from outrider.models.hub import HubOptions
+from outrider.models.reference import resolve_pair
+from outrider.policy.auto import LONGEST_DRAFT
+from outrider.session.learned import AutoSettings, Learned, Measuring
+from outrider.session.loading import load_draft, load_weights, template_of, why_no_draft
+from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
+from outrider.tuning import Loaded, open_target
+from outrider.vocab import Alignment, align
+
+__all__ = ["Pair"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Loaded weights of a target and, possibly, of a draft whose tokenizer lines up.
+
+    Sessions that are opened on a pair share its weights: closing one of them closes the pair.
+    """
+
+    target: Weights
+    draft: Weights | None
+    alignment: Alignment | None
+    target_card: ModelCard
+    draft_card: ModelCard | None
+    template: ChatTemplate | None
+    notices: tuple[str, ...]
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        options: LoadOptions | None = None,
+        draft_options: LoadOptions | None = None,
+        hub: HubOptions | None = None,
+        measuring: Measuring | None = None,
+    ) -> Pair:
+        """Resolve the references, load the files, and line up the tokenizers. Which native library is the
+        faster one for a file is measured once, in a few seconds (`measuring` is called meanwhile).
+
+        Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
+        """
+        notices: list[str] = []
+        target_path, draft_path = resolve_pair(_text(model), _text(draft), hub or HubOptions())
+        target_card = read_card(target_path)
+        draft_card = None if draft_path is None else read_card(draft_path)
+        target = load_weights(
+            target_path, target_card, options or LoadOptions(), notices, measuring=measuring
+        )
+        weights, alignment = None, None
+        try:
+            template = template_of(target, target_card)
+            if draft_path is not None and draft_card is not None:
+                chosen = draft_options or options or LoadOptions()
+                weights = load_draft(target, draft_path, draft_card, chosen, notices, measuring=measuring)
+                alignment = align(target.vocabulary, weights.vocabulary)
+                if useless := why_no_draft(target, weights):
+                    notices.append(useless)
+                    weights.close()
+                    weights, alignment = None, None
+        except BaseException:
+            target.close()
+            if weights is not None:
+                weights.close()
+            raise
+        return cls(target, weights, alignment, target_card, draft_card, template, tuple(notices))
+
+    def close(self) -> None:
+        """Free the weights, and the KV caches of sessions on them. Closing twice is harmless."""
+        for weights in (self.draft, self.target):
+            if weights is not None:
+                weights.close()
+
+    def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a text as it is, or of a conversation under the chat template."""
+        return encode(self.target, self.template, prompt)
+
+    def open(
+        self,
+        context_length: int = DEFAULT_CONTEXT_TOKENS,
+        draft_context_length: int = 0,
+        *,
+        lookup: bool = True,
+        corpus: Sequence[str | Path] = (),
+        progress: Progress | None = None,
+        policy: Policy | AutoSettings | None = None,
+        measuring: Measuring | None = None,
+        max_running: int = 1,
+        kept_sequences: int = 0,
+        capacity_tokens: int = 0,
+        max_pause_s: float = MAX_PAUSE_S,
+        bitwise: bool | None = None,
+    ) -> Session:
+        """Give the models KV caches and the session its drafters.
+
+        Without a policy, or with AutoSettings, drafting is automatic: what calls cost is looked up, or
+        measured once in a few seconds (`measuring` is called meanwhile).
+
+        Contexts are in tokens per sequence: 0 takes what the target was trained with, and for the draft the
+        target's. `lookup` is about the text so far and the session's earlier ones, `corpus` are files and
+        folders, which are indexed first (`progress` is called meanwhile). Up to `max_running` requests run
+        at once; the KV of `kept_sequences` more is kept for others that begin alike, and all together hold
+        `capacity_tokens` (0: enough for those that run). Reading a prompt delays the others by up to
+        `max_pause_s` at a time.
+
+        `bitwise`: greedy and seed-stable texts are those of plain decoding under the same setting, bit for
+        bit, whatever is drafted and whatever else runs (`docs/batched_numerics.md`); None: where a single
+        request runs at once and it costs next to nothing. Each sequence then has a context of its own.
+        Raises OutOfMemory, and SettingError for a corpus that cannot be used, or where `bitwise` is asked
+        for and the native library cannot give equal bits.
+        """
+        notices = list(self.notices)
+        trained = self.target.trained_context
+        if context_length > trained:
+            notices.append(
+                f"{self.target.name} was trained with a context of {trained} tokens, not {context_length}"
+            )
+        context_length = context_length or trained
+        capacity_tokens = capacity_tokens or context_length * max_running
+        drafting = self._drafter_settings(lookup, corpus, progress, notices)
+        drafters = build_drafters(drafting, is_free=True)
+        target, equal_calls = open_target(
+            self.target,
+            context_length,
+            max_sequences=max_running + kept_sequences,
+            capacity_tokens=capacity_tokens,
+            bitwise=bitwise,
+            measuring=measuring,
+        )
+        if equal_calls is not None and bitwise:
+            line = f"bit-equal text: calls of {equal_calls.sizes} tokens; {equal_calls.price}"
+            apart = "; requests that run at once share no calls" if max_running > 1 else ""
+            notices.append(line + apart)
+        try:
+            draft_tokens = capacity_tokens + max_running * LONGEST_DRAFT
+            draft = self._open_draft(target, draft_context_length, draft_tokens)
+            if draft is not None and self.alignment is not None:
+                drafting.draft = draft, self.alignment
+            drafters += build_drafters(drafting, is_free=False)
+            policy, learned = _policy_for(target, draft, policy, measuring)
+            notices += learned.notices if learned else []
+            return Session(
+                target,
+                drafters,
+                policy,
+                template=self.template,
+                notices=notices,
+                learned=learned,
+                max_running=max_running,
+                max_pause_s=max_pause_s,
+                bitwise_price=None if equal_calls is None else equal_calls.price,
+            )
+        except BaseException:
+            target.close()
+            raise
+
+    def _drafter_settings(
+        self, lookup: bool, corpus: Sequence[str | Path], progress: Progress | None, notices: list[str]
+    ) -> DrafterSettings:
+        return DrafterSettings(
+            self.target.name,
+            self.target.vocabulary,
+            can_rewind=self.target.rewind != "none",
+            lookup=lookup,
+            corpus=[Path(path) for path in corpus],
+            progress=progress,
+            notices=notices,
+        )
+
+    def _open_draft(self, target: Loaded, context_length: int, capacity_tokens: int) -> GgufModel | None:
+        """The draft's context beside the target's, for as many sequences, of up to `capacity_tokens` over
+        all of them; None where there is no draft."""
+        if self.draft is None:
+            return None
+        size = target.max_sequences
+        length = context_length or min(target.context_length, self.draft.trained_context)
+        capacity = max(length, min(capacity_tokens, length * size))
+        return self.draft.open(length, max_sequences=size, capacity_tokens=capacity)
+
+
+def _policy_for(
+    target: Loaded, draft: GgufModel | None, policy: Policy | AutoSettings | None, measuring: Measuring | None
+) -> tuple[Policy | None, Learned | None]:
+    """The policy in force and, where it is the automatic one, what is known about the pair. A target that
+    cannot rewind is decoded plainly."""
+    if policy is not None and not isinstance(policy, AutoSettings):
+        return policy, None
+    if target.rewind == "none":
+        return None, None
+    learned = Learned(policy or AutoSettings(), target, draft, measuring)
+    return learned.policy, learned
+
+
+def _text(reference: str | Path | None) -> str | None:
+    return None if reference is None else str(reference)

@@ -1,0 +1,249 @@
+"""A session: text generated with a target model and its drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.bitwise import BitwiseModel, Price
+from outrider.chat import ChatTemplate
+from outrider.core.contracts import Constraint, Drafter, Model, Policy
+from outrider.core.data import Completion, Grammar, Request
+from outrider.core.errors import PromptError
+from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.engine import MAX_PAUSE_S, Engine
+from outrider.schemas import Schema, parser_of, read_schema
+from outrider.session.generation import Generation
+from outrider.session.learned import AutoSettings, Learned
+
+if TYPE_CHECKING:
+    from outrider.constraints import Compiled, Compiler
+
+__all__ = ["DEFAULT_CONTEXT_TOKENS", "Message", "Session", "encode"]
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: `{"role": "user", "content": "…"}`."""
+
+DEFAULT_CONTEXT_TOKENS = 4096
+
+_MAX_NOTICES = 200
+"""A session may see any number of grammars, each with something to say."""
+
+
+class Session:
+    """Generates text with a target model and its drafters.
+
+    >>> from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
+    >>> from outrider.core.params import SamplingParams
+    >>> from outrider.drafters.suffix import SuffixDrafter
+    >>> vocabulary = FakeVocabulary("abcdefgh, ")
+    >>> target = FakeModel(vocabulary, scripted_logits(vocabulary, "abc, "))
+    >>> session = Session(target, [SuffixDrafter()])
+    >>> completion = session.generate("abc, abc, ", max_tokens=12, sampling=SamplingParams(temperature=0))
+    >>> completion.text
+    'abc, abc, ab'
+    >>> sum(record.kind == "decode" for record in completion.records)
+    2
+
+    `notices` are lines that the user should see: what was switched off, and why.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafters: Sequence[Drafter] = (),
+        policy: Policy | None = None,
+        *,
+        template: ChatTemplate | None = None,
+        notices: Sequence[str] = (),
+        learned: Learned | None = None,
+        max_running: int | None = None,
+        max_pause_s: float = MAX_PAUSE_S,
+        bitwise_price: Price | None = None,
+    ) -> None:
+        self.target = target
+        self.template = template
+        self._drafters = tuple(drafters)
+        self._learned = learned
+        self._compiler: Compiler | None = None
+        self.engine = Engine(
+            target,
+            drafters,
+            policy,
+            constrain=self._constrain,
+            max_running=max_running,
+            max_pause_s=max_pause_s,
+        )
+        self.notices = [*notices, *self.engine.notices]
+        self.bitwise_price = bitwise_price
+        """how much longer calls take so that texts are bit-equal; None where they are not, or it is not
+        known"""
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether a greedy or seed-stable text is that of plain decoding bit for bit, whatever is drafted and
+        whatever else runs."""
+        return isinstance(self.target, BitwiseModel)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        context_length: int = DEFAULT_CONTEXT_TOKENS,
+        options: LoadOptions | None = None,
+        policy: Policy | AutoSettings | None = None,
+        corpus: Sequence[str | Path] = (),
+        bitwise: bool | None = None,
+    ) -> Session:
+        """Load a target (None: the embedded default, with its own draft) and, if given, a draft model
+        ("none": no draft at all); `corpus` are files and folders that drafts may be looked up in. Without a
+        policy drafting is automatic. `bitwise` as in `Pair.open`.
+
+        Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
+        errors of `outrider.core.errors` that their names say.
+        """
+        from outrider.session.pair import Pair  # which makes sessions
+
+        pair = Pair.load(model, draft, options=options)
+        try:
+            return pair.open(context_length, policy=policy, corpus=corpus, bitwise=bitwise)
+        except BaseException:
+            pair.close()
+            raise
+
+    def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a text as it is, or of a conversation under the chat template."""
+        return encode(self.target, self.template, prompt)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message] | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_end: bool = False,
+        speculate: bool = True,
+        verification: Verification | None = None,
+        logprobs: int | None = None,
+        prediction: str | None = None,
+        grammar: Grammar | None = None,
+        schema: Schema | None = None,
+    ) -> Generation:
+        """Start generating from a text, a conversation or tokens. The settings are Request's;
+        `prediction` is an answer that much of the real one is expected to be like.
+
+        `schema` limits the output to JSON and parses it (`Completion.parsed`): a Pydantic model gives an
+        object of it, a JSON schema plain data. `grammar` beside it says how (its `text` does not matter);
+        with an `after`, what follows it is parsed.
+        Raises GrammarError for what cannot be enforced.
+        """
+        parse = None
+        if schema is not None:
+            text, parse_text = read_schema(schema)
+            grammar = replace(grammar or Grammar("json_schema"), kind="json_schema", text=text)
+            parse = parser_of(grammar, self.target.vocabulary, parse_text)
+        request = Request(
+            prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
+            sampling=sampling or SamplingParams(),
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            ignore_end=ignore_end,
+            speculate=speculate,
+            verification=verification or Verification(),
+            logprobs=logprobs,
+            grammar=grammar,
+            prediction=self.read_prediction(prediction),
+        )
+        return Generation(self.engine, request, parse)
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Compile a grammar for the target's vocabulary, or find it among the last ones. What of it is not
+        enforced becomes a notice. Raises GrammarError."""
+        from outrider.constraints import Compiler  # loads slowly, and few requests need it
+
+        if self._compiler is None:
+            self._compiler = Compiler(self.target.vocabulary)
+        compiled = self._compiler.compile(grammar)
+        new = [notice for notice in compiled.notices if notice not in self.notices]
+        self.notices += new[: max(_MAX_NOTICES - len(self.notices), 0)]
+        return compiled
+
+    def _constrain(self, grammar: Grammar) -> Constraint:
+        return self.compile(grammar).start()
+
+    def read_prediction(self, prediction: str | None) -> tuple[int, ...]:
+        """The tokens of an expected answer, for a Request. It is read as text, whatever it spells. Where
+        drafts are of no use, a notice says so."""
+        if prediction is None:
+            return ()
+        notice = "the prediction is not used: no drafter of this session follows one"
+        if not any(isinstance(drafter, PredictionDrafter) for drafter in self.engine.drafters):
+            self.notices += [] if notice in self.notices else [notice]
+        return tuple(self.target.vocabulary.tokenize(prediction, add_special=False))
+
+    def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
+        """Generate to the end; the settings are those of `stream`."""
+        return self.stream(prompt, **settings).completion
+
+    def close(self) -> None:
+        """Keep what was learned, and free the models' memory, weights included. Closing twice is harmless."""
+        if self._learned is not None:
+            self._learned.keep()
+            self._learned = None
+        for drafter in self._drafters:  # the engine may have set some aside
+            if isinstance(drafter, ModelDrafter):
+                _close(drafter.model)
+        _close(self.target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close(model: Model) -> None:
+    native = model.inner if isinstance(model, BitwiseModel) else model
+    model.close()
+    if isinstance(native, GgufModel):
+        native.weights.close()
+
+
+def _as_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
+    """The prompt if it is one of tokens (integers of any kind), else nothing."""
+    if isinstance(prompt, str) or not all(isinstance(token, Integral) for token in prompt):
+        return ()
+    return tuple(int(token) for token in cast("Sequence[int]", prompt))
+
+
+def encode(
+    target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message]
+) -> tuple[int, ...]:
+    """Tokens of a text as it is, or of a conversation under `template`.
+
+    Raises PromptError for an empty prompt, or for a conversation without a template.
+    """
+    vocabulary = target.vocabulary
+    if isinstance(prompt, str):
+        tokens = vocabulary.tokenize(prompt)
+    elif len(prompt) == 0:
+        tokens = []
+    elif template is None:
+        raise PromptError("conversation", f"{target.name} has no chat template", "Give a plain text (--raw).")
+    else:
+        tokens = template.tokenize(template.render(prompt), vocabulary)
+    if not tokens:
+        raise PromptError("prompt", "it is empty", "Give some text (-p, -f, or standard input).")
+    return tuple(tokens)
