@@ -18,10 +18,10 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.quantizer import quantize
 from outrider.bench.quality import compare, families, quality_of, save_reference
-from outrider.bench.rows import AnswerRow
 from outrider.bench.teacher import Teacher, log_softmax, score
 from outrider.core.data import Row
 from outrider.core.errors import BackendError, InputError, SettingError, VocabularyMismatch
+from outrider.lab.rows import AnswerRow
 from outrider.models import ModelCard, embedded_default, read_card
 from tiny_gguf import write_tiny
 

@@ -19,8 +19,8 @@ from bench_rows import DRAFTS, TARGETS, bench_rows, head_row, skipped
 from outrider.bench import summary
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
 from outrider.core.errors import SettingError
+from outrider.lab.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
 
 BIG = TARGETS[0]
 SMALL = DRAFTS[0]

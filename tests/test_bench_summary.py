@@ -11,7 +11,9 @@ import pytest
 from bench_rows import bench_rows
 from outrider.bench import summary
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import (
+from outrider.bench.store import Store
+from outrider.core.errors import InputError
+from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
     CaseOutcome,
@@ -24,8 +26,6 @@ from outrider.bench.rows import (
     Row,
     RunRow,
 )
-from outrider.bench.store import Store
-from outrider.core.errors import InputError
 
 HEAD = HeadRow(started="2026-01-01T00:00:00Z", machine={}, plan={"repetitions_least": 3})
 

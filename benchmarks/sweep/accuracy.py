@@ -15,11 +15,11 @@ from pathlib import Path
 
 from outrider.bench.choose import choose
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import PredictionRow
-from outrider.bench.settings import Setting
-from outrider.bench.statistics import estimate
 from outrider.bench.summary import measured_speedup, prediction_error, time_saved
 from outrider.bench.summary.rates import paired
+from outrider.lab.rows import PredictionRow
+from outrider.lab.settings import Setting
+from outrider.lab.statistics import estimate
 
 CONTROLS = (Setting.of("model 3"), Setting.of("lookup 8"))
 

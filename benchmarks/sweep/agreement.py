@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.statistics import Interval, estimate
 from outrider.bench.summary import noise, outcome
 from outrider.bench.summary.rates import paired, plain_cell
+from outrider.lab.statistics import Interval, estimate
 
 
 class Line(NamedTuple):

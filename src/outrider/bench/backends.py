@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from outrider.bench.models import ModelFile
 from outrider.core.errors import BackendError
+from outrider.lab.models import ModelFile
 
 __all__ = ["under_backends", "usable_backends"]
 

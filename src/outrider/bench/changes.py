@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.report.numbers import NOTHING, printable
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import LEVEL, Estimate, Interval, estimate
 from outrider.bench.summary.rates import paired, plain_cell, rates
 from outrider.bench.summary.speed import Outcome, measured_speed, measured_speedup, noise, outcome
-from outrider.certify.statistics import holm
+from outrider.lab.numbers import NOTHING, printable
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import LEVEL, Estimate, Interval, estimate, holm
 
 __all__ = ["Change", "changes", "differences", "print_changes"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.bench.rows import ChoiceRow, PredictionRow
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
+from outrider.lab.rows import ChoiceRow, PredictionRow
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
 
 __all__ = ["choose", "predicted_ratio"]
 

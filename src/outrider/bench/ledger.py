@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.bench.curves import curve_of
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.predict import OwnTimes, Prices, Scored
-from outrider.bench.prompts import Workload
-from outrider.bench.record import Case, cases_of
-from outrider.bench.rows import (
+from outrider.bench.store import Store
+from outrider.lab.curves import curve_of
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.predict import OwnTimes, Prices, Scored
+from outrider.lab.prompts import Workload
+from outrider.lab.record import Case, cases_of
+from outrider.lab.rows import (
     AnswerRow,
     ChoiceRow,
     CostsRow,
@@ -21,8 +22,7 @@ from outrider.bench.rows import (
     Row,
     SkippedRow,
 )
-from outrider.bench.score import offers_of
-from outrider.bench.store import Store
+from outrider.lab.score import offers_of
 from outrider.replay import Recording
 
 __all__ = ["MIN_TOKENS", "Ledger"]

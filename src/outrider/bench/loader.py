@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
-from outrider.bench.loaded import LoadedDraft, LoadedTarget, load_model, model_row, template_for
-from outrider.bench.models import ModelFile, find_models
 from outrider.bench.plan import Plan
-from outrider.bench.prompts import Workload
-from outrider.bench.rows import ModelRow, PairRow, Role
-from outrider.bench.score import pair_row
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.timing import Rows
+from outrider.lab.loaded import LoadedDraft, LoadedTarget, load_model, model_row, template_for
+from outrider.lab.models import ModelFile, find_models
+from outrider.lab.prompts import Workload
+from outrider.lab.rows import ModelRow, PairRow, Role
+from outrider.lab.score import pair_row
 from outrider.learned import prior_in
 from outrider.loading import in_same_library, why_no_draft
 from outrider.models.hub import HubOptions

@@ -18,17 +18,17 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.bench.contestants import Answer, ContestantError, RefusedError
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.predict import Prices, outcome_of
-from outrider.bench.record import Case, request_of
-from outrider.bench.rows import AnswerRow, BlockRow, RunRow, SkippedRow
-from outrider.bench.settings import PLAIN, Setting
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import ConstraintError
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Spelling
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.predict import Prices, outcome_of
+from outrider.lab.record import Case, request_of
+from outrider.lab.rows import AnswerRow, BlockRow, RunRow, SkippedRow
+from outrider.lab.settings import PLAIN, Setting
 from outrider.policy.forced import FORCED
 
 __all__ = ["Block", "Entry", "Rival", "run_block"]

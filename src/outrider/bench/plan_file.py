@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from outrider.bench.models import DEFAULT
-from outrider.bench.plan import ContestantSpec, Plan, WorkloadSpec
-from outrider.bench.workloads.names import BUILT_IN
+from outrider.bench.plan import ContestantSpec, Plan
 from outrider.core.errors import SettingError
+from outrider.lab.models import DEFAULT
+from outrider.lab.workloads.spec import BUILT_IN, WorkloadSpec
 
 __all__ = ["make_plan", "plan_text", "plan_values", "read_plan"]
 

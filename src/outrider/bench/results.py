@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from outrider.bench.rows import (
+from outrider.bench.store import read_rows
+from outrider.core.errors import InputError
+from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
     ChoiceRow,
@@ -25,8 +27,6 @@ from outrider.bench.rows import (
     RunRow,
     SkippedRow,
 )
-from outrider.bench.store import read_rows
-from outrider.core.errors import InputError
 
 __all__ = ["Cell", "Results"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.measure import Block, Entry, Rival, run_block
 from outrider.bench.plan import Plan
-from outrider.bench.progress import Meter
 from outrider.bench.results import Results
-from outrider.bench.rows import BlockRow, PairRow, PredictionRow, RunRow, SkippedRow
-from outrider.bench.settings import PLAIN, Setting
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.summary import measured_speedup
 from outrider.core.errors import BackendError, ModelFileError
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.progress import Meter
+from outrider.lab.rows import BlockRow, PairRow, PredictionRow, RunRow, SkippedRow
+from outrider.lab.settings import PLAIN, Setting
 
 __all__ = ["Rounds"]
 

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.bench.choose import choose
-from outrider.bench.curves import draft_costs, own_times, target_costs
 from outrider.bench.ledger import MIN_TOKENS, Ledger
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
-from outrider.bench.predict import OwnTimes, Prices, Scored, bounds_s, policy_times, predict
-from outrider.bench.progress import Meter
-from outrider.bench.record import Case, cases_of, record_case
-from outrider.bench.rows import (
+from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
+from outrider.costs import CallCosts
+from outrider.lab.curves import draft_costs, own_times, target_costs
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
+from outrider.lab.predict import OwnTimes, Prices, Scored, bounds_s, policy_times, predict
+from outrider.lab.progress import Meter
+from outrider.lab.record import Case, cases_of, record_case
+from outrider.lab.rows import (
     AnswerRow,
     CostsRow,
     ModelRow,
@@ -25,10 +27,8 @@ from outrider.bench.rows import (
     PredictionRow,
     Role,
 )
-from outrider.bench.score import pair_row, probe_draft, score_case
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
-from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
-from outrider.costs import CallCosts
+from outrider.lab.score import pair_row, probe_draft, score_case
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
 
 __all__ = ["Loader", "Stages"]
 

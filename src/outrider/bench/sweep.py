@@ -21,19 +21,19 @@ from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.measure import Rival
-from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
-from outrider.bench.progress import Meter, Progress
-from outrider.bench.prompts import Workload
 from outrider.bench.quality import families, quality_of, save_reference
-from outrider.bench.record import Case, cases_of
 from outrider.bench.results import Results
 from outrider.bench.rounds import Rounds
-from outrider.bench.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
-from outrider.bench.workloads import load_workload
 from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError
+from outrider.lab.models import ModelFile
+from outrider.lab.progress import Meter, Progress
+from outrider.lab.prompts import Workload
+from outrider.lab.record import Case, cases_of
+from outrider.lab.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
+from outrider.lab.workloads import load_workload
 from outrider.models.gguf import ModelCard
 from outrider.models.hub import HubOptions
 

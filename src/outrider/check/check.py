@@ -8,27 +8,20 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.models import ModelFile
-from outrider.bench.prompts import Workload
-from outrider.check.answers import ANSWER_TOKENS, Question, questions_of, record_answers
-from outrider.check.facts import calls_of
-from outrider.check.judging import (
-    Subject,
-    does_not_fit,
-    judge,
-    judge_lookup_alone,
-    offered,
-    probed,
-    why_unusable,
-)
+from outrider.check.judging import does_not_fit, judge, judge_lookup_alone, unusable
 from outrider.check.libraries import library_to_take
-from outrider.check.loaded import Loaded, Progress
 from outrider.check.report import DraftReport, LookupReport, Report, Sample
 from outrider.check.rewind import measure_rewind
 from outrider.check.verdict import overall
 from outrider.core.errors import PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
+from outrider.lab.answers import ANSWER_TOKENS, Question, questions_of, record_answers
+from outrider.lab.facts import calls_of
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
+from outrider.lab.opened import Loaded, Progress
+from outrider.lab.prompts import Workload
+from outrider.lab.subject import Subject, offered, probed
 from outrider.learned import prior_in
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.vocab import compare
@@ -163,7 +156,7 @@ def _draft(
     options = asking.draft_options or asking.options
     with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
-        if refusal := why_unusable(subject, draft.weights.rewind, draft.facts(), alignment):
+        if refusal := unusable(subject, draft.weights.rewind, draft.facts(), alignment):
             return refusal
         model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
         costs = draft.costs("last", asking.costs_s)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.check.intervals import Interval
 from outrider.costs.worth import expected_tokens
+from outrider.lab.intervals import Interval
 
 __all__ = [
     "PAYS_FROM",

@@ -10,7 +10,6 @@ from typing import Any
 from outrider.bench.report.choice import Choice, choices
 from outrider.bench.report.view import View
 from outrider.bench.results import Cell, Results
-from outrider.bench.statistics import Interval
 from outrider.bench.summary import (
     best_setting,
     measured_settings,
@@ -22,6 +21,7 @@ from outrider.bench.summary import (
     time_saved,
     verdicts,
 )
+from outrider.lab.statistics import Interval
 
 __all__ = ["SCHEMA", "summary_json"]
 

@@ -13,18 +13,18 @@ from rich.text import Text
 
 from outrider.backends.gguf import LoadOptions, candidates
 from outrider.bench.backends import usable_backends
-from outrider.bench.models import DEFAULT, ModelFile, find_models
-from outrider.bench.plan import WorkloadSpec
-from outrider.bench.prompts import Workload
-from outrider.bench.workloads import BUILT_IN, load_workload
 from outrider.check import Asking
 from outrider.check import check as judge
-from outrider.check.loaded import Progress
 from outrider.cli.check_report import print_check
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
 from outrider.cli.settings import RunSettings
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.lab.models import DEFAULT, ModelFile, find_models
+from outrider.lab.opened import Progress
+from outrider.lab.prompts import Workload
+from outrider.lab.workloads import BUILT_IN, load_workload
+from outrider.lab.workloads.spec import WorkloadSpec
 from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.hub import HubOptions
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from outrider.bench import summary
 from outrider.bench.report.view import Cell, View
 from outrider.bench.results import Cell as Ran
-from outrider.bench.settings import PLAIN, Setting
-from outrider.bench.statistics import Interval
+from outrider.lab.settings import PLAIN, Setting
+from outrider.lab.statistics import Interval
 
 __all__ = ["Choice", "best_cell", "choices"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from outrider.bench import summary
-from outrider.bench.report import numbers
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
-from outrider.bench.rows import PairRow
+from outrider.lab import numbers
+from outrider.lab.rows import PairRow
 
 __all__ = ["engines", "machine", "measured", "models", "plan", "quality", "skipped", "tokenizers"]
 

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 
-from outrider.bench.report import lists, numbers, words
+from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
 from outrider.bench.report.pictures import PICTURES, Missing, Panel, Picture
-from outrider.bench.report.pictures.drawing import share_letters
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
+from outrider.lab import numbers
+from outrider.lab.drawing import share_letters
 
 __all__ = ["page"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape as _escape
 
-from outrider.bench.report.numbers import printable
+from outrider.lab.numbers import escape
 
 __all__ = ["Table"]
 
@@ -50,8 +49,3 @@ class Table:
 
     def _mark(self, column: str) -> str:
         return " class='number'" if column in self.figures else ""
-
-
-def escape(text: str) -> str:
-    """A text within HTML, for elements and attributes."""
-    return _escape(printable(text))

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from outrider.bench.report import lists, numbers, words
+from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import Cell, View
 from outrider.bench.results import Results
+from outrider.lab import numbers
 
 __all__ = ["print_report"]
 

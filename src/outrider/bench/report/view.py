@@ -9,9 +9,9 @@ from functools import cached_property
 from outrider.bench import summary
 from outrider.bench.results import Cell as Ran
 from outrider.bench.results import Results
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
-from outrider.bench.statistics import Interval, estimate
 from outrider.bench.summary.rates import paired
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
+from outrider.lab.statistics import Interval, estimate
 
 __all__ = ["Cell", "View", "automatic", "draft_name", "workload_name"]
 

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from outrider.bench import summary
-from outrider.bench.report import numbers
 from outrider.bench.report.choice import Choice, best_cell
 from outrider.bench.report.view import Cell, View, draft_name, workload_name
 from outrider.bench.results import Cell as Ran
-from outrider.bench.settings import PLAIN
+from outrider.lab import numbers
+from outrider.lab.settings import PLAIN
 
 __all__ = ["METHOD", "joined", "notes", "prediction_line", "taken", "time_line", "verdict"]
 

@@ -4,7 +4,6 @@ A request's rate is seconds per token while decoding: the draft model's reading 
 target's does not. docs/method.md says what each figure is over. None always means: not run, or not known.
 """
 
-from outrider.bench.statistics import Interval
 from outrider.bench.summary.account import TimeAccount, time_saved
 from outrider.bench.summary.counts import (
     Acceptance,
@@ -43,6 +42,7 @@ from outrider.bench.summary.speed import (
     predicted_settings,
 )
 from outrider.bench.summary.verdicts import CellVerdict, measured_cells, verdicts
+from outrider.lab.statistics import Interval
 
 __all__ = [
     "Acceptance",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import PredictionRow
-from outrider.bench.settings import PLAIN, Setting
 from outrider.bench.summary.prediction import prediction_error
 from outrider.bench.summary.rates import plain_cell
 from outrider.core.errors import SettingError
+from outrider.lab.rows import PredictionRow
+from outrider.lab.settings import PLAIN, Setting
 
 __all__ = ["TimeAccount", "time_saved"]
 

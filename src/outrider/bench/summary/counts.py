@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import CaseOutcome, ModelRow, RunRow
+from outrider.lab.rows import CaseOutcome, ModelRow, RunRow
 
 __all__ = [
     "Acceptance",

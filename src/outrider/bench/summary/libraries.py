@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.statistics import Interval, estimate
 from outrider.bench.summary.rates import rates, workloads_of
 from outrider.bench.summary.speed import Outcome, noise, outcome
+from outrider.lab.statistics import Interval, estimate
 
 __all__ = ["faster_than"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import Interval
 from outrider.bench.summary.counts import Quality, memory_bytes, quality_of
 from outrider.bench.summary.prediction import predicted_speedup
 from outrider.bench.summary.speed import best_setting, measured_speed, plain_speed
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import Interval
 
 __all__ = ["ParetoPoint", "pareto"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import PredictionRow
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import Interval, estimate
 from outrider.bench.summary.rates import plain_cell, rates
+from outrider.lab.rows import PredictionRow
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import Interval, estimate
 
 __all__ = [
     "ErrorFigures",

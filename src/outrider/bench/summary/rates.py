@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
+from outrider.lab.settings import PLAIN
 
 __all__ = ["paired", "plain_cell", "rates", "workloads_of"]
 

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import Interval, estimate, self_ratio
 from outrider.bench.summary.prediction import predicted_speedup
 from outrider.bench.summary.rates import paired, plain_cell, rates, workloads_of
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import Interval, estimate, self_ratio
 
 __all__ = [
     "Outcome",

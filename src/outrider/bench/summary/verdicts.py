@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import LEVEL, Interval, Strata, estimate, t_tail
 from outrider.bench.summary.rates import paired, plain_cell
 from outrider.bench.summary.speed import Outcome, noise, outcome
-from outrider.certify.statistics import holm
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import LEVEL, Interval, Strata, estimate, holm, t_tail
 
 __all__ = ["CellVerdict", "measured_cells", "verdicts"]
 

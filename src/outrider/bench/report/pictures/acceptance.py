@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from outrider.bench import summary
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, MARKERS, SERIES, STYLES, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
-from outrider.bench.settings import Setting
+from outrider.lab import numbers
+from outrider.lab.drawing import INK, MARKERS, SERIES, STYLES, draw, legend_below
+from outrider.lab.settings import Setting
 
 __all__ = ["acceptance"]
 

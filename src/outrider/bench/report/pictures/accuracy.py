@@ -6,12 +6,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from outrider.bench import summary
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, MARKERS, SERIES, SOFT, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
 from outrider.bench.report.words import prediction_line
+from outrider.lab import numbers
+from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, draw, legend_below
 
 __all__ = ["accuracy"]
 

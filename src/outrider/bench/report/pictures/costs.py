@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from outrider.bench.curves import curve_of
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
-from outrider.bench.rows import CostsRow
 from outrider.costs import CallCosts
+from outrider.lab import numbers
+from outrider.lab.curves import curve_of
+from outrider.lab.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
+from outrider.lab.rows import CostsRow
 
 __all__ = ["costs"]
 

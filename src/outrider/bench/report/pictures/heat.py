@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, LINE, SOFT, draw, wrapped
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import Cell, View, draft_name, workload_name
+from outrider.lab import numbers
+from outrider.lab.drawing import INK, LINE, SOFT, draw, wrapped
 
 __all__ = ["heat"]
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import (
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.tables import Table
+from outrider.bench.report.view import View, automatic, draft_name, workload_name
+from outrider.lab import numbers
+from outrider.lab.drawing import (
     INK,
     MARKERS,
     PAPER,
@@ -20,11 +23,8 @@ from outrider.bench.report.pictures.drawing import (
     draw,
     legend_below,
 )
-from outrider.bench.report.pictures.picture import Missing, Panel, Picture
-from outrider.bench.report.tables import Table
-from outrider.bench.report.view import View, automatic, draft_name, workload_name
-from outrider.bench.settings import Setting
-from outrider.bench.statistics import Interval
+from outrider.lab.settings import Setting
+from outrider.lab.statistics import Interval
 
 __all__ = ["lengths"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 
 from outrider.bench import summary
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name
-from outrider.bench.settings import PLAIN
+from outrider.lab import numbers
+from outrider.lab.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
+from outrider.lab.settings import PLAIN
 
 __all__ = ["pareto"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from outrider.bench import summary
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below, wrapped
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import Interval
+from outrider.lab import numbers
+from outrider.lab.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below, wrapped
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import Interval
 
 __all__ = ["times"]
 

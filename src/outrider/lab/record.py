@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.rows import AnswerRow
 from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
 from outrider.core.errors import OutriderError
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.rows import AnswerRow
 from outrider.policy import FixedPolicy
 
 __all__ = ["Case", "cases_of", "record_case", "request_of"]

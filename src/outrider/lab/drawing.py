@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from outrider.bench.report.tables import escape
+from outrider.lab.numbers import escape
 
 __all__ = [
     "HATCHES",

@@ -8,13 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.bench.loaded import resident_bytes
-from outrider.bench.models import ModelFile
-from outrider.check.facts import model_facts
-from outrider.check.report import ModelFacts
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
+from outrider.lab.facts import ModelFacts, model_facts
+from outrider.lab.loaded import resident_bytes
+from outrider.lab.models import ModelFile
 from outrider.loading import load_draft, load_weights, template_of
 from outrider.tuning import costs_of
 

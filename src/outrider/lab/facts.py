@@ -3,22 +3,90 @@ up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.check.answers import Answer
-from outrider.check.report import BreakEven, Calls, ModelFacts, Tokenizers
-from outrider.check.weights import bytes_read
 from outrider.core.contracts import Vocabulary
 from outrider.costs import MAX_TOKENS, CallCosts, break_even
+from outrider.lab.answers import Answer
+from outrider.lab.weights import bytes_read
 from outrider.models.gguf import ModelCard
 from outrider.vocab import Alignment, AlignmentReport
 
-__all__ = ["break_evens", "calls_of", "least_needed", "model_facts", "tokenizers_of"]
+__all__ = [
+    "BreakEven",
+    "Calls",
+    "ModelFacts",
+    "Tokenizers",
+    "break_evens",
+    "calls_of",
+    "least_needed",
+    "model_facts",
+    "tokenizer_fault",
+    "tokenizers_of",
+]
 
 _SIZES = (1, 2, 4, 8, 16)
 _DRAFTED = (1, 3, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's file. `bytes_per_token` are the weights that a call over one token reads, `memory_bytes` what
+    the model added to this process, None where the system does not tell."""
+
+    name: str
+    path: str
+    architecture: str
+    quantization: str
+    parameters: int
+    active_parameters: int
+    experts: int
+    experts_used: int
+    file_bytes: int
+    bytes_per_token: int
+    trained_context: int | None
+    memory_bytes: int | None = None
+    library: str = ""
+    """what runs it here, and why"""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What calls cost: `call_s` over one token, `ratios` by number of tokens against that."""
+
+    call_s: float
+    ratios: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """From which acceptance drafts of so many tokens are no slower than plain decoding; None: never."""
+
+    drafted_tokens: int
+    acceptance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizers:
+    """How two vocabularies line up. `lost_tokens` of the target's text tokens the draft cannot offer; they
+    are `lost_ratio` of the tokens of the recorded answers. A `reduced` draft knows a part of the target's
+    tokens by design."""
+
+    usable: bool
+    identical: bool
+    reduced: bool
+    target_tokens: int
+    draft_tokens: int
+    common_tokens: int
+    text_ratio: float
+    cut_ratio: float
+    lost_tokens: int
+    lost_ratio: float | None
+    differences: tuple[str, ...]
+    why_not: str | None
 
 
 def model_facts(name: str, card: ModelCard, memory_bytes: int | None) -> ModelFacts:
@@ -84,11 +152,14 @@ def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[An
         lost_tokens=len(lost),
         lost_ratio=sum(token in missing for token in tokens) / len(tokens) if tokens else None,
         differences=tuple(map(str, report.differences)),
-        why_not=None if report.usable else _why_not(report),
+        why_not=tokenizer_fault(report),
     )
 
 
-def _why_not(report: AlignmentReport) -> str:
+def tokenizer_fault(report: AlignmentReport) -> str | None:
+    """Why the draft's tokenizer does not do for the target; None where it does."""
+    if report.usable:
+        return None
     if report.map_fault is not None:
         return report.map_fault
     kinds = f"the tokenizers do not line up ({report.target_kind}; {report.draft_kind})"

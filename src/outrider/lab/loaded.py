@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.bench.models import ModelFile
-from outrider.bench.prompts import Prompt
-from outrider.bench.rows import ModelRow, Role
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
+from outrider.lab.models import ModelFile
+from outrider.lab.prompts import Prompt
+from outrider.lab.rows import ModelRow, Role
 from outrider.loading import load_draft, load_weights, template_of
 from outrider.policy.prior import Prior
 from outrider.session import Session

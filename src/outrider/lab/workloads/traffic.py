@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from outrider.bench.prompts import Prompt
-from outrider.bench.workloads.limits import grammar_of_fields
-from outrider.bench.workloads.lines import Unreadable, max_tokens_of, messages_of, text_of, tools_of
+from outrider.lab.prompts import Prompt
+from outrider.lab.workloads.limits import grammar_of_fields
+from outrider.lab.workloads.lines import Unreadable, max_tokens_of, messages_of, text_of, tools_of
 
 __all__ = ["PassedOver", "is_event", "prompts_of_event"]
 

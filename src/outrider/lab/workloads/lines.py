@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from outrider.bench.prompts import Prompt
-from outrider.bench.workloads.limits import grammar_of_fields
+from outrider.lab.prompts import Prompt
+from outrider.lab.workloads.limits import grammar_of_fields
 
 __all__ = ["Unreadable", "messages_of", "prompt_of", "tools_of"]
 

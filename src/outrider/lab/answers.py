@@ -9,13 +9,13 @@ from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.predict import Scored
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.record import Case, record_case
-from outrider.bench.rows import AnswerRow
 from outrider.core.errors import ConstraintError, GrammarError, PromptError
 from outrider.costs import CallCosts
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.predict import Scored
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.record import Case, record_case
+from outrider.lab.rows import AnswerRow
 from outrider.replay import Recording
 
 __all__ = ["ANSWER_TOKENS", "Answer", "Question", "questions_of", "record_answers"]

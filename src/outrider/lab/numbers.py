@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from outrider.bench.statistics import Interval
+from html import escape as _escape
+
+from outrider.lab.statistics import Interval
 
 __all__ = [
     "bounds",
     "digits",
     "duration",
+    "escape",
     "gigabytes",
     "milliseconds",
     "percent",
@@ -107,3 +110,8 @@ def printable(text: str) -> str:
     'a�[31mb'
     """
     return "".join(c if c.isprintable() or c == " " else "\ufffd" for c in text)
+
+
+def escape(text: str) -> str:
+    """A text within HTML, for elements and attributes."""
+    return _escape(printable(text))

@@ -8,17 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.workloads.lines import Unreadable, prompt_of
-from outrider.bench.workloads.names import BUILT_IN
-from outrider.bench.workloads.traffic import PassedOver, is_event, prompts_of_event
 from outrider.core.errors import PromptError
 from outrider.core.params import SamplingParams
-
-if TYPE_CHECKING:
-    from outrider.bench.plan import WorkloadSpec
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.workloads.lines import Unreadable, prompt_of
+from outrider.lab.workloads.spec import BUILT_IN, WorkloadSpec
+from outrider.lab.workloads.traffic import PassedOver, is_event, prompts_of_event
 
 __all__ = ["load_workload"]
 
@@ -58,7 +55,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
 
 def _built_in(name: str) -> str:
-    return (files("outrider.bench.workloads") / f"{name}.jsonl").read_text(encoding="utf-8")
+    return (files("outrider.lab.workloads") / f"{name}.jsonl").read_text(encoding="utf-8")
 
 
 def _parts(reference: str, categories: Sequence[str]) -> tuple[Path, tuple[str, ...]]:

@@ -14,9 +14,9 @@ from statistics import median
 
 import numpy as np
 
-from outrider.bench.rows import AnswerRow, CostsRow
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
+from outrider.lab.rows import AnswerRow, CostsRow
 
 __all__ = ["draft_costs", "own_times", "target_costs"]
 
