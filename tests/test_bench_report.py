@@ -16,9 +16,11 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from bench_rows import DRAFTS, TARGETS, bench_rows, head_row, skipped
-from outrider.bench import summary
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Cell, Results
+from outrider.bench.summary import predictions, speeds
+from outrider.bench.summary.account import time_saved
+from outrider.bench.summary.verdicts import measured_cells, verdicts
 from outrider.core.errors import SettingError
 from outrider.lab.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
 
@@ -208,9 +210,9 @@ def test_its_tables_hold_the_summarys_figures(rows: list[Row], tree: Node) -> No
     for (target, draft, workload), row in found.items():
         asked = (target, None if draft == "no draft model" else draft)
         where = None if workload == "all workloads" else workload
-        assert row["setting"] == summary.best_setting(results, *asked, where)
-        speedup = summary.measured_speedup(results, *asked, row["setting"], where)
-        plain = summary.plain_speed(results, target, where)
+        assert row["setting"] == speeds.best_setting(results, *asked, where)
+        speedup = speeds.measured_speedup(results, Cell(*asked, row["setting"], where))
+        plain = speeds.plain_speed(results, target, where)
         assert speedup
         assert plain
         assert row["speed-up"] == f"{speedup.value:.2f}x"
@@ -221,9 +223,9 @@ def test_its_tables_hold_the_summarys_figures(rows: list[Row], tree: Node) -> No
 def test_everything_that_ran_is_listed_with_its_prediction(rows: list[Row], tree: Node) -> None:
     results = Results.of(rows)
     listed = table_rows(section(tree, "measured").all("table")[0])
-    assert len(listed) == len(summary.measured_cells(results))
-    for row, told in zip(listed, summary.verdicts(results), strict=True):
-        predicted = summary.predicted_speedup(results, *told.cell[:4])
+    assert len(listed) == len(measured_cells(results))
+    for row, told in zip(listed, verdicts(results), strict=True):
+        predicted = predictions.predicted_speedup(results, Cell(*told.cell[:4]))
         assert predicted
         assert row["predicted"] == f"{predicted.value:.2f}x"
         assert row["measured"] == f"{told.speedup.value:.2f}x"
@@ -244,7 +246,7 @@ def test_every_draft_length_is_in_the_numbers(tree: Node) -> None:
 
 def test_prediction_time_and_noise_are_told(rows: list[Row], tree: Node) -> None:
     results, text = Results.of(rows), tree.all("main")[0].words()
-    error, account = summary.prediction_error(results).anchored, summary.time_saved(results)
+    error, account = predictions.prediction_error(results).anchored, time_saved(results)
     assert error
     assert f"Over {error.settings} results the predicted speed-ups were off by" in text
     assert f"running all {account.combinations} combinations for real would have taken about" in text
@@ -379,8 +381,8 @@ def test_the_verdict_prefers_what_is_faster_for_certain() -> None:
     drafted, alone = (
         max(
             found.value
-            for name in summary.measured_settings(results, BIG, draft, "chat")
-            if (found := summary.measured_speedup(results, BIG, draft, name, "chat"))
+            for name in speeds.measured_settings(results, BIG, draft, "chat")
+            if (found := speeds.measured_speedup(results, Cell(BIG, draft, name, "chat")))
         )
         for draft in (SMALL, None)
     )
@@ -457,7 +459,7 @@ def test_the_terminals_tables_fit(rows: list[Row], width: int) -> None:
     results = Results.of(rows)
     for target in TARGETS:
         assert target in text
-        best = summary.measured_speedup(results, target, SMALL, "auto", None)
+        best = speeds.measured_speedup(results, Cell(target, SMALL, "auto", None))
         assert best
         assert f"{best.value:.2f}x" in text
         assert f"{best.low:.2f}–{best.high:.2f}" in text
@@ -519,9 +521,9 @@ def test_verdicts_have_to_hold_among_all_that_the_table_shows() -> None:
     rows = bench_rows([BIG], [SMALL, None], ("chat", "edits"), cases=2, repetitions=1)
     results = Results.of(rows)
     where = [(draft, workload) for workload in (None, "chat", "edits") for draft in (None, SMALL)]
-    best = [Cell(BIG, d, summary.best_setting(results, BIG, d, w), w) for d, w in where]
-    told = [row.outcome for row in summary.verdicts(results, best)]
-    alone = [summary.outcome(row.speedup, row.noise) for row in summary.verdicts(results, best)]
+    best = [Cell(BIG, d, speeds.best_setting(results, BIG, d, w), w) for d, w in where]
+    told = [row.outcome for row in verdicts(results, best)]
+    alone = [speeds.outcome(row.speedup, row.noise) for row in verdicts(results, best)]
     assert told != alone
     shown = re.findall(r"[\d.]+–[\d.]+ +(\w+)", printed(rows, 120))
     assert Counter(shown) == Counter(told)

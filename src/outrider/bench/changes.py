@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,8 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.summary.rates import paired, plain_cell, rates
-from outrider.bench.summary.speed import Outcome, measured_speed, measured_speedup, noise, outcome
+from outrider.bench.summary.speeds import (
+    Outcome,
+    combined_noise,
+    measured_speed,
+    measured_speedup,
+    noise,
+    outcome,
+    paired,
+)
 from outrider.lab.numbers import NOTHING, printable
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Estimate, Interval, estimate, holm
@@ -56,7 +62,7 @@ def changes(before: Results, after: Results) -> list[Change]:
         said: Outcome = outcome(compared.interval, own_noise) if is_picked else "tie"
         sides = [_figure(results, cell) for results in (before, after)]
         if sides[0] is not None and sides[1] is not None:
-            figure: Literal["speed-up", "tokens/s"] = "tokens/s" if _is_plain(cell) else "speed-up"
+            figure: Literal["speed-up", "tokens/s"] = "tokens/s" if cell.is_plain else "speed-up"
             told.append(Change(cell, figure, sides[0], sides[1], compared.interval, own_noise, said))
     return told
 
@@ -130,15 +136,10 @@ def _called(row: Any, names: Mapping[str, str]) -> Any:
     return row.model_copy(update=found) if found else row
 
 
-def _is_plain(cell: Cell) -> bool:
-    return cell == plain_cell(cell.target, cell.workload)
-
-
 def _figure(results: Results, cell: Cell) -> Interval | None:
-    if _is_plain(cell):
-        return measured_speed(results, cell.target, None, PLAIN.name, cell.workload)
-    names = (cell.target, cell.draft, cell.setting, cell.workload)
-    return measured_speedup(results, *names, contestant=cell.contestant)
+    if cell.is_plain:
+        return measured_speed(results, cell)
+    return measured_speedup(results, cell)
 
 
 def _compared(cell: Cell, before: Results, after: Results) -> Estimate | None:
@@ -150,13 +151,12 @@ def _compared(cell: Cell, before: Results, after: Results) -> Estimate | None:
 
 def _gains(results: Results, cell: Cell) -> Mapping[str, Any]:
     """By case, of each repetition: plain decoding's tokens per second, or the speed-up in its block."""
-    reference = plain_cell(cell.target, cell.workload)
-    ours, plain = rates(results, cell), rates(results, reference)
-    strata = paired(results, cell, reference)
+    ours, plain = results.rates(cell), results.rates(cell.plain)
+    strata = paired(results, cell, cell.plain)
     if strata is None:
         return {}
     names = [case for case in ours if case in plain and ours[case].keys() & plain[case].keys()]
-    if _is_plain(cell):
+    if cell.is_plain:
         return {case: 1 / rate for case, (_, rate) in zip(names, strata[0], strict=True)}
     return {case: first / rate for case, (first, rate) in zip(names, strata[0], strict=True)}
 
@@ -164,11 +164,7 @@ def _gains(results: Results, cell: Cell) -> Mapping[str, Any]:
 def _noise(cell: Cell, before: Results, after: Results) -> Interval | None:
     """Of both runs together; plain decoding's speed also differs between processes."""
     found = [noise(results, cell.target, cell.workload) for results in (before, after)]
-    sizes = [math.log(interval.high) for interval in found if interval is not None]
-    if _is_plain(cell):
-        sizes.append(math.log(1 + PROCESS_NOISE_RATIO))
-    size = math.hypot(*sizes)
-    return Interval(1.0, math.exp(-size), math.exp(size)) if sizes else None
+    return combined_noise(found, PROCESS_NOISE_RATIO if cell.is_plain else 0.0)
 
 
 def _other_prompts(before: Results, after: Results) -> list[str]:

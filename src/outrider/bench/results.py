@@ -27,6 +27,7 @@ from outrider.lab.rows import (
     RunRow,
     SkippedRow,
 )
+from outrider.lab.settings import PLAIN
 
 __all__ = ["Cell", "Results"]
 
@@ -42,6 +43,21 @@ class Cell(NamedTuple):
     setting: str
     workload: str | None
     contestant: str | None = None
+
+    @classmethod
+    def plain_of(cls, target: str, workload: str | None) -> Cell:
+        """Plain decoding of a target."""
+        return cls(target, None, PLAIN.name, workload)
+
+    @property
+    def plain(self) -> Cell:
+        """Plain decoding of the same target under the same workload."""
+        return Cell.plain_of(self.target, self.workload)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding of ours."""
+        return self == self.plain
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,15 @@ class Results:
     def prediction_by_cell(self) -> Mapping[Cell, PredictionRow]:
         """Predictions, by what was replayed; always of a single workload."""
         return {Cell(r.target, r.draft, r.setting, r.workload): r for r in self.predictions}
+
+    def rates(self, cell: Cell) -> Mapping[str, Mapping[str, float]]:
+        """Seconds per token by case and block, of a cell with one workload. Requests that timed no token
+        count for nothing."""
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        for row in self.runs_by_cell.get(cell, ()):
+            if row.timed_tokens > 0 and row.decode_s > 0:
+                found[row.case][row.block] = row.decode_s / row.timed_tokens
+        return found
 
     def model(self, name: str, role: str, backend: str | None = None) -> ModelRow | None:
         """The row of a model in this role, under this backend if there is one; in the other role, where only

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 from outrider.bench.measure import Block, Entry, Rival, run_block
 from outrider.bench.plan import Plan
-from outrider.bench.results import Results
+from outrider.bench.results import Cell, Results
 from outrider.bench.stages import Loader, Stages
-from outrider.bench.summary import measured_speedup
+from outrider.bench.summary.speeds import measured_speedup
 from outrider.core.errors import BackendError, ModelFileError
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.progress import Meter
@@ -99,8 +99,8 @@ class Rounds:
         for draft, setting in self._entries(workload):
             if setting == PLAIN:
                 continue
-            where = (self._target.name, draft, setting.name, workload)
-            found = measured_speedup(results, *where, draw_cases=False)
+            cell = Cell(self._target.name, draft, setting.name, workload)
+            found = measured_speedup(results, cell, draw_cases=False)
             if found is not None and (found.high - found.low) / 2 > self._plan.interval_ratio * found.value:
                 return False
         return True

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outrider.bench import summary
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
+from outrider.bench.summary import counts, speeds
+from outrider.bench.summary.verdicts import CellVerdict
 from outrider.lab import numbers
 from outrider.lab.rows import PairRow
 
@@ -36,14 +37,13 @@ def engines(view: View) -> Table:
     return Table.of("Other engines", kept, rows, figures=_FIGURES)
 
 
-def _measured(view: View, told: summary.CellVerdict) -> tuple[str, ...]:
+def _measured(view: View, told: CellVerdict) -> tuple[str, ...]:
     """A row of `measured`. Which draft another engine has only its own command or server knows."""
     cell = told.cell
     ours = cell.contestant is None
-    asked = (cell.target, cell.draft, cell.setting, cell.workload)
-    predicted = view.predicted(*asked) if ours else None
-    speed = summary.measured_speed(view.results, *asked, contestant=cell.contestant)
-    per_call = summary.tokens_per_target_call(view.results, *asked) if ours else None
+    predicted = view.predicted(cell) if ours else None
+    speed = speeds.measured_speed(view.results, cell)
+    per_call = counts.tokens_per_target_call(view.results, cell) if ours else None
     return (
         cell.target,
         (view.results.backend(cell.target) if ours else "") or numbers.NOTHING,
@@ -63,7 +63,7 @@ def quality(view: View) -> Table:
     """What each quantization of a target costs in quality, and its size."""
     rows = []
     for target in view.results.targets:
-        found = summary.quality_of(view.results, target)
+        found = counts.quality_of(view.results, target)
         model = view.results.model(target, "target")
         if found:
             rows.append(

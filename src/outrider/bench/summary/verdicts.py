@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.summary.rates import paired, plain_cell
-from outrider.bench.summary.speed import Outcome, noise, outcome
+from outrider.bench.summary.speeds import Outcome, noise, outcome, paired
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Interval, Strata, estimate, holm, t_tail
 
@@ -59,7 +58,7 @@ _MAX_DEGREES = 400
 
 def measured_cells(results: Results) -> list[Cell]:
     """Everything that ran for real, plain decoding apart, by workload."""
-    return [cell for cell in results.runs_by_cell if cell != plain_cell(cell.target, cell.workload)]
+    return [cell for cell in results.runs_by_cell if not cell.is_plain]
 
 
 def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[CellVerdict]:
@@ -72,7 +71,7 @@ def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Cell
     repeated = {target: _repeatability(results, target) for target in results.targets}
     found = []
     for cell in wanted:
-        if strata := paired(results, cell, plain_cell(cell.target, cell.workload)):
+        if strata := paired(results, cell, cell.plain):
             speedup = estimate(strata).interval
             found.append((cell, speedup, repeated[cell.target].p_value(strata, speedup.value)))
     picked = holm([p_value for _, _, p_value in found], 1 - LEVEL)
@@ -90,7 +89,7 @@ def _repeatability(results: Results, target: str) -> _Repeatability:
     for cell in measured_cells(results):
         if cell.target != target:
             continue
-        for cases in paired(results, cell, plain_cell(target, cell.workload)) or ():
+        for cases in paired(results, cell, cell.plain) or ():
             for first, second in cases:
                 logs = np.log(first / second)
                 squares += float(((logs - logs.mean()) ** 2).sum())

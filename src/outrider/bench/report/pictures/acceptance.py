@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from outrider.bench import summary
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
+from outrider.bench.results import Cell
+from outrider.bench.summary import counts
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, MARKERS, SERIES, STYLES, draw, legend_below
 from outrider.lab.settings import Setting
@@ -29,8 +30,8 @@ class _Line:
     draft: str | None
     workload: str
     setting: str
-    found: summary.Acceptance
-    ran: summary.Acceptance | None
+    found: counts.Acceptance
+    ran: counts.Acceptance | None
     """of the longest draft that ran for real, where `found` is replayed"""
 
 
@@ -75,7 +76,8 @@ def _line(view: View, target: str, draft: str | None, workload: str) -> _Line | 
     fixed = [s for s in known if s.drafters == kind and s.draft_max and not s.p_min]
     fixed.sort(key=lambda s: s.draft_max or 0, reverse=True)
     asked = [
-        (s.name, summary.acceptance_by_position(view.results, target, draft, s.name, workload)) for s in fixed
+        (s.name, counts.acceptance_by_position(view.results, Cell(target, draft, s.name, workload)))
+        for s in fixed
     ]
     told = [(name, found) for name, found in asked if found and found.drafted]
     if not told:
@@ -112,7 +114,7 @@ def _paint(axes: Axes, lines: list[_Line]) -> None:
     legend_below(axes, columns=3)
 
 
-def _points(found: summary.Acceptance) -> list[tuple[int, float]]:
+def _points(found: counts.Acceptance) -> list[tuple[int, float]]:
     """Positions at which enough was drafted to speak of a share; the first in any case."""
     counted = zip(found.drafted, found.ratios, strict=False)
     return [
@@ -145,5 +147,5 @@ def _table(lines: list[_Line]) -> Table:
     return Table.of("Acceptance by position", columns, rows, figures=("position", "drafted", "accepted"))
 
 
-def _counted(found: summary.Acceptance) -> list[tuple[int, str]]:
+def _counted(found: counts.Acceptance) -> list[tuple[int, str]]:
     return [(d, numbers.percent(r, 1)) for d, r in zip(found.drafted, found.ratios, strict=False)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
-from outrider.bench import summary
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
 from outrider.bench.report.words import prediction_line
+from outrider.bench.summary import predictions
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, draw, legend_below
 
@@ -22,7 +22,7 @@ _BANDS = ((0.10, 0.10), (0.05, 0.16))
 
 def accuracy(view: View) -> Picture | Missing:
     """Speeds in tokens per second, the prediction corrected by what plain decoding took, where it ran."""
-    found = summary.prediction_error(view.results)
+    found = predictions.prediction_error(view.results)
     if not found.points:
         return Missing(TITLE, "no setting was both predicted and run")
     finding = prediction_line(view)
@@ -40,15 +40,15 @@ def accuracy(view: View) -> Picture | Missing:
     )
 
 
-def _predicted(point: summary.PredictedPoint) -> float:
+def _predicted(point: predictions.PredictedPoint) -> float:
     return point.anchored_tokens_per_s or point.predicted_tokens_per_s
 
 
-def _error(point: summary.PredictedPoint) -> float:
+def _error(point: predictions.PredictedPoint) -> float:
     return _predicted(point) / point.measured_tokens_per_s - 1
 
 
-def _paint(axes: Axes, points: tuple[summary.PredictedPoint, ...]) -> None:
+def _paint(axes: Axes, points: tuple[predictions.PredictedPoint, ...]) -> None:
     speeds = [speed for point in points for speed in (_predicted(point), point.measured_tokens_per_s)]
     ends = [min(speeds) / 1.15, max(speeds) * 1.15]
     for band, alpha in _BANDS:
@@ -80,7 +80,7 @@ def _paint(axes: Axes, points: tuple[summary.PredictedPoint, ...]) -> None:
     legend_below(axes)
 
 
-def _table(points: tuple[summary.PredictedPoint, ...]) -> Table:
+def _table(points: tuple[predictions.PredictedPoint, ...]) -> Table:
     rows = [
         (
             point.cell.target,

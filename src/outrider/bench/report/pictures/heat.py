@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import Cell, View, draft_name, workload_name
+from outrider.bench.report.view import Best, View, draft_name, workload_name
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, LINE, SOFT, draw, wrapped
 
@@ -45,13 +45,13 @@ def heat(view: View) -> Picture | Missing:
     )
 
 
-def _cells(view: View, workload: str | None) -> Iterator[Cell]:
+def _cells(view: View, workload: str | None) -> Iterator[Best]:
     for target in view.results.targets:
         for draft in view.columns:
-            yield view.cell(target, draft, workload)
+            yield view.best(target, draft, workload)
 
 
-def _describe(cell: Cell) -> str:
+def _describe(cell: Best) -> str:
     mark = "" if cell.is_measured else "predicted "
     return (
         f"{mark}{numbers.speedup(cell.speedup)} ({cell.target} with {draft_name(cell.draft)}, "
@@ -91,10 +91,10 @@ def _paint(axes: Axes, view: View, workload: str | None) -> None:
         axes.add_patch(Rectangle((0.03, row + 0.04), 0.94, 0.92, facecolor="none", edgecolor=LINE))
         axes.text(0.5, row + 0.5, numbers.rate(plain), ha="center", va="center", color=INK)
         for place, draft in enumerate(columns, 1):
-            _field(axes, place, row, view.cell(target, draft, workload))
+            _field(axes, place, row, view.best(target, draft, workload))
 
 
-def _field(axes: Axes, place: int, row: int, cell: Cell) -> None:
+def _field(axes: Axes, place: int, row: int, cell: Best) -> None:
     box = Rectangle((place + 0.03, row + 0.04), 0.94, 0.92, facecolor="none", edgecolor=LINE)
     axes.add_patch(box)
     if cell.speedup is None:
@@ -124,7 +124,7 @@ def _luminance(colour: tuple[float, float, float, float]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _table(cells: list[Cell]) -> Table:
+def _table(cells: list[Best]) -> Table:
     rows = [
         (
             cell.target,

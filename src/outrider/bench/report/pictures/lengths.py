@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, automatic, draft_name, workload_name
+from outrider.bench.results import Cell
 from outrider.lab import numbers
 from outrider.lab.drawing import (
     INK,
@@ -117,8 +118,8 @@ def _closer(sweeps: Sequence[_Sweep], target: str) -> set[str | None]:
 def _sweep(view: View, target: str, draft: str | None, workload: str | None) -> _Sweep:
     points = []
     for name in view.settings(target, draft):
-        measured = view.measured(target, draft, name, workload)
-        predicted = view.predicted(target, draft, name, workload)
+        cell = Cell(target, draft, name, workload)
+        measured, predicted = view.measured(cell), view.predicted(cell)
         if (measured or predicted) and name != "plain":
             points.append(_Point(Setting.of(name), predicted, measured))
     return _Sweep(target, draft, workload, tuple(points), view.bound(target, draft, workload))

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from outrider.bench import summary
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
+from outrider.bench.results import Cell
+from outrider.bench.summary import counts, speeds
 from outrider.lab import numbers
 from outrider.lab.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below, wrapped
 from outrider.lab.settings import PLAIN
@@ -73,10 +74,10 @@ def _bars(view: View, target: str, workload: str | None) -> list[_Bar]:
     results, found = view.results, []
     asked: list[tuple[str | None, str]] = [(None, PLAIN.name)]
     for draft in view.columns:
-        asked += [(draft, name) for name in summary.measured_settings(results, target, draft, workload)]
+        asked += [(draft, name) for name in speeds.measured_settings(results, target, draft, workload)]
     for draft, setting in asked:
-        shares = summary.time_shares(results, target, draft, setting, workload)
-        speed = summary.measured_speed(results, target, draft, setting, workload)
+        cell = Cell(target, draft, setting, workload)
+        shares, speed = counts.time_shares(results, cell), speeds.measured_speed(results, cell)
         if shares and shares.is_measured and speed:
             parts = (shares.target_calls, shares.draft_calls, shares.own)
             found.append(_Bar(target, draft, workload, setting, parts, speed))
