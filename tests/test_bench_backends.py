@@ -24,7 +24,7 @@ from outrider.bench.plan_file import make_plan, read_plan
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Results
 from outrider.bench.store import Store
-from outrider.bench.summary import quality_of
+from outrider.bench.summary.counts import quality_of
 from outrider.bench.sweep import run_sweep
 from outrider.cli.bench_json import summary_json
 from outrider.core.errors import BackendError, SettingError

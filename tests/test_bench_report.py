@@ -119,12 +119,20 @@ def section(tree: Node, name: str) -> Node:
 
 
 def table_rows(node: Node) -> list[dict[str, str]]:
-    """The rows of a table by the heads of its columns."""
+    """The rows of a table by the heads of its columns; a cell that spans rows is in each of them."""
     heads = [cell.words() for cell in node.all("thead")[0].all("th")]
-    rows = [
-        [c.words() for c in row.children if c.tag in ("th", "td")] for row in node.all("tbody")[0].all("tr")
-    ]
-    return [dict(zip(heads, row, strict=True)) for row in rows]
+    rows: list[dict[str, str]] = []
+    spanned: dict[str, int] = {}
+    for row in node.all("tbody")[0].all("tr"):
+        cells = [cell for cell in row.children if cell.tag in ("th", "td")]
+        held = [head for head in heads if spanned.get(head)]
+        found = {head: rows[-1][head] for head in held}
+        spanned = {head: spanned[head] - 1 for head in held}
+        for head, cell in zip([head for head in heads if head not in held], cells, strict=True):
+            found[head] = cell.words()
+            spanned[head] = int(cell.attributes.get("rowspan") or 1) - 1
+        rows.append(found)
+    return rows
 
 
 # The file
@@ -167,7 +175,9 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 def test_colours_come_from_the_page(html: str, tree: Node) -> None:
     drawings = [svg for name in PICTURES if name != "heat" for svg in section(tree, name).all("svg")]
     styles = [
-        node.attributes.get("style") or "" for svg in drawings for node in (*svg.all("path"), *svg.all("use"))
+        node.attributes.get("style") or ""
+        for svg in drawings
+        for node in (*svg.all("path"), *svg.all("use"), *svg.all("text"))
     ]
     assert not [style for style in styles if re.search(r"#[0-9a-f]{6}", style)]
     assert "prefers-color-scheme: dark" in html

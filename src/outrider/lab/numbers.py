@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape as _escape
-
 from outrider.lab.statistics import Interval
 
 __all__ = [
     "bounds",
     "digits",
     "duration",
-    "escape",
     "gigabytes",
     "milliseconds",
     "percent",
@@ -20,7 +17,7 @@ __all__ = [
 ]
 
 NOTHING = "–"
-"""what stands where there is no number"""
+"""shown where there is no number"""
 
 
 def speedup(interval: Interval | None) -> str:
@@ -110,8 +107,3 @@ def printable(text: str) -> str:
     'a�[31mb'
     """
     return "".join(c if c.isprintable() or c == " " else "\ufffd" for c in text)
-
-
-def escape(text: str) -> str:
-    """A text within HTML, for elements and attributes."""
-    return _escape(printable(text))

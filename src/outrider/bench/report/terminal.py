@@ -105,5 +105,5 @@ def _rich(table: Table) -> RichTable:
     for column in table.columns:
         made.add_column(column, justify="right" if column in table.figures else "left", overflow="fold")
     for row in table.rows:
-        made.add_row(*(Text(numbers.printable(cell)) for cell in row))
+        made.add_row(*(Text(numbers.printable(cell)) for cell in row.values()))
     return made

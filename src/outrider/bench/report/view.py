@@ -99,10 +99,10 @@ class View:
         keys = [(t, d, w) for w in self.pooled_first for t in self.results.targets for d in self.columns]
         found = {key: self._best(*key) for key in keys}
         measured = [best.cell for best in found.values() if best.is_measured]
-        told = {row.cell: row.outcome for row in verdicts(self.results, measured)}
+        outcomes = {row.cell: row.outcome for row in verdicts(self.results, measured)}
         for key, best in found.items():
-            if best.is_measured and best.cell in told:
-                found[key] = replace(best, outcome=told[best.cell])
+            if best.is_measured and best.cell in outcomes:
+                found[key] = replace(best, outcome=outcomes[best.cell])
         return found
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from outrider.bench.report.choice import Choice, best_cell
@@ -116,10 +116,10 @@ def _details(cells: Iterable[Best]) -> str:
         if cell.speedup and cell.outcome:
             mark = "" if cell.is_measured else "≈ "
             by_outcome[cell.outcome].append(f"{cell.workload} ({mark}{numbers.speedup(cell.speedup)})")
-    told = [
+    parts = [
         f"{word} {joined(by_outcome[outcome])}" for outcome, word in _WORDS.items() if by_outcome[outcome]
     ]
-    return joined(told, ", ")
+    return joined(parts, ", ")
 
 
 def joined(names: Iterable[str], last: str = " and ") -> str:
@@ -168,8 +168,8 @@ def notes(view: View) -> list[str]:
 
 def _noise(view: View) -> list[str]:
     found = [(target, view.noise(target, view.pooled)) for target in view.results.targets]
-    told = [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]
-    return [f"Noise of plain decoding against itself: {joined(told)}."] if told else []
+    parts = [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]
+    return [f"Noise of plain decoding against itself: {joined(parts)}."] if parts else []
 
 
 def _hiccups(view: View) -> list[str]:
@@ -183,14 +183,11 @@ def _hiccups(view: View) -> list[str]:
 
 
 def _caveats(view: View) -> list[str]:
-    counts: dict[str, int] = defaultdict(int)
-    for cell in view.bests.values():
-        if cell.is_measured and cell.speedup and cell.speedup.caveat:
-            counts[cell.speedup.caveat] += 1
-    total = sum(cell.is_measured for cell in view.bests.values())
+    measured = [best for best in view.bests.values() if best.is_measured and best.speedup]
+    caveats = Counter(best.speedup.caveat for best in measured if best.speedup and best.speedup.caveat)
     return [
-        f"{count} of {total} measured best settings rest on little ({caveat})."
-        for caveat, count in counts.items()
+        f"{count} of {len(measured)} measured best settings rest on little ({caveat})."
+        for caveat, count in caveats.items()
     ]
 
 

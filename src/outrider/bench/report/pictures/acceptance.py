@@ -53,10 +53,10 @@ def acceptance(view: View) -> Picture | Missing:
         title=TITLE,
         finding=f"The first drafted token is accepted most often by {best.target} from "
         f"{_drafter(best.draft)} on {best.workload}: {numbers.percent(_first(best))}.",
-        reading="The share of tokens drafted at a position that stood, which needs all tokens before it "
-        "to stand too. Lines come from the longest fixed draft; large marks from the longest that ran "
-        f"for real, where the line is replayed. Positions with fewer than {_MIN_DRAFTED} tokens are left "
-        "to the table.",
+        reading="The share of tokens drafted at a position that were accepted, which needs all tokens "
+        "before them to be accepted too. Lines come from the longest fixed draft; large marks from the "
+        "longest that ran for real, where the line is replayed. Positions with fewer than "
+        f"{_MIN_DRAFTED} tokens are left to the table.",
         panels=tuple(panels),
         table=_table(lines),
     )
@@ -79,11 +79,11 @@ def _line(view: View, target: str, draft: str | None, workload: str) -> _Line | 
         (s.name, counts.acceptance_by_position(view.results, Cell(target, draft, s.name, workload)))
         for s in fixed
     ]
-    told = [(name, found) for name, found in asked if found and found.drafted]
-    if not told:
+    drafted = [(name, found) for name, found in asked if found and found.drafted]
+    if not drafted:
         return None
-    setting, found = told[0]
-    ran = next((other for _, other in told if other.is_measured), None)
+    setting, found = drafted[0]
+    ran = next((other for _, other in drafted if other.is_measured), None)
     return _Line(target, draft, workload, setting, found, None if found.is_measured else ran)
 
 
@@ -92,7 +92,7 @@ def _panel(lines: list[_Line], number: int) -> Panel:
     ends = (f"{line.workload} {numbers.percent(_first(line))}" for line in lines)
     alternative = f"{title}: accepted at the first position: {', '.join(ends)}."
     svg = draw(f"acceptance-{number}", 384, 290, alternative, lambda axes: _paint(axes, lines))
-    return Panel(title, svg, alternative)
+    return Panel(title, svg)
 
 
 def _paint(axes: Axes, lines: list[_Line]) -> None:
@@ -125,27 +125,20 @@ def _points(found: counts.Acceptance) -> list[tuple[int, float]]:
 
 
 def _table(lines: list[_Line]) -> Table:
-    rows = []
-    for line in lines:
-        for setting, found in ((line.setting, line.found), ("the longest that ran", line.ran)):
-            if found:
-                kind = "measured" if found.is_measured else "replayed"
-                rows += [
-                    (
-                        line.target,
-                        _drafter(line.draft),
-                        line.workload,
-                        setting,
-                        kind,
-                        str(place),
-                        str(drafted),
-                        ratio,
-                    )
-                    for place, (drafted, ratio) in enumerate(_counted(found), 1)
-                ]
-    columns = ("target", "drafts by", "workload", "setting", "kind", "position", "drafted", "accepted")
-    return Table.of("Acceptance by position", columns, rows, figures=("position", "drafted", "accepted"))
-
-
-def _counted(found: counts.Acceptance) -> list[tuple[int, str]]:
-    return [(d, numbers.percent(r, 1)) for d, r in zip(found.drafted, found.ratios, strict=False)]
+    rows = [
+        {
+            "target": line.target,
+            "drafts by": _drafter(line.draft),
+            "workload": line.workload,
+            "setting": setting,
+            "kind": "measured" if found.is_measured else "replayed",
+            "position": str(place),
+            "drafted": str(drafted),
+            "accepted": numbers.percent(ratio, 1),
+        }
+        for line in lines
+        for setting, found in ((line.setting, line.found), ("the longest that ran", line.ran))
+        if found
+        for place, (drafted, ratio) in enumerate(zip(found.drafted, found.ratios, strict=False), 1)
+    ]
+    return Table.of("Acceptance by position", rows, figures=("position", "drafted", "accepted"))

@@ -35,7 +35,7 @@ def accuracy(view: View) -> Picture | Missing:
         "the prediction was right; the inner band is ±5 %, the outer one ±10 %. Predictions are "
         "corrected by plain decoding's measured over its predicted time in the same cell, which is the "
         "error of the speed-up.",
-        panels=(Panel("all settings that ran", svg, finding, is_broad=True),),
+        panels=(Panel("all settings that ran", svg, is_broad=True),),
         table=_table(found.points),
     )
 
@@ -82,18 +82,17 @@ def _paint(axes: Axes, points: tuple[predictions.PredictedPoint, ...]) -> None:
 
 def _table(points: tuple[predictions.PredictedPoint, ...]) -> Table:
     rows = [
-        (
-            point.cell.target,
-            draft_name(point.cell.draft),
-            workload_name(point.cell.workload),
-            point.cell.setting,
-            numbers.digits(point.measured_tokens_per_s),
-            numbers.digits(_predicted(point)),
-            f"{100 * _error(point):+.1f} %",
-            f"{100 * point.raw_error:+.1f} %",
-        )
+        {
+            "target": point.cell.target,
+            "draft": draft_name(point.cell.draft),
+            "workload": workload_name(point.cell.workload),
+            "setting": point.cell.setting,
+            "measured tokens/s": numbers.digits(point.measured_tokens_per_s),
+            "predicted tokens/s": numbers.digits(_predicted(point)),
+            "error": f"{100 * _error(point):+.1f} %",
+            "uncorrected error": f"{100 * point.raw_error:+.1f} %",
+        }
         for point in points
     ]
     figures = ("measured tokens/s", "predicted tokens/s", "error", "uncorrected error")
-    columns = ("target", "draft", "workload", "setting", *figures)
-    return Table.of("Predicted against measured speed", columns, rows, figures=figures)
+    return Table.of("Predicted against measured speed", rows, figures=figures)

@@ -39,7 +39,7 @@ def heat(view: View) -> Picture | Missing:
         finding=f"The largest speed-up is {_describe(top)}.",
         reading="Each field holds the speed-up over plain decoding of the same target, and the setting that "
         "gave it: blue is faster, orange slower, a hatched field is a tie. ≈ marks what was only predicted. "
-        "Plain speed stands on the left, in tokens per second.",
+        "Plain speed is on the left, in tokens per second.",
         panels=panels,
         table=_table(cells),
     )
@@ -70,7 +70,7 @@ def _panel(view: View, workload: str | None) -> Panel:
     width, height = 130 + 96 * (len(columns) + 1), 74 + 70 * len(targets)
     name = f"heat-{view.place(workload)}"
     svg = draw(name, width, height, alternative, lambda axes: _paint(axes, view, workload))
-    return Panel(title, svg, alternative, is_broad=True)
+    return Panel(title, svg, is_broad=True)
 
 
 def _paint(axes: Axes, view: View, workload: str | None) -> None:
@@ -126,28 +126,16 @@ def _luminance(colour: tuple[float, float, float, float]) -> float:
 
 def _table(cells: list[Best]) -> Table:
     rows = [
-        (
-            cell.target,
-            draft_name(cell.draft),
-            workload_name(cell.workload),
-            numbers.rate(cell.plain),
-            cell.setting or numbers.NOTHING,
-            numbers.speedup(cell.speedup),
-            numbers.bounds(cell.speedup),
-            cell.said,
-        )
+        {
+            "target": cell.target,
+            "draft": draft_name(cell.draft),
+            "workload": workload_name(cell.workload),
+            "plain tokens/s": numbers.rate(cell.plain),
+            "setting": cell.setting or numbers.NOTHING,
+            "speed-up": numbers.speedup(cell.speedup),
+            "95 % interval": numbers.bounds(cell.speedup),
+            "verdict": cell.said,
+        }
         for cell in cells
     ]
-    columns = (
-        "target",
-        "draft",
-        "workload",
-        "plain tokens/s",
-        "setting",
-        "speed-up",
-        "95 % interval",
-        "verdict",
-    )
-    return Table.of(
-        "The best setting of every pairing", columns, rows, figures=("plain tokens/s", "speed-up")
-    )
+    return Table.of("The best setting of every pairing", rows, figures=("plain tokens/s", "speed-up"))

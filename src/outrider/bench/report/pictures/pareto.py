@@ -36,7 +36,7 @@ def pareto(view: View) -> Picture | Missing:
         reading="Filled marks are on the front: nothing else is as fast in as little memory. Hollow ones "
         "are beaten; squares are plain decoding, dots speculation. Bars are 95 % intervals of the speed. "
         "KL is the mean divergence from the reference quantization, in nats.",
-        panels=(Panel("all workloads", svg, finding, is_broad=True),),
+        panels=(Panel("all workloads", svg, is_broad=True),),
         table=_table(view, points),
         key=tuple(f"{_name(point)}: {_figures(point)}" for point in points),
     )
@@ -103,32 +103,19 @@ def _number(axes: Axes, points: list[ParetoPoint]) -> None:
 
 
 def _table(view: View, points: list[ParetoPoint]) -> Table:
-    rows = []
-    for number, point in enumerate(points, 1):
-        cell, quality = point.cell, point.quality
-        is_measured = memory_is_measured(view.results, cell.target, cell.draft)
-        rows.append(
-            (
-                str(number),
-                cell.target,
-                draft_name(cell.draft),
-                cell.setting,
-                numbers.rate(point.tokens_per_s),
-                numbers.bounds(point.tokens_per_s),
-                numbers.gigabytes(point.memory_bytes) + ("" if is_measured else " (files)"),
-                f"{quality.mean_kl:.4f}" if quality else numbers.NOTHING,
-                "no" if point.is_dominated else "yes",
-            )
-        )
-    columns = (
-        "no.",
-        "target",
-        "draft",
-        "setting",
-        "tokens/s",
-        "95 % interval",
-        "memory",
-        "mean KL",
-        "on the front",
-    )
-    return Table.of("Speed against memory", columns, rows, figures=("no.", "tokens/s", "memory", "mean KL"))
+    rows = [
+        {
+            "no.": str(number),
+            "target": point.cell.target,
+            "draft": draft_name(point.cell.draft),
+            "setting": point.cell.setting,
+            "tokens/s": numbers.rate(point.tokens_per_s),
+            "95 % interval": numbers.bounds(point.tokens_per_s),
+            "memory": numbers.gigabytes(point.memory_bytes)
+            + ("" if memory_is_measured(view.results, point.cell.target, point.cell.draft) else " (files)"),
+            "mean KL": f"{point.quality.mean_kl:.4f}" if point.quality else numbers.NOTHING,
+            "on the front": "no" if point.is_dominated else "yes",
+        }
+        for number, point in enumerate(points, 1)
+    ]
+    return Table.of("Speed against memory", rows, figures=("no.", "tokens/s", "memory", "mean KL"))
