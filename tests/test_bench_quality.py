@@ -98,7 +98,7 @@ def test_texts_that_cannot_be_scored() -> None:
     assert len(list(score(short, text.prompt, text.tokens))) == 40
     with pytest.raises(BackendError, match="45 tokens do not fit its context of 44"):
         list(score(short, text.prompt, (*text.tokens, 0)))
-    with pytest.raises(BackendError, match="nothing stands before"):
+    with pytest.raises(BackendError, match="nothing comes before"):
         list(score(short, (), text.tokens))
     assert list(score(short, text.prompt, ())) == []
     with pytest.raises(BackendError, match="no numbers"):

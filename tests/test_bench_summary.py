@@ -168,7 +168,6 @@ def test_the_rate_is_over_the_tokens_that_the_time_produced() -> None:
     found = results(*rows)
     interval = speeds.measured_speedup(found, Cell("t", None, "", "w", contestant="them"))
     assert interval is not None and interval.value == pytest.approx(1.0) and interval.cases == 1
-    assert speeds.contestants(found, "t", "w") == [Cell("t", None, "", "w", "them")]
     assert speeds.measured_settings(found, "t", None, "w") == []
 
 
@@ -261,7 +260,7 @@ def test_counts_are_sums_over_requests() -> None:
     found = results(*rows)
     acceptance = counts.acceptance_by_position(found, Cell("t", "d", "model 3", None))
     assert acceptance is not None and acceptance.is_measured
-    assert acceptance.ratios == (0.5, 0.5, 0.0) and acceptance.overall_ratio == 14 / 34
+    assert acceptance.ratios == (0.5, 0.5, 0.0)
     assert counts.tokens_per_target_call(found, Cell("t", "d", "model 3", None)) == 2.0
     shares = counts.time_shares(found, Cell("t", "d", "model 3", "w"))
     assert shares is not None

@@ -20,7 +20,7 @@ from outrider.core.params import SamplingParams
 from outrider.lab.acceptance import acceptance_of
 from outrider.lab.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
 from outrider.lab.expectation import expect
-from outrider.lab.facts import ModelFacts, break_evens, calls_of, least_needed, tokenizers_of
+from outrider.lab.facts import ModelFacts, break_evens, bytes_read, calls_of, least_needed, tokenizers_of
 from outrider.lab.intervals import Interval, share_of, speedup_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.predict import Scored
@@ -29,7 +29,6 @@ from outrider.lab.record import Case
 from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.subject import Subject, offered
-from outrider.lab.weights import bytes_read
 from outrider.models.gguf import read_card
 from outrider.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording

@@ -13,8 +13,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from outrider.bench.choose import choose
 from outrider.bench.results import Cell, Results
+from outrider.bench.stages import choose
 from outrider.bench.summary.account import time_saved
 from outrider.bench.summary.predictions import prediction_error
 from outrider.bench.summary.speeds import measured_speedup, paired

@@ -48,7 +48,7 @@ class Change:
 
 def changes(before: Results, after: Results) -> list[Change]:
     """Every cell of one workload that ran in both, plain decoding's speed first. By Holm's procedure the
-    chance that any change that is told is none is at most 5 %."""
+    chance that any change that is reported is none is at most 5 %."""
     after = _called_alike(before, after)
     found: list[tuple[Cell, Estimate, Interval | None]] = []
     shared = [cell for cell in before.runs_by_cell if cell in after.runs_by_cell]
@@ -57,33 +57,33 @@ def changes(before: Results, after: Results) -> list[Change]:
         if compared is not None:
             found.append((cell, compared, _noise(cell, before, after)))
     picked = holm([compared.p_value for _, compared, _ in found], 1 - LEVEL)
-    told = []
+    changed = []
     for (cell, compared, own_noise), is_picked in zip(found, picked, strict=True):
         said: Outcome = outcome(compared.interval, own_noise) if is_picked else "tie"
         sides = [_figure(results, cell) for results in (before, after)]
         if sides[0] is not None and sides[1] is not None:
             figure: Literal["speed-up", "tokens/s"] = "tokens/s" if cell.is_plain else "speed-up"
-            told.append(Change(cell, figure, sides[0], sides[1], compared.interval, own_noise, said))
-    return told
+            changed.append(Change(cell, figure, sides[0], sides[1], compared.interval, own_noise, said))
+    return changed
 
 
 def differences(before: Results, after: Results) -> list[str]:
     """What else is not the same in two runs, one line each: machine, build, models, plan, what ran."""
     after = _called_alike(before, after)
-    told = [
+    lines = [
         *_unlike("machine", before.head.machine, after.head.machine),
         *_unlike("plan", before.head.plan, after.head.plan),
     ]
     prints = [{row.model: row.fingerprint for row in results.models} for results in (before, after)]
     for name in sorted(prints[0].keys() & prints[1].keys()):
         if prints[0][name] != prints[1][name]:
-            told.append(f"model {name}: another file ({prints[0][name]} / {prints[1][name]})")
-    told += _other_prompts(before, after)
+            lines.append(f"model {name}: another file ({prints[0][name]} / {prints[1][name]})")
+    lines += _other_prompts(before, after)
     for only, there, gone in (("first", before, after), ("second", after, before)):
         cells = [cell for cell in there.runs_by_cell if cell not in gone.runs_by_cell]
         if cells:
-            told.append(f"only in the {only}: {_listed(map(_name, cells))}")
-    return told
+            lines.append(f"only in the {only}: {_listed(map(_name, cells))}")
+    return lines
 
 
 def print_changes(before: Results, after: Results, console: Console) -> None:

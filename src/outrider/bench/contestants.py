@@ -34,7 +34,7 @@ _OWNERS: Mapping[str, Engine] = {"llamacpp": "llama-server", "outrider": "outrid
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What an endpoint's list of models tells."""
+    """What an endpoint's list of models says."""
 
     model: str | None
     engine: Engine

@@ -78,7 +78,7 @@ def make_plan(values: Mapping[str, Any], source: str = "", names: Mapping[str, s
 
 def _complaint(error: ValidationError, source: str, names: Mapping[str, str]) -> SettingError:
     first = error.errors(include_url=False)[0]
-    # Members of unions are named in it too: a field is what stands in the file.
+    # Members of unions are named in it too: a field is what the file has.
     place = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     field = str(place[0]) if place else ""
     shown = names.get(field) or source + _dotted(place)

@@ -30,7 +30,7 @@ __all__ = ["Agreement", "compare", "families", "quality_of", "save_reference"]
 
 _INDEX = "reference.json"
 _MIN_LOG = -700.0
-"""stands for the logarithm of a probability of nothing, so that a sum stays finite"""
+"""replaces the logarithm of a probability of nothing, so that a sum stays finite"""
 
 
 class _Named(Protocol):

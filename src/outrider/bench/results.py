@@ -14,7 +14,6 @@ from outrider.core.errors import InputError
 from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
-    ChoiceRow,
     CostsRow,
     DoneRow,
     HeadRow,
@@ -73,7 +72,6 @@ class Results:
     offers: tuple[OffersRow, ...]
     quality: tuple[QualityRow, ...]
     predictions: tuple[PredictionRow, ...]
-    choices: tuple[ChoiceRow, ...]
     runs: tuple[RunRow, ...]
     blocks: tuple[BlockRow, ...]
     skipped: tuple[SkippedRow, ...]
@@ -82,15 +80,11 @@ class Results:
     @classmethod
     def read(cls, folder: Path) -> Results:
         """The run in this folder. Raises InputError where there is none, or where it has no head."""
-        return cls._of(read_rows(folder), str(folder))
+        return cls.of(read_rows(folder), str(folder))
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Results:
+    def of(cls, rows: Sequence[Row], source: str = "the rows") -> Results:
         """These rows, in the order in which they were written. Raises InputError without a head."""
-        return cls._of(rows, "the rows")
-
-    @classmethod
-    def _of(cls, rows: Sequence[Row], source: str) -> Results:
         heads = [row for row in rows if isinstance(row, HeadRow)]
         if not heads:
             raise InputError(source, "they do not say what was measured", "Name the folder of a sweep.")
@@ -104,7 +98,6 @@ class Results:
             offers=_last(rows, OffersRow, "draft", *cases),
             quality=_last(rows, QualityRow, "reference", *cases),
             predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
-            choices=_last(rows, ChoiceRow, "target", "draft", "workload"),
             runs=_counted(rows),
             blocks=_last(rows, BlockRow, "block"),
             skipped=_last(rows, SkippedRow, "what", "why"),

@@ -47,7 +47,7 @@ class Rounds:
     def run(self) -> bool:
         """Repeat blocks over all workloads until the least number is done, and on until the intervals are
         tight or the most are done. False when the time was over before."""
-        workloads = list(dict.fromkeys(row.workload for row in self._ledger.choices()))
+        workloads = self._all()
         with ExitStack() as stack:
             self._load(stack)
             for repetition in range(self._plan.repetitions_most):
@@ -90,8 +90,7 @@ class Rounds:
         return self._is_tight(workload)
 
     def _has(self, workload: str, repetition: int) -> bool:
-        block = self._id(workload, repetition)
-        return any(isinstance(row, BlockRow) and row.block == block for row in self._ledger.rows)
+        return bool(self._ledger.of(BlockRow, block=self._id(workload, repetition)))
 
     def _is_tight(self, workload: str) -> bool:
         """Whether the speed-ups of all settings that ran are known as well as asked for."""
@@ -101,7 +100,7 @@ class Rounds:
                 continue
             cell = Cell(self._target.name, draft, setting.name, workload)
             found = measured_speedup(results, cell, draw_cases=False)
-            if found is not None and (found.high - found.low) / 2 > self._plan.interval_ratio * found.value:
+            if found is not None and found.half_width_ratio > self._plan.interval_ratio:
                 return False
         return True
 
@@ -151,8 +150,7 @@ class Rounds:
         seconds, runs = 0.0, 0
         predicted = {
             (row.draft, row.setting, row.workload): sum(case.seconds for case in row.cases)
-            for row in self._ledger.rows
-            if isinstance(row, PredictionRow) and row.target == self._target.name
+            for row in self._ledger.of(PredictionRow, target=self._target.name)
         }
         for later in range(repetition, max(self._plan.repetitions_least, repetition + 1)):
             for workload in workloads if later == repetition else self._all():

@@ -12,7 +12,7 @@ from outrider.replay import Recording
 __all__ = ["POSITIONS", "Acceptance", "acceptance_of"]
 
 POSITIONS = 8
-"""Places of a draft that are told apart."""
+"""Places of a draft that are counted separately."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ Call = tuple[int, int, float]
 
 
 def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts:
-    """The target's curve, corrected by all calls behind its answers."""
+    """The target's curve, corrected by all calls of its answers."""
     calls = [(n, context, s) for answer in answers for n, context, s, _ in answer.calls]
     return _corrected(measured, calls)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from gguf.constants import Keys
 
 from outrider.core.contracts import Vocabulary
 from outrider.costs import MAX_TOKENS, CallCosts, break_even
 from outrider.lab.answers import Answer
-from outrider.lab.weights import bytes_read
 from outrider.models.gguf import ModelCard
+from outrider.models.header import TensorInfo, read_header
+from outrider.models.shards import local_shards
 from outrider.vocab import Alignment, AlignmentReport
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "ModelFacts",
     "Tokenizers",
     "break_evens",
+    "bytes_read",
     "calls_of",
     "least_needed",
     "model_facts",
@@ -30,12 +34,15 @@ __all__ = [
 
 _SIZES = (1, 2, 4, 8, 16)
 _DRAFTED = (1, 3, 8)
+_EMBEDDING = "token_embd.weight"
+_OUTPUT = "output.weight"
+_EXPERTS = "_exps."
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """A model's file. `bytes_per_token` are the weights that a call over one token reads, `memory_bytes` what
-    the model added to this process, None where the system does not tell."""
+    the model added to this process, None where the system does not say."""
 
     name: str
     path: str
@@ -105,6 +112,31 @@ def model_facts(name: str, card: ModelCard, memory_bytes: int | None) -> ModelFa
         trained_context=card.context_length,
         memory_bytes=memory_bytes,
     )
+
+
+def bytes_read(card: ModelCard) -> int:
+    """Bytes of weights that a call over a single token reads: all, without the experts that the token passes
+    by, and without the embedding where that is only looked up, not multiplied with.
+
+    Raises ModelFileError for a file that can no longer be read.
+    """
+    headers = [read_header(file) for file in local_shards(Path(card.path))]
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    used = headers[0].number(Keys.LLM.EXPERT_USED_COUNT.format(arch=card.architecture)) or 0
+    has_output = any(tensor.name == _OUTPUT for tensor in tensors)
+    per_parameter = card.file_bytes / max(card.parameters, 1)
+    return sum(
+        _read_of(tensor, used, per_parameter)
+        for tensor in tensors
+        if not (has_output and tensor.name == _EMBEDDING)
+    )
+
+
+def _read_of(tensor: TensorInfo, used: int, per_parameter: float) -> int:
+    size = tensor.num_bytes
+    whole = round(tensor.num_parameters * per_parameter) if size is None else size
+    experts = tensor.shape[-1] if _EXPERTS in tensor.name and tensor.shape else 0
+    return whole * used // experts if 0 < used < experts else whole
 
 
 def calls_of(costs: CallCosts) -> Calls:

@@ -89,7 +89,7 @@ def offered(
 
 
 def probed(subject: Subject, draft: LoadedDraft, costs: CallCosts, answers: Sequence[Answer]) -> CallCosts:
-    """The draft model's costs, corrected by drafting for real behind the first of these answers' prompts.
+    """The draft model's costs, corrected by drafting for real after the first of these answers' prompts.
     Raises BackendError when a call fails."""
     few = [(answer.question.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
     records = list(probe_draft(subject.target, draft, few))

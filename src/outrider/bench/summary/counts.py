@@ -38,11 +38,6 @@ class Acceptance:
         """Accepted over drafted at each place; None where nothing was drafted there."""
         return tuple(a / d if d else None for a, d in zip_longest(self.accepted, self.drafted, fillvalue=0))
 
-    @property
-    def overall_ratio(self) -> float | None:
-        """Accepted over drafted, all places together."""
-        return sum(self.accepted) / sum(self.drafted) if sum(self.drafted) else None
-
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
@@ -80,7 +75,7 @@ class Quality:
 
 
 def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
-    """Counted in real requests, or where none ran in replayed ones; other engines tell no positions."""
+    """Counted in real requests, or where none ran in replayed ones; other engines report no positions."""
     rows = _runs(results, cell)
     parts: Sequence[RunRow | CaseOutcome] = rows or _cases(results, cell)
     if not parts:

@@ -22,7 +22,6 @@ __all__ = [
     "Outcome",
     "best_setting",
     "combined_noise",
-    "contestants",
     "faster_than",
     "measured_settings",
     "measured_speed",
@@ -148,13 +147,6 @@ def predicted_settings(results: Results, target: str, draft: str | None, workloa
     return [name for name in names if predicted_speedup(results, Cell(target, draft, name, workload))]
 
 
-def contestants(results: Results, target: str, workload: str | None) -> list[Cell]:
-    """Cells of other engines that ran."""
-    cells = [cell for cell in results.runs_by_cell if cell.contestant is not None and cell.target == target]
-    found = list(dict.fromkeys(cell._replace(workload=workload) for cell in cells))
-    return [cell for cell in found if _ran(results, cell)]
-
-
 def best_setting(results: Results, target: str, draft: str | None, workload: str | None) -> str:
     """The setting with the highest speed-up: of those that ran for real, or where none did of those replayed;
     "plain" where none is above 1."""
@@ -165,11 +157,6 @@ def best_setting(results: Results, target: str, draft: str | None, workload: str
     values = {name: interval.value for name, interval in found.items() if interval is not None}
     best = max(values, key=values.__getitem__, default=PLAIN.name)
     return best if values.get(best, 1.0) > 1 else PLAIN.name
-
-
-def _ran(results: Results, cell: Cell) -> bool:
-    workloads = workloads_of(results, cell)
-    return bool(workloads) and all(cell._replace(workload=w) in results.runs_by_cell for w in workloads or ())
 
 
 def _settings(cells: Iterable[Cell], target: str, draft: str | None, workload: str | None) -> list[str]:

@@ -75,12 +75,12 @@ def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Cell
             speedup = estimate(strata).interval
             found.append((cell, speedup, repeated[cell.target].p_value(strata, speedup.value)))
     picked = holm([p_value for _, _, p_value in found], 1 - LEVEL)
-    told = []
+    judged = []
     for (cell, speedup, p_value), is_picked in zip(found, picked, strict=True):
         own_noise = noise(results, cell.target, cell.workload)
         said = outcome(speedup, own_noise) if is_picked else "tie"
-        told.append(CellVerdict(cell, speedup, own_noise, p_value, said))
-    return told
+        judged.append(CellVerdict(cell, speedup, own_noise, p_value, said))
+    return judged
 
 
 def _repeatability(results: Results, target: str) -> _Repeatability:

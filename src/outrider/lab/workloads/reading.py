@@ -44,13 +44,13 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         text, what, source = _text(path), str(path), str(path)
     found, passed_over = _read(text, what, spec.max_tokens)
     chosen = _spread(_of_categories(found, categories, what), spec.prompts)
-    told = [f"{count} passed over: {why}" for why, count in sorted(passed_over.items())]
+    skipped = [f"{count} passed over: {why}" for why, count in sorted(passed_over.items())]
     return Workload(
         name=spec.name,
         prompts=tuple(chosen),
         sampling=SamplingParams(temperature=spec.temperature, seed=spec.seed),
         max_tokens=spec.max_tokens,
-        source=f"{source} ({'; '.join(told)})" if told else source,
+        source=f"{source} ({'; '.join(skipped)})" if skipped else source,
     )
 
 
@@ -129,7 +129,7 @@ def _category(value: Any) -> str:
 
 
 def _with_own_ids(found: Sequence[_Found]) -> Iterator[_Found]:
-    """The same prompts; one whose id another has before it gets a number behind it."""
+    """The same prompts; one whose id another has before it gets a number added."""
     used: set[str] = set()
     for each in found:
         number, unique = 1, each.prompt.id

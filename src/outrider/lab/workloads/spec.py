@@ -14,7 +14,7 @@ BUILT_IN: tuple[str, ...] = ("chat", "code", "edits", "json", "summaries", "agen
 
 
 def several(value: Any) -> Any:
-    """One name alone stands for a list of it."""
+    """One name alone is a list of it."""
     return (value,) if isinstance(value, str) else value
 
 
