@@ -265,7 +265,7 @@ def test_the_summary_as_json(run: Run, finished: Path, tmp_path: Path) -> None:
             bounds = cell["measured_speedup"]
             assert bounds["low"] <= bounds["value"] <= bounds["high"]
             assert cell["outcome"] in ("faster", "slower", "tie") and cell["plain_tokens_per_s"]["value"] > 0
-        shown = View(results).cells
+        shown = View(results).bests
         for cell in measured:
             there = shown[cell["target"], cell["draft"], cell["workload"]]
             assert (cell["best_setting"], cell["outcome"]) == (there.setting, there.outcome)
