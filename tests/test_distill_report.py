@@ -16,13 +16,13 @@ from distilled_reports import report
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel
-from outrider.check.report import ModelFacts
 from outrider.core.params import SamplingParams
 from outrider.distill.examples import Example
 from outrider.distill.report.figures import own_times, with_draft, without_draft
 from outrider.distill.report.pictures import pictures
 from outrider.distill.report.schema import Contender, Figure
 from outrider.lab.answers import Answer, Question
+from outrider.lab.facts import ModelFacts
 from outrider.lab.intervals import Interval
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.predict import OwnTimes, Scored

@@ -7,7 +7,7 @@ target's does not. docs/method.md says what each figure is over. None always mea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -150,8 +150,8 @@ def predicted_settings(results: Results, target: str, draft: str | None, workloa
 def best_setting(results: Results, target: str, draft: str | None, workload: str | None) -> str:
     """The setting with the highest speed-up: of those that ran for real, or where none did of those replayed;
     "plain" where none is above 1."""
-    ask, names = measured_speedup, measured_settings(results, target, draft, workload)
-    if not names:
+    ask: Callable[[Results, Cell], Interval | None] = measured_speedup
+    if not (names := measured_settings(results, target, draft, workload)):
         ask, names = predicted_speedup, predicted_settings(results, target, draft, workload)
     found = {name: ask(results, Cell(target, draft, name, workload)) for name in names}
     values = {name: interval.value for name, interval in found.items() if interval is not None}
