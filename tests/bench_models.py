@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
-from outrider.bench.rows import ModelRow, PairRow, Role
-from outrider.bench.score import pair_row
 from outrider.core.data import Row
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
+from outrider.lab.rows import ModelRow, PairRow, Role
+from outrider.lab.score import pair_row
 from outrider.models.gguf import ModelCard
 from outrider.vocab import align
 from recordings import FLAT, SMALL, curve

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from zlib import crc32
 
-from outrider.bench.rows import (
+from outrider.costs import CallCosts, CallPoint
+from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
     CaseOutcome,
@@ -24,8 +25,7 @@ from outrider.bench.rows import (
     RunRow,
     SkippedRow,
 )
-from outrider.bench.settings import Setting, grid
-from outrider.costs import CallCosts, CallPoint
+from outrider.lab.settings import Setting, grid
 
 TARGETS = ("big-Q8_0", "big-Q4_K_M")
 DRAFTS = ("small-Q8_0", "tiny-Q4_K_M")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.models import ModelFile, find_models
-from outrider.bench.plan import Plan, WorkloadSpec, parse_lengths
+from outrider.bench.plan import Plan, parse_lengths
 from outrider.bench.plan_file import make_plan, plan_text, read_plan
-from outrider.bench.workloads import BUILT_IN
 from outrider.core.errors import HubError, ModelFileError, SettingError
+from outrider.lab.models import ModelFile, find_models
+from outrider.lab.workloads import BUILT_IN
+from outrider.lab.workloads.spec import WorkloadSpec
 from outrider.models import HubOptions
 from tiny_gguf import write_tiny
 

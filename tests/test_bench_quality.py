@@ -18,10 +18,10 @@ from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.quantizer import quantize
 from outrider.bench.quality import compare, families, quality_of, save_reference
-from outrider.bench.rows import AnswerRow
 from outrider.bench.teacher import Teacher, log_softmax, score
 from outrider.core.data import Row
 from outrider.core.errors import BackendError, InputError, SettingError, VocabularyMismatch
+from outrider.lab.rows import AnswerRow
 from outrider.models import ModelCard, embedded_default, read_card
 from tiny_gguf import write_tiny
 
@@ -98,7 +98,7 @@ def test_texts_that_cannot_be_scored() -> None:
     assert len(list(score(short, text.prompt, text.tokens))) == 40
     with pytest.raises(BackendError, match="45 tokens do not fit its context of 44"):
         list(score(short, text.prompt, (*text.tokens, 0)))
-    with pytest.raises(BackendError, match="nothing stands before"):
+    with pytest.raises(BackendError, match="nothing comes before"):
         list(score(short, (), text.tokens))
     assert list(score(short, text.prompt, ())) == []
     with pytest.raises(BackendError, match="no numbers"):

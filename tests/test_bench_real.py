@@ -13,10 +13,10 @@ from cli_helpers import COMMAND, TEMPLATE
 from outrider.backends.gguf.quantizer import quantize
 from outrider.bench.plan import Plan
 from outrider.bench.results import Results
-from outrider.bench.rows import PairRow, QualityRow, SkippedRow
 from outrider.bench.store import read_rows
 from outrider.bench.sweep import run_sweep
 from outrider.costs import PairCosts, export_costs
+from outrider.lab.rows import PairRow, QualityRow, SkippedRow
 from outrider.models import HubOptions
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import MERGES, write_tiny

@@ -16,11 +16,13 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from bench_rows import DRAFTS, TARGETS, bench_rows, head_row, skipped
-from outrider.bench import summary
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
+from outrider.bench.summary import predictions, speeds
+from outrider.bench.summary.account import time_saved
+from outrider.bench.summary.verdicts import measured_cells, verdicts
 from outrider.core.errors import SettingError
+from outrider.lab.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
 
 BIG = TARGETS[0]
 SMALL = DRAFTS[0]
@@ -117,12 +119,20 @@ def section(tree: Node, name: str) -> Node:
 
 
 def table_rows(node: Node) -> list[dict[str, str]]:
-    """The rows of a table by the heads of its columns."""
+    """The rows of a table by the heads of its columns; a cell that spans rows is in each of them."""
     heads = [cell.words() for cell in node.all("thead")[0].all("th")]
-    rows = [
-        [c.words() for c in row.children if c.tag in ("th", "td")] for row in node.all("tbody")[0].all("tr")
-    ]
-    return [dict(zip(heads, row, strict=True)) for row in rows]
+    rows: list[dict[str, str]] = []
+    spanned: dict[str, int] = {}
+    for row in node.all("tbody")[0].all("tr"):
+        cells = [cell for cell in row.children if cell.tag in ("th", "td")]
+        held = [head for head in heads if spanned.get(head)]
+        found = {head: rows[-1][head] for head in held}
+        spanned = {head: spanned[head] - 1 for head in held}
+        for head, cell in zip([head for head in heads if head not in held], cells, strict=True):
+            found[head] = cell.words()
+            spanned[head] = int(cell.attributes.get("rowspan") or 1) - 1
+        rows.append(found)
+    return rows
 
 
 # The file
@@ -165,7 +175,9 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 def test_colours_come_from_the_page(html: str, tree: Node) -> None:
     drawings = [svg for name in PICTURES if name != "heat" for svg in section(tree, name).all("svg")]
     styles = [
-        node.attributes.get("style") or "" for svg in drawings for node in (*svg.all("path"), *svg.all("use"))
+        node.attributes.get("style") or ""
+        for svg in drawings
+        for node in (*svg.all("path"), *svg.all("use"), *svg.all("text"))
     ]
     assert not [style for style in styles if re.search(r"#[0-9a-f]{6}", style)]
     assert "prefers-color-scheme: dark" in html
@@ -208,9 +220,9 @@ def test_its_tables_hold_the_summarys_figures(rows: list[Row], tree: Node) -> No
     for (target, draft, workload), row in found.items():
         asked = (target, None if draft == "no draft model" else draft)
         where = None if workload == "all workloads" else workload
-        assert row["setting"] == summary.best_setting(results, *asked, where)
-        speedup = summary.measured_speedup(results, *asked, row["setting"], where)
-        plain = summary.plain_speed(results, target, where)
+        assert row["setting"] == speeds.best_setting(results, *asked, where)
+        speedup = speeds.measured_speedup(results, Cell(*asked, row["setting"], where))
+        plain = speeds.plain_speed(results, target, where)
         assert speedup
         assert plain
         assert row["speed-up"] == f"{speedup.value:.2f}x"
@@ -221,9 +233,9 @@ def test_its_tables_hold_the_summarys_figures(rows: list[Row], tree: Node) -> No
 def test_everything_that_ran_is_listed_with_its_prediction(rows: list[Row], tree: Node) -> None:
     results = Results.of(rows)
     listed = table_rows(section(tree, "measured").all("table")[0])
-    assert len(listed) == len(summary.measured_cells(results))
-    for row, told in zip(listed, summary.verdicts(results), strict=True):
-        predicted = summary.predicted_speedup(results, *told.cell[:4])
+    assert len(listed) == len(measured_cells(results))
+    for row, told in zip(listed, verdicts(results), strict=True):
+        predicted = predictions.predicted_speedup(results, Cell(*told.cell[:4]))
         assert predicted
         assert row["predicted"] == f"{predicted.value:.2f}x"
         assert row["measured"] == f"{told.speedup.value:.2f}x"
@@ -244,7 +256,7 @@ def test_every_draft_length_is_in_the_numbers(tree: Node) -> None:
 
 def test_prediction_time_and_noise_are_told(rows: list[Row], tree: Node) -> None:
     results, text = Results.of(rows), tree.all("main")[0].words()
-    error, account = summary.prediction_error(results).anchored, summary.time_saved(results)
+    error, account = predictions.prediction_error(results).anchored, time_saved(results)
     assert error
     assert f"Over {error.settings} results the predicted speed-ups were off by" in text
     assert f"running all {account.combinations} combinations for real would have taken about" in text
@@ -379,8 +391,8 @@ def test_the_verdict_prefers_what_is_faster_for_certain() -> None:
     drafted, alone = (
         max(
             found.value
-            for name in summary.measured_settings(results, BIG, draft, "chat")
-            if (found := summary.measured_speedup(results, BIG, draft, name, "chat"))
+            for name in speeds.measured_settings(results, BIG, draft, "chat")
+            if (found := speeds.measured_speedup(results, Cell(BIG, draft, name, "chat")))
         )
         for draft in (SMALL, None)
     )
@@ -457,7 +469,7 @@ def test_the_terminals_tables_fit(rows: list[Row], width: int) -> None:
     results = Results.of(rows)
     for target in TARGETS:
         assert target in text
-        best = summary.measured_speedup(results, target, SMALL, "auto", None)
+        best = speeds.measured_speedup(results, Cell(target, SMALL, "auto", None))
         assert best
         assert f"{best.value:.2f}x" in text
         assert f"{best.low:.2f}–{best.high:.2f}" in text
@@ -519,9 +531,9 @@ def test_verdicts_have_to_hold_among_all_that_the_table_shows() -> None:
     rows = bench_rows([BIG], [SMALL, None], ("chat", "edits"), cases=2, repetitions=1)
     results = Results.of(rows)
     where = [(draft, workload) for workload in (None, "chat", "edits") for draft in (None, SMALL)]
-    best = [Cell(BIG, d, summary.best_setting(results, BIG, d, w), w) for d, w in where]
-    told = [row.outcome for row in summary.verdicts(results, best)]
-    alone = [summary.outcome(row.speedup, row.noise) for row in summary.verdicts(results, best)]
+    best = [Cell(BIG, d, speeds.best_setting(results, BIG, d, w), w) for d, w in where]
+    told = [row.outcome for row in verdicts(results, best)]
+    alone = [speeds.outcome(row.speedup, row.noise) for row in verdicts(results, best)]
     assert told != alone
     shown = re.findall(r"[\d.]+–[\d.]+ +(\w+)", printed(rows, 120))
     assert Counter(shown) == Counter(told)

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from outrider.bench.results import Results
-from outrider.bench.rows import BlockRow, HeadRow, Row, RunRow
-from outrider.bench.statistics import Interval, estimate, self_ratio, t_tail
-from outrider.bench.summary import outcome, verdicts
+from outrider.bench.summary.speeds import outcome
+from outrider.bench.summary.verdicts import verdicts
+from outrider.lab.rows import BlockRow, HeadRow, Row, RunRow
+from outrider.lab.statistics import Interval, estimate, self_ratio, t_tail
 
 Floats = npt.NDArray[np.float64]
 

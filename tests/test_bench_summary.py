@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from bench_rows import bench_rows
-from outrider.bench import summary
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import (
+from outrider.bench.store import Store
+from outrider.bench.summary import counts, predictions, speeds
+from outrider.bench.summary.account import time_saved
+from outrider.bench.summary.pareto import pareto_points
+from outrider.bench.summary.verdicts import measured_cells, verdicts
+from outrider.core.errors import InputError
+from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
     CaseOutcome,
@@ -24,8 +29,6 @@ from outrider.bench.rows import (
     Row,
     RunRow,
 )
-from outrider.bench.store import Store
-from outrider.core.errors import InputError
 
 HEAD = HeadRow(started="2026-01-01T00:00:00Z", machine={}, plan={"repetitions_least": 3})
 
@@ -146,11 +149,11 @@ def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
 
 def test_a_speed_up_is_the_geometric_mean_of_the_cases_medians() -> None:
     found = results(*two_settings({"1": [2.0, 2.0, 9.0], "2": [8.0, 8.0, 8.0]}))
-    interval = summary.measured_speedup(found, "t", "d", "model 3", "w")
+    interval = speeds.measured_speedup(found, Cell("t", "d", "model 3", "w"))
     assert interval is not None and interval.value == pytest.approx(4.0)
     assert (interval.cases, interval.repetitions) == (2, 3)
-    speed = summary.measured_speed(found, "t", "d", "model 3", "w")
-    plain = summary.plain_speed(found, "t", "w")
+    speed = speeds.measured_speed(found, Cell("t", "d", "model 3", "w"))
+    plain = speeds.plain_speed(found, "t", "w")
     assert speed is not None and plain is not None
     assert [speed.value, plain.value] == pytest.approx([40.0, 10.0])
 
@@ -163,51 +166,50 @@ def test_the_rate_is_over_the_tokens_that_the_time_produced() -> None:
         block(),
     ]
     found = results(*rows)
-    interval = summary.measured_speedup(found, "t", None, "", "w", contestant="them")
+    interval = speeds.measured_speedup(found, Cell("t", None, "", "w", contestant="them"))
     assert interval is not None and interval.value == pytest.approx(1.0) and interval.cases == 1
-    assert summary.contestants(found, "t", "w") == [Cell("t", None, "", "w", "them")]
-    assert summary.measured_settings(found, "t", None, "w") == []
+    assert speeds.measured_settings(found, "t", None, "w") == []
 
 
 def test_only_blocks_that_have_both_are_compared() -> None:
     rows = two_settings({"1": [2.0, 2.0]})
     rows += [run("plain", 1000.0, block="w/9"), block("w/9")]
-    interval = summary.measured_speedup(results(*rows), "t", "d", "model 3", "w")
+    interval = speeds.measured_speedup(results(*rows), Cell("t", "d", "model 3", "w"))
     assert interval is not None and interval.value == pytest.approx(2.0) and interval.repetitions == 2
 
 
 def test_over_all_workloads_is_over_each_of_them_or_nothing() -> None:
     both = results(*two_settings({"1": [1.0], "2": [1.0], "3": [1.0]}, "a"), *two_settings({"1": [4.0]}, "b"))
-    pooled = summary.measured_speedup(both, "t", "d", "model 3", None)
+    pooled = speeds.measured_speedup(both, Cell("t", "d", "model 3", None))
     assert pooled is not None and pooled.value == pytest.approx(2.0)
     half = results(
         *two_settings({"1": [4.0]}, "b"), run("plain", 10.0, block="a/0", workload="a"), block("a/0", "a")
     )
-    assert summary.measured_speedup(half, "t", "d", "model 3", None) is None
-    assert summary.measured_speedup(half, "t", "d", "model 3", "b") is not None
-    assert summary.measured_settings(half, "t", "d", None) == []
+    assert speeds.measured_speedup(half, Cell("t", "d", "model 3", None)) is None
+    assert speeds.measured_speedup(half, Cell("t", "d", "model 3", "b")) is not None
+    assert speeds.measured_settings(half, "t", "d", None) == []
 
 
 def test_what_did_not_run_has_no_figure() -> None:
     empty = results()
-    assert summary.measured_speedup(empty, "t", "d", "auto", "w") is None
-    assert summary.predicted_speedup(empty, "t", "d", "auto", None) is None
-    assert summary.plain_speed(empty, "t", None) is None and summary.noise(empty, "t", None) is None
-    assert summary.acceptance_by_position(empty, "t", "d", "auto", None) is None
-    assert summary.time_shares(empty, "t", "d", "auto", None) is None
-    assert summary.tokens_per_target_call(empty, "t", "d", "auto", None) is None
-    assert summary.best_setting(empty, "t", "d", None) == "plain"
-    assert summary.prediction_error(empty).raw is None and summary.verdicts(empty) == []
-    assert summary.time_saved(empty).everything_s is None and summary.pareto(empty) == []
-    assert summary.hiccups(empty).ratio is None and summary.quality_of(empty, "t") is None
+    assert speeds.measured_speedup(empty, Cell("t", "d", "auto", "w")) is None
+    assert predictions.predicted_speedup(empty, Cell("t", "d", "auto", None)) is None
+    assert speeds.plain_speed(empty, "t", None) is None and speeds.noise(empty, "t", None) is None
+    assert counts.acceptance_by_position(empty, Cell("t", "d", "auto", None)) is None
+    assert counts.time_shares(empty, Cell("t", "d", "auto", None)) is None
+    assert counts.tokens_per_target_call(empty, Cell("t", "d", "auto", None)) is None
+    assert speeds.best_setting(empty, "t", "d", None) == "plain"
+    assert predictions.prediction_error(empty).raw is None and verdicts(empty) == []
+    assert time_saved(empty).everything_s is None and pareto_points(empty) == []
+    assert counts.hiccups(empty).ratio is None and counts.quality_of(empty, "t") is None
 
 
 def test_the_best_setting_is_measured_before_predicted() -> None:
     measured = two_settings({"1": [2.0], "2": [2.0]})
     promising = prediction("auto", {"1": 1.0, "2": 1.0})
-    assert summary.best_setting(results(*measured, promising), "t", "d", "w") == "model 3"
-    assert summary.best_setting(results(promising), "t", "d", "w") == "auto"
-    assert summary.best_setting(results(*two_settings({"1": [0.5]})), "t", "d", "w") == "plain"
+    assert speeds.best_setting(results(*measured, promising), "t", "d", "w") == "model 3"
+    assert speeds.best_setting(results(promising), "t", "d", "w") == "auto"
+    assert speeds.best_setting(results(*two_settings({"1": [0.5]})), "t", "d", "w") == "plain"
 
 
 # Prediction
@@ -216,12 +218,14 @@ def test_the_best_setting_is_measured_before_predicted() -> None:
 def test_predicted_speed_ups_and_the_bound() -> None:
     row = prediction("auto", {"1": 5.0, "2": 1.25}, bound_s=(2.5, 1.25))
     found = results(row)
-    predicted = summary.predicted_speedup(found, "t", "d", "auto", "w")
-    bound = summary.bound_speedup(found, "t", "d", "w")
+    predicted = predictions.predicted_speedup(found, Cell("t", "d", "auto", "w"))
+    bound = predictions.bound_speedup(found, Cell("t", "d", "auto", "w"))
     assert predicted is not None and predicted.value == pytest.approx(4.0)
     assert bound is not None and bound.value == pytest.approx(32**0.5)
-    assert summary.bound_share(found, "t", "d", "w") == pytest.approx(4 / 32**0.5)
-    assert summary.bound_speedup(results(prediction("auto", {"1": 5.0})), "t", "d", "w") is None
+    assert (
+        predictions.bound_speedup(results(prediction("auto", {"1": 5.0})), Cell("t", "d", "auto", "w"))
+        is None
+    )
 
 
 def test_prediction_errors_raw_and_anchored() -> None:
@@ -234,7 +238,7 @@ def test_prediction_errors_raw_and_anchored() -> None:
         prediction("model 3", {"1": 5.0}),
         prediction("model 4", {"1": 5.0}),
     ]
-    found = summary.prediction_error(results(*rows))
+    found = predictions.prediction_error(results(*rows))
     assert [point.raw_error for point in found.points] == pytest.approx([0.25, 0.0])
     assert [point.anchored_error for point in found.points] == pytest.approx([0.0, -0.2])
     assert found.raw is not None and found.anchored is not None
@@ -254,23 +258,23 @@ def test_counts_are_sums_over_requests() -> None:
         block(),
     ]
     found = results(*rows)
-    acceptance = summary.acceptance_by_position(found, "t", "d", "model 3", None)
+    acceptance = counts.acceptance_by_position(found, Cell("t", "d", "model 3", None))
     assert acceptance is not None and acceptance.is_measured
-    assert acceptance.ratios == (0.5, 0.5, 0.0) and acceptance.overall_ratio == 14 / 34
-    assert summary.tokens_per_target_call(found, "t", "d", "model 3", None) == 2.0
-    shares = summary.time_shares(found, "t", "d", "model 3", "w")
+    assert acceptance.ratios == (0.5, 0.5, 0.0)
+    assert counts.tokens_per_target_call(found, Cell("t", "d", "model 3", None)) == 2.0
+    shares = counts.time_shares(found, Cell("t", "d", "model 3", "w"))
     assert shares is not None
     assert (shares.target_calls, shares.draft_calls, shares.own) == pytest.approx((0.7, 0.15, 0.15))
-    assert summary.hiccups(found).ratio == 1 / 200
+    assert counts.hiccups(found).ratio == 1 / 200
 
 
 def test_counts_of_what_did_not_run_are_replays() -> None:
     found = results(prediction("auto", {"1": 5.0}))
-    acceptance = summary.acceptance_by_position(found, "t", "d", "auto", "w")
-    shares = summary.time_shares(found, "t", "d", "auto", "w")
+    acceptance = counts.acceptance_by_position(found, Cell("t", "d", "auto", "w"))
+    shares = counts.time_shares(found, Cell("t", "d", "auto", "w"))
     assert acceptance is not None and acceptance.ratios == (0.75, 0.5) and not acceptance.is_measured
     assert shares is not None and not shares.is_measured and shares.own == pytest.approx(0.1)
-    assert summary.tokens_per_target_call(found, "t", "d", "auto", "w") == 2.5
+    assert counts.tokens_per_target_call(found, Cell("t", "d", "auto", "w")) == 2.5
 
 
 def model(name: str, role: str, file_bytes: int, memory_bytes: int | None = None) -> ModelRow:
@@ -292,12 +296,12 @@ def model(name: str, role: str, file_bytes: int, memory_bytes: int | None = None
 
 def test_memory_is_that_of_both_models() -> None:
     found = results(model("t", "target", 100, 150), model("d", "draft", 10))
-    assert summary.memory_bytes(found, "t", None) == 150 and summary.memory_is_measured(found, "t", None)
-    assert summary.memory_bytes(found, "t", "d") == 160 and not summary.memory_is_measured(found, "t", "d")
-    assert summary.memory_bytes(found, "t", "unknown") is None
+    assert counts.memory_bytes(found, "t", None) == 150 and counts.memory_is_measured(found, "t", None)
+    assert counts.memory_bytes(found, "t", "d") == 160 and not counts.memory_is_measured(found, "t", "d")
+    assert counts.memory_bytes(found, "t", "unknown") is None
     nothing = results(model("t", "target", 100, 0))  # where the system does not tell
-    assert summary.memory_bytes(nothing, "t", None) == 100
-    assert not summary.memory_is_measured(nothing, "t", None)
+    assert counts.memory_bytes(nothing, "t", None) == 100
+    assert not counts.memory_is_measured(nothing, "t", None)
 
 
 def test_quality_is_over_tokens() -> None:
@@ -313,7 +317,7 @@ def test_quality_is_over_tokens() -> None:
         )
         for case, n, kl in (("1", 100, 0.1), ("2", 300, 0.5))
     ]
-    found = summary.quality_of(results(*rows), "t")
+    found = counts.quality_of(results(*rows), "t")
     assert found is not None and found.num_tokens == 400
     assert (found.mean_kl, found.top1_agreement) == pytest.approx((0.4, 0.6))
 
@@ -325,11 +329,11 @@ def test_what_is_slower_and_larger_is_dominated() -> None:
         *two_settings({"1": [2.0]}),
         prediction("auto lookup", {"1": 20.0}, draft=None),
     ]
-    points = summary.pareto(results(*rows))
+    points = pareto_points(results(*rows))
     told = [(point.cell.setting, point.memory_bytes, point.is_dominated) for point in points]
     assert told == [("plain", 100, False), ("model 3", 150, False)]
     slow = [*rows, prediction("lookup 8", {"1": 2.5}, draft=None)]
-    points = summary.pareto(results(*slow))
+    points = pareto_points(results(*slow))
     assert {(p.cell.setting, p.is_measured, p.is_dominated) for p in points} == {
         ("plain", True, True),
         ("lookup 8", False, False),
@@ -373,7 +377,7 @@ def test_the_time_saved() -> None:
         prediction("lookup 8", {"1": 8.0}),
         prediction("lookup 8", {"1": 8.0}, draft="another"),
     ]
-    found = summary.time_saved(results(*rows))
+    found = time_saved(results(*rows))
     assert (found.recording_s, found.scoring_s) == (11.0, 2.0)
     assert found.running_s == pytest.approx(3 * (11 + 6))
     # Plain, model 3, model 4 and the lookup once; what ran took 5/4 of its prediction; each reads its prompt.
@@ -391,14 +395,14 @@ def test_prompts_take_what_they_took_on_average() -> None:
         block(),
         prediction("model 3", {"1": 4.0}),
     ]
-    assert summary.time_saved(results(*rows)).everything_s == pytest.approx(10 + 4 + 2 * 3)
+    assert time_saved(results(*rows)).everything_s == pytest.approx(10 + 4 + 2 * 3)
 
 
 def test_a_whole_sweep_has_all_of_its_figures() -> None:
     found = Results.of(bench_rows())
-    told = summary.verdicts(found)
-    assert len(told) == len(summary.measured_cells(found)) > 20
+    told = verdicts(found)
+    assert len(told) == len(measured_cells(found)) > 20
     assert {verdict.outcome for verdict in told} <= {"faster", "slower", "tie"}
-    error = summary.prediction_error(found)
+    error = predictions.prediction_error(found)
     assert error.anchored is not None and error.anchored.settings == len(told)
-    assert len({point.cell for point in summary.pareto(found)}) > 4
+    assert len({point.cell for point in pareto_points(found)}) > 4

@@ -15,15 +15,19 @@ from bench_models import SPOKEN, VOCABULARY, FakeLoader, plan
 from bench_models import row as model_row
 from outrider.backends.fake import FakeModel
 from outrider.backends.gguf import LoadOptions
-from outrider.bench import loaded
 from outrider.bench.contestants import Answer, ContestantError, RefusedError
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.measure import _Runner
-from outrider.bench.models import ModelFile
-from outrider.bench.progress import Progress
-from outrider.bench.record import Case
 from outrider.bench.results import Results
-from outrider.bench.rows import (
+from outrider.bench.store import ROWS, Store, read_rows
+from outrider.bench.sweep import run_sweep
+from outrider.core.data import Completion, StepRecord
+from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
+from outrider.lab import loaded
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
+from outrider.lab.progress import Progress
+from outrider.lab.record import Case
+from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
     ChoiceRow,
@@ -37,11 +41,7 @@ from outrider.bench.rows import (
     RunRow,
     SkippedRow,
 )
-from outrider.bench.settings import Setting
-from outrider.bench.store import ROWS, Store, read_rows
-from outrider.bench.sweep import run_sweep
-from outrider.core.data import Completion, StepRecord
-from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
+from outrider.lab.settings import Setting
 from outrider.vocab import align
 
 

@@ -11,24 +11,24 @@ import pytest
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.predict import Scored
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.record import Case
-from outrider.bench.rows import AnswerRow
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN
-from outrider.check.acceptance import acceptance_of
-from outrider.check.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
-from outrider.check.expectation import expect
-from outrider.check.facts import break_evens, calls_of, least_needed, tokenizers_of
-from outrider.check.intervals import Interval, share_of, speedup_of
-from outrider.check.judging import Subject, does_not_fit, judge, judge_lookup_alone, offered, why_unusable
-from outrider.check.report import ModelFacts, Report, Rewind
+from outrider.check.judging import does_not_fit, judge, judge_lookup_alone, unusable
+from outrider.check.report import Report, Rewind
 from outrider.check.rewind import measure_rewind
 from outrider.check.verdict import DraftNumbers, Verdict, cannot_work, judge_draft, judge_lookup, overall
-from outrider.check.weights import bytes_read
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
+from outrider.lab.acceptance import acceptance_of
+from outrider.lab.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
+from outrider.lab.expectation import expect
+from outrider.lab.facts import ModelFacts, break_evens, bytes_read, calls_of, least_needed, tokenizers_of
+from outrider.lab.intervals import Interval, share_of, speedup_of
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.predict import Scored
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.record import Case
+from outrider.lab.rows import AnswerRow
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
+from outrider.lab.subject import Subject, offered
 from outrider.models.gguf import read_card
 from outrider.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording
@@ -134,7 +134,7 @@ def test_speed_ups_are_of_the_settings_they_name() -> None:
 def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
     known, _ = subject("random", None)
     other = FakeVocabulary("wxyz ")
-    report = why_unusable(known, "free", FACTS, compare(LETTERS, other))
+    report = unusable(known, "free", FACTS, compare(LETTERS, other))
     assert report is not None and report.verdict.outcome == "cannot work"
     assert "do not line up" in report.verdict.sentence and report.tokenizers.differences
     assert any("model family" in advice for advice in report.verdict.advice)
@@ -144,11 +144,11 @@ def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
 def test_models_that_cannot_rewind_are_a_verdict() -> None:
     known, _ = subject("random", None)
     same = compare(LETTERS, LETTERS)
-    assert why_unusable(known, "free", FACTS, same) is None
-    draft = why_unusable(known, "none", FACTS, same)
+    assert unusable(known, "free", FACTS, same) is None
+    draft = unusable(known, "none", FACTS, same)
     assert draft is not None and "the draft cannot forget" in draft.verdict.sentence
     recurrent = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE, rewind="none"))
-    target = why_unusable(replace(known, target=recurrent), "free", FACTS, same)
+    target = unusable(replace(known, target=recurrent), "free", FACTS, same)
     assert target is not None and "the target cannot take rejected" in target.verdict.sentence
 
 

@@ -16,14 +16,15 @@ from rich.console import Console
 
 from bench_rows import bench_rows
 from cli_helpers import Outcome, call
-from outrider.bench.plan import Plan, WorkloadSpec
+from outrider.bench.plan import Plan
 from outrider.bench.plan_file import plan_text
-from outrider.bench.progress import Progress
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.bench.store import ROWS
 from outrider.cli.bench_progress import show_progress, time_left
 from outrider.costs import PairCosts, export_costs
+from outrider.lab.progress import Progress
+from outrider.lab.workloads.spec import WorkloadSpec
 from outrider.models import HubOptions
 from recordings import FLAT, SMALL, curve
 
@@ -264,7 +265,7 @@ def test_the_summary_as_json(run: Run, finished: Path, tmp_path: Path) -> None:
             bounds = cell["measured_speedup"]
             assert bounds["low"] <= bounds["value"] <= bounds["high"]
             assert cell["outcome"] in ("faster", "slower", "tie") and cell["plain_tokens_per_s"]["value"] > 0
-        shown = View(results).cells
+        shown = View(results).bests
         for cell in measured:
             there = shown[cell["target"], cell["draft"], cell["workload"]]
             assert (cell["best_setting"], cell["outcome"]) == (there.setting, there.outcome)

@@ -18,10 +18,6 @@ from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf import GgufModel, Weights
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.plan import WorkloadSpec
-from outrider.bench.prompts import Prompt
-from outrider.bench.workloads import BUILT_IN, load_workload
 from outrider.core.contracts import Constraint
 from outrider.core.data import Grammar
 from outrider.core.errors import BackendError, ConstraintError, InputError, PromptError, SettingError
@@ -34,6 +30,10 @@ from outrider.distill.questions import asked
 from outrider.distill.split import conversation_hash, is_held_out
 from outrider.distill.subset import Subset
 from outrider.distill.written_prompts import written_prompts
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.prompts import Prompt
+from outrider.lab.workloads import BUILT_IN, load_workload
+from outrider.lab.workloads.spec import WorkloadSpec
 from tiny_gguf import write_tiny
 
 TALKATIVE = random_logits(VOCABULARY.size, seed=4, order=3)

@@ -16,20 +16,20 @@ from distilled_reports import report
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.predict import OwnTimes, Scored
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.record import Case
-from outrider.bench.rows import AnswerRow
-from outrider.check.answers import Answer, Question
-from outrider.check.intervals import Interval
-from outrider.check.judging import Subject
-from outrider.check.report import ModelFacts
 from outrider.core.params import SamplingParams
 from outrider.distill.examples import Example
 from outrider.distill.report.figures import own_times, with_draft, without_draft
 from outrider.distill.report.pictures import pictures
 from outrider.distill.report.schema import Contender, Figure
+from outrider.lab.answers import Answer, Question
+from outrider.lab.facts import ModelFacts
+from outrider.lab.intervals import Interval
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.predict import OwnTimes, Scored
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.record import Case
+from outrider.lab.rows import AnswerRow
+from outrider.lab.subject import Subject
 from recordings import FLAT, SMALL, DraftKind, TextKind, curve, recording
 
 pytest.importorskip("torch")

@@ -19,8 +19,6 @@ from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf import GgufModel, Weights
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.prompts import Prompt
 from outrider.core.data import Span
 from outrider.core.errors import InputError, SettingError
 from outrider.core.params import SamplingParams
@@ -39,6 +37,8 @@ from outrider.distill.train import Evaluation, Trainer, TrainingSettings
 from outrider.distill.worth import Prices
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.prompts import Prompt
 from outrider.policy import FixedPolicy
 from outrider.vocab import align
 from tiny_gguf import write_tiny

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.plan import WorkloadSpec
-from outrider.bench.workloads import BUILT_IN, load_workload
 from outrider.core.errors import SettingError
 from outrider.distill import written
 from outrider.distill.written_prompts import FIELD, Written, written_prompts
+from outrider.lab.workloads import BUILT_IN, load_workload
+from outrider.lab.workloads.spec import WorkloadSpec
 
 FOLDER = Path(written.__file__).parent
 FILES = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}

@@ -17,10 +17,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "tuning", "formats"),
     ("schemas",),
     ("readout", "session", "trace", "pacing", "explain"),
-    ("compare", "certify", "replay"),
-    ("server", "bench"),
-    ("check",),
-    ("distill",),
+    ("compare", "replay"),
+    ("lab",),
+    ("server", "bench", "check", "certify", "distill"),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
     ("__main__",),

@@ -16,14 +16,14 @@ from engines import GREEDY, VOCABULARY, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
 from outrider.backends.fake import FakeModel, FakeVocabulary, ReducedVocabulary, random_logits
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.bench.score import pair_row
-from outrider.check.facts import tokenizers_of
 from outrider.core.contracts import Constraint, DraftRequest, PartOf, StoppingRule
 from outrider.core.data import Draft, Mask, Row, TokenEstimate
 from outrider.core.errors import VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.rows import Rows
+from outrider.lab.facts import tokenizers_of
+from outrider.lab.score import pair_row
 from outrider.policy import FixedPolicy
 from outrider.replay import record_offers
 from outrider.sampling import RequestSampler, distribution, draw

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.certify.statistics import holm
+from outrider.lab.statistics import holm
 from rows import Row
 
 SIGNIFICANCE = 0.01

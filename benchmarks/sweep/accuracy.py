@@ -13,13 +13,14 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from outrider.bench.choose import choose
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import PredictionRow
-from outrider.bench.settings import Setting
-from outrider.bench.statistics import estimate
-from outrider.bench.summary import measured_speedup, prediction_error, time_saved
-from outrider.bench.summary.rates import paired
+from outrider.bench.stages import choose
+from outrider.bench.summary.account import time_saved
+from outrider.bench.summary.predictions import prediction_error
+from outrider.bench.summary.speeds import measured_speedup, paired
+from outrider.lab.rows import PredictionRow
+from outrider.lab.settings import Setting
+from outrider.lab.statistics import estimate
 
 CONTROLS = (Setting.of("model 3"), Setting.of("lookup 8"))
 
@@ -93,7 +94,7 @@ def finalist(results: Results, rows: Sequence[PredictionRow], number: int) -> li
     ran = {
         row.setting: speed.value
         for row in rows
-        if (speed := measured_speedup(results, target, draft, row.setting, workload))
+        if (speed := measured_speedup(results, Cell(target, draft, row.setting, workload)))
     }
     ours = {name: ran[name] for name in (*chosen.finalists, *chosen.controls) if name in ran}
     if not ours:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.statistics import Interval, estimate
-from outrider.bench.summary import noise, outcome
-from outrider.bench.summary.rates import paired, plain_cell
+from outrider.bench.summary.speeds import noise, outcome, paired
+from outrider.lab.statistics import Interval, estimate
 
 
 class Line(NamedTuple):
@@ -55,7 +54,7 @@ def main() -> None:
 def compared(results: Results, check: dict[str, Any]) -> Iterator[Line]:
     """The lines of one check."""
     target = next(m.model for m in results.models if m.model == Path(check["target"]["path"]).stem)
-    plain = plain_cell(target, None)
+    plain = Cell.plain_of(target, None)
     alone = Cell(target, None, "auto lookup", None)
     if check["lookup"]:
         yield from line(results, f"{target}, lookup alone", check["lookup"]["speedups"]["auto"], alone, plain)

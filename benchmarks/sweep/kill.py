@@ -19,10 +19,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from outrider.bench.rows import BlockRow, HeadRow, Row, RunRow
-from outrider.bench.settings import Setting
 from outrider.bench.store import read_rows
 from outrider.costs import CallCosts, CallPoint, PairCosts, export_costs
+from outrider.lab.rows import BlockRow, HeadRow, Row, RunRow
+from outrider.lab.settings import Setting
 
 _LONGEST_S = 15.0
 _TIMES = {"calls", "own_s", "own_token_s", "curve", "hiccups", "bound_s", "seconds", "effective", "order"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,13 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.report.numbers import NOTHING, printable
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import LEVEL, Estimate, Interval, estimate
-from outrider.bench.summary.rates import paired, plain_cell, rates
-from outrider.bench.summary.speed import Outcome, measured_speed, measured_speedup, noise, outcome
-from outrider.certify.statistics import holm
+from outrider.bench.summary.speeds import (
+    Outcome,
+    combined_noise,
+    measured_speed,
+    measured_speedup,
+    noise,
+    outcome,
+    paired,
+)
+from outrider.lab.numbers import NOTHING, printable
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import LEVEL, Estimate, Interval, estimate, holm
 
 __all__ = ["Change", "changes", "differences", "print_changes"]
 
@@ -43,7 +48,7 @@ class Change:
 
 def changes(before: Results, after: Results) -> list[Change]:
     """Every cell of one workload that ran in both, plain decoding's speed first. By Holm's procedure the
-    chance that any change that is told is none is at most 5 %."""
+    chance that any change that is reported is none is at most 5 %."""
     after = _called_alike(before, after)
     found: list[tuple[Cell, Estimate, Interval | None]] = []
     shared = [cell for cell in before.runs_by_cell if cell in after.runs_by_cell]
@@ -52,33 +57,33 @@ def changes(before: Results, after: Results) -> list[Change]:
         if compared is not None:
             found.append((cell, compared, _noise(cell, before, after)))
     picked = holm([compared.p_value for _, compared, _ in found], 1 - LEVEL)
-    told = []
+    changed = []
     for (cell, compared, own_noise), is_picked in zip(found, picked, strict=True):
         said: Outcome = outcome(compared.interval, own_noise) if is_picked else "tie"
         sides = [_figure(results, cell) for results in (before, after)]
         if sides[0] is not None and sides[1] is not None:
-            figure: Literal["speed-up", "tokens/s"] = "tokens/s" if _is_plain(cell) else "speed-up"
-            told.append(Change(cell, figure, sides[0], sides[1], compared.interval, own_noise, said))
-    return told
+            figure: Literal["speed-up", "tokens/s"] = "tokens/s" if cell.is_plain else "speed-up"
+            changed.append(Change(cell, figure, sides[0], sides[1], compared.interval, own_noise, said))
+    return changed
 
 
 def differences(before: Results, after: Results) -> list[str]:
     """What else is not the same in two runs, one line each: machine, build, models, plan, what ran."""
     after = _called_alike(before, after)
-    told = [
+    lines = [
         *_unlike("machine", before.head.machine, after.head.machine),
         *_unlike("plan", before.head.plan, after.head.plan),
     ]
     prints = [{row.model: row.fingerprint for row in results.models} for results in (before, after)]
     for name in sorted(prints[0].keys() & prints[1].keys()):
         if prints[0][name] != prints[1][name]:
-            told.append(f"model {name}: another file ({prints[0][name]} / {prints[1][name]})")
-    told += _other_prompts(before, after)
+            lines.append(f"model {name}: another file ({prints[0][name]} / {prints[1][name]})")
+    lines += _other_prompts(before, after)
     for only, there, gone in (("first", before, after), ("second", after, before)):
         cells = [cell for cell in there.runs_by_cell if cell not in gone.runs_by_cell]
         if cells:
-            told.append(f"only in the {only}: {_listed(map(_name, cells))}")
-    return told
+            lines.append(f"only in the {only}: {_listed(map(_name, cells))}")
+    return lines
 
 
 def print_changes(before: Results, after: Results, console: Console) -> None:
@@ -131,15 +136,10 @@ def _called(row: Any, names: Mapping[str, str]) -> Any:
     return row.model_copy(update=found) if found else row
 
 
-def _is_plain(cell: Cell) -> bool:
-    return cell == plain_cell(cell.target, cell.workload)
-
-
 def _figure(results: Results, cell: Cell) -> Interval | None:
-    if _is_plain(cell):
-        return measured_speed(results, cell.target, None, PLAIN.name, cell.workload)
-    names = (cell.target, cell.draft, cell.setting, cell.workload)
-    return measured_speedup(results, *names, contestant=cell.contestant)
+    if cell.is_plain:
+        return measured_speed(results, cell)
+    return measured_speedup(results, cell)
 
 
 def _compared(cell: Cell, before: Results, after: Results) -> Estimate | None:
@@ -151,13 +151,12 @@ def _compared(cell: Cell, before: Results, after: Results) -> Estimate | None:
 
 def _gains(results: Results, cell: Cell) -> Mapping[str, Any]:
     """By case, of each repetition: plain decoding's tokens per second, or the speed-up in its block."""
-    reference = plain_cell(cell.target, cell.workload)
-    ours, plain = rates(results, cell), rates(results, reference)
-    strata = paired(results, cell, reference)
+    ours, plain = results.rates(cell), results.rates(cell.plain)
+    strata = paired(results, cell, cell.plain)
     if strata is None:
         return {}
     names = [case for case in ours if case in plain and ours[case].keys() & plain[case].keys()]
-    if _is_plain(cell):
+    if cell.is_plain:
         return {case: 1 / rate for case, (_, rate) in zip(names, strata[0], strict=True)}
     return {case: first / rate for case, (first, rate) in zip(names, strata[0], strict=True)}
 
@@ -165,11 +164,7 @@ def _gains(results: Results, cell: Cell) -> Mapping[str, Any]:
 def _noise(cell: Cell, before: Results, after: Results) -> Interval | None:
     """Of both runs together; plain decoding's speed also differs between processes."""
     found = [noise(results, cell.target, cell.workload) for results in (before, after)]
-    sizes = [math.log(interval.high) for interval in found if interval is not None]
-    if _is_plain(cell):
-        sizes.append(math.log(1 + PROCESS_NOISE_RATIO))
-    size = math.hypot(*sizes)
-    return Interval(1.0, math.exp(-size), math.exp(size)) if sizes else None
+    return combined_noise(found, PROCESS_NOISE_RATIO if cell.is_plain else 0.0)
 
 
 def _other_prompts(before: Results, after: Results) -> list[str]:

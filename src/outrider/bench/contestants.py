@@ -6,7 +6,6 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -30,14 +29,6 @@ _CONNECT_PATIENCE_S = 10.0
 _REFUSED = (400, 413, 422)
 """Statuses that are about the request, not about the engine."""
 _OWNERS: Mapping[str, Engine] = {"llamacpp": "llama-server", "outrider": "outrider", "vllm": "vllm"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """What an endpoint's list of models tells."""
-
-    model: str | None
-    engine: Engine
 
 
 class Contestant:
@@ -80,13 +71,13 @@ class Contestant:
         base = address.rstrip("/").removesuffix("/v1")
         client = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
         try:
-            listed = _listed(spec.name, client)
+            model, engine = _listed(spec.name, client)
         except BaseException:
             client.close()
             if server is not None:
                 server.close()
             raise
-        return cls(spec.name, client, server, spec.model or listed.model, listed.engine)
+        return cls(spec.name, client, server, spec.model or model, engine)
 
     def ask(
         self,
@@ -162,7 +153,7 @@ def headers_of(spec: ContestantSpec) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _listed(name: str, client: httpx.Client) -> _Listed:
+def _listed(name: str, client: httpx.Client) -> tuple[str | None, Engine]:
     """The first model that an endpoint lists, and who it is. One that has no list may answer all the same."""
     try:
         answer = client.get("/v1/models", timeout=_CONNECT_PATIENCE_S)
@@ -174,9 +165,9 @@ def _listed(name: str, client: httpx.Client) -> _Listed:
         raise ContestantError(name, why, "Name the variable that holds its key as api_key_env.")
     try:
         first = answer.json()["data"][0]
-        return _Listed(str(first["id"]), _OWNERS.get(str(first.get("owned_by")), "other"))
+        return str(first["id"]), _OWNERS.get(str(first.get("owned_by")), "other")
     except (ValueError, LookupError, TypeError, AttributeError):
-        return _Listed(None, "other")
+        return None, "other"
 
 
 def _said(body: bytes) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bench.results import Results
-from outrider.bench.rows import CaseOutcome, PredictionRow, RunRow
 from outrider.core.errors import InputError, SettingError
 from outrider.core.extras import require_extra
 from outrider.files import check_writable, write_whole
+from outrider.lab.rows import CaseOutcome, PredictionRow, RunRow
 
 __all__ = ["COLUMNS", "export", "table"]
 
@@ -57,12 +57,10 @@ COLUMNS: Mapping[str, type] = {
 our own engine; in predictions `decode_s` is the replayed time and
 `plain_s` that of plain decoding. Counts by position are JSON lists."""
 
-_OF_RUN = (
-    *("target", "draft", "contestant", "setting", "workload", "case", "block", "repetition", "order"),
-    *("started_s", "tokens", "timed_tokens", "prefill_s", "decode_s", "target_calls", "draft_calls"),
-    *("forced", "draft_s", "verify_s", "equal", "divergence", "finish_reason", "seed"),
-)
-_OF_CASE = ("case", "tokens", "plain_s", "target_calls", "draft_calls", "draft_s", "verify_s")
+_COUNTS = ("drafted", "accepted")
+_OF_RUN = [name for name in COLUMNS if name in RunRow.model_fields and name not in _COUNTS]
+_OF_CASE = [name for name in COLUMNS if name in CaseOutcome.model_fields and name not in _COUNTS]
+_OF_PREDICTION = [name for name in COLUMNS if name in PredictionRow.model_fields]
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -105,20 +103,20 @@ def export(results: Results, path: Path) -> None:
 def _of_run(row: RunRow) -> dict[str, Any]:
     found = {name: getattr(row, name) for name in _OF_RUN}
     rate = row.timed_tokens / row.decode_s if row.decode_s > 0 and row.timed_tokens else None
-    return {"kind": "run", "tokens_per_s": rate} | found | _counts(row.drafted, row.accepted)
+    return {"tokens_per_s": rate} | found | _counts(row.drafted, row.accepted)
 
 
 def _of_case(row: PredictionRow, case: CaseOutcome) -> dict[str, Any]:
     found = {name: getattr(case, name) for name in _OF_CASE}
-    cell = {name: getattr(row, name) for name in ("target", "draft", "setting", "workload")}
+    cell = {name: getattr(row, name) for name in _OF_PREDICTION}
     rate = case.tokens / case.seconds if case.seconds > 0 else None
     times = {"decode_s": case.seconds, "timed_tokens": case.tokens, "tokens_per_s": rate}
-    return {"kind": "prediction"} | cell | found | times | _counts(case.drafted, case.accepted)
+    return cell | found | times | _counts(case.drafted, case.accepted)
 
 
 def _counts(drafted: tuple[int, ...] | None, accepted: tuple[int, ...] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, counts in (("drafted", drafted), ("accepted", accepted)):
+    for name, counts in zip(_COUNTS, (drafted, accepted), strict=True):
         if counts is not None:
             found |= {name: sum(counts), f"{name}_by_position": json.dumps(counts)}
     return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
-from outrider.bench.curves import curve_of
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.predict import OwnTimes, Prices, Scored
-from outrider.bench.prompts import Workload
-from outrider.bench.record import Case, cases_of
-from outrider.bench.rows import (
+from outrider.bench.store import Store
+from outrider.lab.curves import curve_of
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.predict import OwnTimes, Prices, Scored
+from outrider.lab.prompts import Workload
+from outrider.lab.record import Case, cases_of
+from outrider.lab.rows import (
     AnswerRow,
     ChoiceRow,
     CostsRow,
@@ -21,11 +23,12 @@ from outrider.bench.rows import (
     Row,
     SkippedRow,
 )
-from outrider.bench.score import offers_of
-from outrider.bench.store import Store
+from outrider.lab.score import offers_of
 from outrider.replay import Recording
 
 __all__ = ["MIN_TOKENS", "Ledger"]
+
+_R = TypeVar("_R")
 
 MIN_TOKENS = 8
 """Shorter answers are left out: nothing can be saved on them, and a mean over cases would be theirs."""
@@ -49,15 +52,22 @@ class Ledger:
         """Write a row down."""
         self._store.append(row)
 
+    def of(self, kind: type[_R], **fields: object) -> list[_R]:
+        """The rows of a kind whose fields have these values."""
+        return [
+            row
+            for row in self.rows
+            if isinstance(row, kind) and all(getattr(row, name) == value for name, value in fields.items())
+        ]
+
     def skip(self, what: str, why: str) -> None:
         """Say once that something takes no part."""
-        if not self.has_skipped(what):
+        if not self.of(SkippedRow, what=what):
             self.append(SkippedRow(what=what, why=why))
 
     def note_model(self, row: ModelRow) -> None:
         """Write down a model in its role under its backend, once."""
-        known = [known for known in self.rows if isinstance(known, ModelRow)]
-        if (row.model, row.role, row.backend) not in {(row.model, row.role, row.backend) for row in known}:
+        if not self.of(ModelRow, model=row.model, role=row.role, backend=row.backend):
             self.append(row)
 
     def cases(self, workload: str) -> list[tuple[Case, AnswerRow]]:
@@ -69,11 +79,7 @@ class Ledger:
 
     def answered(self, workload: str) -> dict[str, AnswerRow]:
         """The answers of a workload by their cases, empty ones too."""
-        return {
-            row.case: row
-            for row in self.rows
-            if isinstance(row, AnswerRow) and row.target == self.name and row.workload == workload
-        }
+        return {row.case: row for row in self.of(AnswerRow, target=self.name, workload=workload)}
 
     def all_cases(self) -> list[tuple[Case, AnswerRow]]:
         """Those of all workloads."""
@@ -81,7 +87,7 @@ class Ledger:
 
     def choices(self) -> list[ChoiceRow]:
         """What was chosen for each cell."""
-        return [row for row in self.rows if isinstance(row, ChoiceRow) and row.target == self.name]
+        return self.of(ChoiceRow, target=self.name)
 
     def prices(self, draft: str | None) -> Prices:
         """The costs in force for a pair."""
@@ -96,35 +102,19 @@ class Ledger:
     def costs(self, model: str, role: Role) -> CostsRow | None:
         """The costs of the target, or of a draft model beside it."""
         beside = self.name if role == "draft" else None
-        for row in self.rows:
-            if isinstance(row, CostsRow) and (row.model, row.role, row.beside) == (model, role, beside):
-                return row
-        return None
-
-    def has_skipped(self, what: str) -> bool:
-        """Whether it was said already that this takes no part."""
-        return any(isinstance(row, SkippedRow) and row.what == what for row in self.rows)
+        return next(iter(self.of(CostsRow, model=model, role=role, beside=beside)), None)
 
     def pair(self, draft: str) -> PairRow | None:
         """How a draft's tokenizer lines up, if that is known."""
-        pairs = [row for row in self.rows if isinstance(row, PairRow) and row.target == self.name]
-        return next((row for row in pairs if row.draft == draft), None)
+        return next(iter(self.of(PairRow, target=self.name, draft=draft)), None)
 
     def offers(self, draft: str) -> list[OffersRow]:
         """What a draft would have offered."""
-        return [
-            row
-            for row in self.rows
-            if isinstance(row, OffersRow) and (row.target, row.draft) == (self.name, draft)
-        ]
+        return self.of(OffersRow, target=self.name, draft=draft)
 
     def predictions(self, draft: str | None) -> list[PredictionRow]:
         """What was predicted of a pair."""
-        return [
-            row
-            for row in self.rows
-            if isinstance(row, PredictionRow) and (row.target, row.draft) == (self.name, draft)
-        ]
+        return self.of(PredictionRow, target=self.name, draft=draft)
 
     def scored(self, workload: str, draft: str | None) -> list[Scored]:
         """The answers of a workload as recordings with the offers of a draft; those without offers are left

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
-from outrider.bench.loaded import LoadedDraft, LoadedTarget, load_model, model_row, template_for
-from outrider.bench.models import ModelFile, find_models
 from outrider.bench.plan import Plan
-from outrider.bench.prompts import Workload
-from outrider.bench.rows import ModelRow, PairRow, Role
-from outrider.bench.score import pair_row
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.timing import Rows
+from outrider.lab.loaded import LoadedDraft, LoadedTarget, load_model, model_row
+from outrider.lab.models import ModelFile, find_models
+from outrider.lab.prompts import Workload
+from outrider.lab.rows import ModelRow, PairRow, Role
+from outrider.lab.score import pair_row
 from outrider.models.hub import HubOptions
 from outrider.session.learned import prior_in
-from outrider.session.loading import in_same_library, why_no_draft
+from outrider.session.loading import in_same_library, template_of, why_no_draft
 from outrider.tuning import costs_of
 from outrider.vocab import compare
 
@@ -46,28 +47,25 @@ class LlamaCppLoader:
         notices: list[str] = []
         model, grown = load_model(file, self._plan.load_options(file.backend), self._context, notices)
         row = model_row(file, "target", model, grown, notices)
-        return LoadedTarget(file.name, model, template_for(model, file)), row
+        return LoadedTarget(file.name, model, template_of(model.weights, file.card)), row
 
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
         """Raises ModelFileError or OutOfMemory."""
         notices: list[str] = []
         options = self._draft_options(target)
         model, grown = load_model(file, options, self._context, notices, beside=target.model)
-        try:
+        with ExitStack() as stack:
+            stack.callback(model.weights.close)
+            stack.callback(model.close)
             alignment = compare(target.model.vocabulary, model.vocabulary)
             useless = None
             if isinstance(target.model, GgufModel):
                 useless = why_no_draft(target.model.weights, model.weights)
             row = pair_row(target.name, file.name, alignment.report, why_not=useless)
             if not row.usable:
-                model.close()
-                model.weights.close()
                 return row
-        except BaseException:
-            model.close()
-            model.weights.close()
-            raise
-        loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+            loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+            stack.pop_all()  # it is the caller's now
         return loaded, model_row(file, "draft", model, grown, notices)
 
     def _draft_options(self, target: LoadedTarget) -> LoadOptions:

@@ -13,9 +13,9 @@ from typing import Any
 
 from outrider.backends.gguf import device_names, physical_cores
 from outrider.bench.plan import Plan
-from outrider.bench.prompts import Workload
-from outrider.bench.rows import HeadRow
-from outrider.certify import machine, versions
+from outrider.lab.machine import machine, versions
+from outrider.lab.prompts import Workload
+from outrider.lab.rows import HeadRow
 
 __all__ = ["head_row"]
 

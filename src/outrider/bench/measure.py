@@ -15,20 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.bench.contestants import Answer, ContestantError, RefusedError
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.predict import Prices, outcome_of
-from outrider.bench.record import Case, request_of
-from outrider.bench.rows import AnswerRow, BlockRow, RunRow, SkippedRow
-from outrider.bench.settings import PLAIN, Setting
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, StepRecord
 from outrider.core.errors import ConstraintError
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.predict import Prices, outcome_of
+from outrider.lab.record import Case, request_of
+from outrider.lab.rows import AnswerRow, BlockRow, RunRow, SkippedRow
+from outrider.lab.settings import PLAIN, Setting
 from outrider.policy.forced import FORCED
 
 __all__ = ["Block", "Entry", "Rival", "run_block"]
@@ -60,7 +60,7 @@ class Rival(Protocol):
 @dataclass(frozen=True, slots=True)
 class Block:
     """Who runs on which cases. `answered` are all answers of the workload by their cases, those that are too
-    short to run as well: follow-ups stand behind them. `lost`, which grows, names the rivals that failed."""
+    short to run as well: follow-ups come after them. `lost`, which grows, names the rivals that failed."""
 
     id: str
     workload: str
@@ -174,32 +174,28 @@ def _rival_turn(
 def _own_row(block: Block, target: str, entry: Entry, answer: AnswerRow, completion: Completion) -> RunRow:
     made = outcome_of(answer.case, completion.records, 0.0)
     equal, divergence = _compared(completion.tokens, answer, block)
-    forced = sum(source == FORCED for r in completion.records for source in r.draft.sources[: r.num_accepted])
     return RunRow(
-        block=block.id,
-        target=target,
+        **_place(block, target, answer),
+        **made.model_dump(
+            include={"tokens", "target_calls", "draft_calls", "drafted", "accepted", "draft_s", "verify_s"}
+        ),
         draft=entry.draft.name if entry.draft is not None else None,
         setting=entry.setting.name,
-        workload=block.workload,
-        case=answer.case,
-        repetition=block.repetition,
-        order=0,
-        tokens=made.tokens,
         timed_tokens=made.tokens,
         prefill_s=sum(r.total_s for r in completion.records if r.kind == "prefill"),
         decode_s=made.seconds,
-        target_calls=made.target_calls,
-        draft_calls=made.draft_calls,
-        drafted=made.drafted,
-        accepted=made.accepted,
-        draft_s=made.draft_s,
-        verify_s=made.verify_s,
-        forced=forced,
+        forced=sum(s == FORCED for r in completion.records for s in r.draft.sources[: r.num_accepted]),
         equal=equal,
         divergence=divergence,
         finish_reason=completion.finish_reason,
         seed=completion.seed,
     )
+
+
+def _place(block: Block, target: str, answer: AnswerRow) -> dict[str, Any]:
+    """Fields of any request of a block; its order and time are filled in where it is asked."""
+    names = {"block": block.id, "target": target, "workload": block.workload, "case": answer.case}
+    return {**names, "repetition": block.repetition, "order": 0}
 
 
 def _compared(tokens: Sequence[int], answer: AnswerRow, block: Block) -> tuple[bool | None, int | None]:
@@ -218,26 +214,19 @@ def _is_greedy(block: Block) -> bool:
 
 
 def _rival_row(block: Block, target: str, name: str, answer: AnswerRow, reply: Answer, seed: int) -> RunRow:
-    drafted = None if reply.drafted is None else (reply.drafted,)
-    accepted = None if reply.accepted is None else (reply.accepted,)
     return RunRow(
-        block=block.id,
-        target=target,
+        **_place(block, target, answer),
         draft=None,
         contestant=name,
         setting=name,
-        workload=block.workload,
-        case=answer.case,
-        repetition=block.repetition,
-        order=0,
         tokens=reply.tokens,
         timed_tokens=reply.timed_tokens,
         prefill_s=reply.prefill_s,
         decode_s=reply.decode_s,
         target_calls=reply.target_calls,
         draft_calls=reply.draft_calls,
-        drafted=drafted,
-        accepted=accepted,
+        drafted=None if reply.drafted is None else (reply.drafted,),
+        accepted=None if reply.accepted is None else (reply.accepted,),
         forced=reply.forced,
         equal=reply.text == answer.text if _is_greedy(block) and reply.is_whole_text else None,
         finish_reason=reply.finish_reason,

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from outrider.backends.gguf import LoadOptions
-from outrider.bench.settings import PLAIN, Setting
-from outrider.bench.workloads.names import BUILT_IN
 from outrider.core.errors import SettingError
+from outrider.lab.settings import PLAIN, Setting
+from outrider.lab.workloads.spec import Names, Part, WorkloadSpec, several
 
-__all__ = ["ContestantSpec", "Plan", "WorkloadSpec", "parse_lengths", "workload_values"]
+__all__ = ["ContestantSpec", "Plan", "parse_lengths"]
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 LONGEST_DRAFT = 64
 """The longest draft that is swept: what the automatic choice goes to at most."""
@@ -48,77 +50,7 @@ def _lengths(value: Any) -> Any:
     return parse_lengths(",".join(map(str, parts))) if parts else ()
 
 
-def _several(value: Any) -> Any:
-    """One name alone stands for a list of it."""
-    return (value,) if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_switches(cls, data: Any) -> Any:
-        """A yes or no where a number belongs would pass for 1 or 0."""
-        for name, value in data.items() if isinstance(data, dict) else ():
-            field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation is not bool:
-                raise ValueError(f"{name} is no switch: {str(value).lower()} means nothing")
-        return data
-
-
-class WorkloadSpec(_Part):
-    """Prompts of one kind, and how they are answered. One of `name` and `file` is enough."""
-
-    name: str = ""
-    """what it is called; without `file` the name of a built-in workload; empty: `file`'s stem"""
-    file: str | None = None
-    """a JSON-lines file, or a built-in workload under another name; "file.jsonl#coding" takes a category"""
-    categories: Names = ()
-    """only prompts of these categories"""
-    prompts: Count | None = None
-    """at most so many, evenly spread over the file; None: all"""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    max_tokens: Count = 128
-    seed: Annotated[int, Field(ge=0)] = 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name(cls, data: Any) -> Any:
-        data = workload_values(data)
-        if isinstance(data, dict) and not data.get("name") and isinstance(data.get("file"), str):
-            data = data | {"name": name_of_file(data["file"])}
-        return data
-
-    @model_validator(mode="after")
-    def _is_known(self) -> WorkloadSpec:
-        if not self.name:
-            raise ValueError("it has neither name nor file")
-        if self.file is None and self.name not in BUILT_IN:
-            known = ", ".join(BUILT_IN)
-            raise ValueError(f"there is no built-in workload {self.name!r}; name its file, or one of {known}")
-        return self
-
-
-def workload_values(spec: Any) -> Any:
-    """The fields of a workload that is named by a text alone; anything else as it is."""
-    if not isinstance(spec, str):
-        return spec
-    return {"name": spec} if spec in BUILT_IN else {"file": spec}
-
-
-def name_of_file(file: str) -> str:
-    """What a workload is called by its file: "questions coding" for questions.jsonl#coding."""
-    path, _, category = file.partition("#")
-    return f"{Path(path).stem} {category}".strip()
-
-
-class ContestantSpec(_Part):
+class ContestantSpec(Part):
     """Another engine: an endpoint that runs already (`url`), or a `command` that starts one."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -142,7 +74,7 @@ class ContestantSpec(_Part):
         return self
 
 
-class Plan(_Part):
+class Plan(Part):
     """What is swept, and how precisely. Lengths are tokens; `plan.toml` beside this module explains each."""
 
     name: Annotated[str, Field(pattern=r"^[\w][\w .+-]*$")] = "bench"
@@ -151,7 +83,7 @@ class Plan(_Part):
     lookup_only: bool = True
     """whether "no draft model" is a column too"""
     drafters: Annotated[
-        tuple[Literal["lookup", "model", "both"], ...], BeforeValidator(_several), Field(min_length=1)
+        tuple[Literal["lookup", "model", "both"], ...], BeforeValidator(several), Field(min_length=1)
     ] = ("lookup", "model", "both")
     draft_lengths: Annotated[
         tuple[Annotated[int, Field(ge=0, le=LONGEST_DRAFT)], ...],
@@ -197,7 +129,7 @@ class Plan(_Part):
     full_window: bool = True
     extra_buffer_types: bool = True
     backends: Annotated[
-        tuple[Literal["auto", "llama.cpp", "ik"], ...], BeforeValidator(_several), Field(min_length=1)
+        tuple[Literal["auto", "llama.cpp", "ik"], ...], BeforeValidator(several), Field(min_length=1)
     ] = ("auto",)
     """native libraries, each target under each; "auto": the one that is faster for it"""
     library: str = ""

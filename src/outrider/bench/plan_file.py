@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from outrider.bench.models import DEFAULT
-from outrider.bench.plan import ContestantSpec, Plan, WorkloadSpec
-from outrider.bench.workloads.names import BUILT_IN
+from outrider.bench.plan import ContestantSpec, Plan
 from outrider.core.errors import SettingError
+from outrider.lab.models import DEFAULT
+from outrider.lab.workloads.spec import BUILT_IN, WorkloadSpec
 
 __all__ = ["make_plan", "plan_text", "plan_values", "read_plan"]
 
@@ -78,7 +78,7 @@ def make_plan(values: Mapping[str, Any], source: str = "", names: Mapping[str, s
 
 def _complaint(error: ValidationError, source: str, names: Mapping[str, str]) -> SettingError:
     first = error.errors(include_url=False)[0]
-    # Members of unions are named in it too: a field is what stands in the file.
+    # Members of unions are named in it too: a field is what the file has.
     place = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     field = str(place[0]) if place else ""
     shown = names.get(field) or source + _dotted(place)

@@ -17,12 +17,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from outrider.bench.rows import AnswerRow, QualityRow
 from outrider.bench.teacher import DEFAULT_TOP, Floats64, Teacher, log_softmax, score
 from outrider.core.contracts import Model
 from outrider.core.data import Row
 from outrider.core.errors import InputError, SettingError, VocabularyMismatch
 from outrider.files import write_whole
+from outrider.lab.rows import AnswerRow, QualityRow
 from outrider.models.gguf import ModelCard
 from outrider.models.quantizations import without_quantization
 
@@ -30,7 +30,7 @@ __all__ = ["Agreement", "compare", "families", "quality_of", "save_reference"]
 
 _INDEX = "reference.json"
 _MIN_LOG = -700.0
-"""stands for the logarithm of a probability of nothing, so that a sum stays finite"""
+"""replaces the logarithm of a probability of nothing, so that a sum stays finite"""
 
 
 class _Named(Protocol):

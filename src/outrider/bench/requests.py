@@ -13,7 +13,7 @@ from outrider.core.params import SamplingParams
 __all__ = ["Engine", "body_of"]
 
 Engine = Literal["llama-server", "outrider", "vllm", "other"]
-"""Who answers, as far as its list of models tells: decides which fields beside OpenAI's it is sent."""
+"""Who answers, as far as its list of models says: decides which fields beside OpenAI's it is sent."""
 
 _OFF = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 _BEYOND_OPENAI = ("top_k", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "repeat_last_n")
@@ -32,7 +32,7 @@ def body_of(
     max_tokens: int,
     salt: str,
 ) -> dict[str, Any]:
-    """A streamed request with usage. Where an engine can be told so it is to read the prompt anew.
+    """A streamed request with usage. Where an engine can be asked to, it reads the prompt anew.
 
     Raises RefusedError for what this engine cannot be asked: the same request would not be made of it.
     """

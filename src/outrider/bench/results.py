@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from outrider.bench.rows import (
+from outrider.bench.store import read_rows
+from outrider.core.errors import InputError
+from outrider.lab.rows import (
     AnswerRow,
     BlockRow,
-    ChoiceRow,
     CostsRow,
     DoneRow,
     HeadRow,
@@ -25,8 +26,7 @@ from outrider.bench.rows import (
     RunRow,
     SkippedRow,
 )
-from outrider.bench.store import read_rows
-from outrider.core.errors import InputError
+from outrider.lab.settings import PLAIN
 
 __all__ = ["Cell", "Results"]
 
@@ -43,6 +43,21 @@ class Cell(NamedTuple):
     workload: str | None
     contestant: str | None = None
 
+    @classmethod
+    def plain_of(cls, target: str, workload: str | None) -> Cell:
+        """Plain decoding of a target."""
+        return cls(target, None, PLAIN.name, workload)
+
+    @property
+    def plain(self) -> Cell:
+        """Plain decoding of the same target under the same workload."""
+        return Cell.plain_of(self.target, self.workload)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding of ours."""
+        return self == self.plain
+
 
 @dataclass(frozen=True)
 class Results:
@@ -57,7 +72,6 @@ class Results:
     offers: tuple[OffersRow, ...]
     quality: tuple[QualityRow, ...]
     predictions: tuple[PredictionRow, ...]
-    choices: tuple[ChoiceRow, ...]
     runs: tuple[RunRow, ...]
     blocks: tuple[BlockRow, ...]
     skipped: tuple[SkippedRow, ...]
@@ -66,15 +80,11 @@ class Results:
     @classmethod
     def read(cls, folder: Path) -> Results:
         """The run in this folder. Raises InputError where there is none, or where it has no head."""
-        return cls._of(read_rows(folder), str(folder))
+        return cls.of(read_rows(folder), str(folder))
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Results:
+    def of(cls, rows: Sequence[Row], source: str = "the rows") -> Results:
         """These rows, in the order in which they were written. Raises InputError without a head."""
-        return cls._of(rows, "the rows")
-
-    @classmethod
-    def _of(cls, rows: Sequence[Row], source: str) -> Results:
         heads = [row for row in rows if isinstance(row, HeadRow)]
         if not heads:
             raise InputError(source, "they do not say what was measured", "Name the folder of a sweep.")
@@ -88,7 +98,6 @@ class Results:
             offers=_last(rows, OffersRow, "draft", *cases),
             quality=_last(rows, QualityRow, "reference", *cases),
             predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
-            choices=_last(rows, ChoiceRow, "target", "draft", "workload"),
             runs=_counted(rows),
             blocks=_last(rows, BlockRow, "block"),
             skipped=_last(rows, SkippedRow, "what", "why"),
@@ -124,6 +133,15 @@ class Results:
     def prediction_by_cell(self) -> Mapping[Cell, PredictionRow]:
         """Predictions, by what was replayed; always of a single workload."""
         return {Cell(r.target, r.draft, r.setting, r.workload): r for r in self.predictions}
+
+    def rates(self, cell: Cell) -> Mapping[str, Mapping[str, float]]:
+        """Seconds per token by case and block, of a cell with one workload. Requests that timed no token
+        count for nothing."""
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        for row in self.runs_by_cell.get(cell, ()):
+            if row.timed_tokens > 0 and row.decode_s > 0:
+                found[row.case][row.block] = row.decode_s / row.timed_tokens
+        return found
 
     def model(self, name: str, role: str, backend: str | None = None) -> ModelRow | None:
         """The row of a model in this role, under this backend if there is one; in the other role, where only

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
 from outrider.bench.measure import Block, Entry, Rival, run_block
 from outrider.bench.plan import Plan
-from outrider.bench.progress import Meter
-from outrider.bench.results import Results
-from outrider.bench.rows import BlockRow, PairRow, PredictionRow, RunRow, SkippedRow
-from outrider.bench.settings import PLAIN, Setting
+from outrider.bench.results import Cell, Results
 from outrider.bench.stages import Loader, Stages
-from outrider.bench.summary import measured_speedup
+from outrider.bench.summary.speeds import measured_speedup
 from outrider.core.errors import BackendError, ModelFileError
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.progress import Meter
+from outrider.lab.rows import BlockRow, PairRow, PredictionRow, RunRow, SkippedRow
+from outrider.lab.settings import PLAIN, Setting
 
 __all__ = ["Rounds"]
 
@@ -47,7 +47,7 @@ class Rounds:
     def run(self) -> bool:
         """Repeat blocks over all workloads until the least number is done, and on until the intervals are
         tight or the most are done. False when the time was over before."""
-        workloads = list(dict.fromkeys(row.workload for row in self._ledger.choices()))
+        workloads = self._all()
         with ExitStack() as stack:
             self._load(stack)
             for repetition in range(self._plan.repetitions_most):
@@ -90,8 +90,7 @@ class Rounds:
         return self._is_tight(workload)
 
     def _has(self, workload: str, repetition: int) -> bool:
-        block = self._id(workload, repetition)
-        return any(isinstance(row, BlockRow) and row.block == block for row in self._ledger.rows)
+        return bool(self._ledger.of(BlockRow, block=self._id(workload, repetition)))
 
     def _is_tight(self, workload: str) -> bool:
         """Whether the speed-ups of all settings that ran are known as well as asked for."""
@@ -99,9 +98,9 @@ class Rounds:
         for draft, setting in self._entries(workload):
             if setting == PLAIN:
                 continue
-            where = (self._target.name, draft, setting.name, workload)
-            found = measured_speedup(results, *where, draw_cases=False)
-            if found is not None and (found.high - found.low) / 2 > self._plan.interval_ratio * found.value:
+            cell = Cell(self._target.name, draft, setting.name, workload)
+            found = measured_speedup(results, cell, draw_cases=False)
+            if found is not None and found.half_width_ratio > self._plan.interval_ratio:
                 return False
         return True
 
@@ -151,8 +150,7 @@ class Rounds:
         seconds, runs = 0.0, 0
         predicted = {
             (row.draft, row.setting, row.workload): sum(case.seconds for case in row.cases)
-            for row in self._ledger.rows
-            if isinstance(row, PredictionRow) and row.target == self._target.name
+            for row in self._ledger.of(PredictionRow, target=self._target.name)
         }
         for later in range(repetition, max(self._plan.repetitions_least, repetition + 1)):
             for workload in workloads if later == repetition else self._all():

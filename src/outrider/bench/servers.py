@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import httpx
 
 from outrider.core.errors import OutriderError, SettingError
 
@@ -102,15 +102,11 @@ class Server:
 
     def get(self, path: str, *, patience_s: float = 20) -> tuple[int, str]:
         """Status and text of an answer; status 0 where there is none."""
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback has no proxy
-        try:
-            with direct.open(self.address + path, timeout=patience_s) as response:
-                return response.status, response.read().decode(errors="replace")
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode(errors="replace")
-        except OSError as error:
+        try:  # the loopback has no proxy
+            response = httpx.get(self.address + path, timeout=patience_s, trust_env=False)
+        except httpx.HTTPError as error:
             return 0, str(error)
+        return response.status_code, response.text
 
     def cpu_s(self) -> float:
         """Processor time used so far, by all its threads and by children that have ended."""

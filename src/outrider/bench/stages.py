@@ -5,35 +5,37 @@ Every stage writes rows, and does only what has no row yet: that is how a run go
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.bench.choose import choose
-from outrider.bench.curves import draft_costs, own_times, target_costs
 from outrider.bench.ledger import MIN_TOKENS, Ledger
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
-from outrider.bench.predict import OwnTimes, Prices, Scored, bounds_s, policy_times, predict
-from outrider.bench.progress import Meter
-from outrider.bench.record import Case, cases_of, record_case
-from outrider.bench.rows import (
+from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
+from outrider.costs import CallCosts
+from outrider.lab.curves import draft_costs, own_times, target_costs
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
+from outrider.lab.predict import OwnTimes, Prices, Scored, bounds_s, policy_times, predict
+from outrider.lab.progress import Meter
+from outrider.lab.record import Case, cases_of, record_case
+from outrider.lab.rows import (
     AnswerRow,
+    ChoiceRow,
     CostsRow,
     ModelRow,
     PairRow,
     PredictionRow,
     Role,
+    SkippedRow,
 )
-from outrider.bench.score import pair_row, probe_draft, score_case
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
-from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
-from outrider.costs import CallCosts
+from outrider.lab.score import pair_row, probe_draft, score_case
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
 
-__all__ = ["Loader", "Stages"]
+__all__ = ["Loader", "Stages", "choose", "predicted_ratio"]
 
 PROBED_ANSWERS = 2
-"""of each workload, behind which calls of every size are timed"""
+"""of each workload, after which calls of every size are timed"""
 _PROBED_PLACES = (0.25, 0.5, 1.0)
 """of the cases by length of their prompts, on which the draft model is timed"""
 
@@ -91,7 +93,7 @@ class Stages:
     def _record(self, case: Case) -> None:
         answered = self.ledger.answered(case.workload.name)
         what = f"{self.name}: {case.workload.name} {case.id}"
-        if self.ledger.has_skipped(what):
+        if self.ledger.of(SkippedRow, what=what):
             return
         if case.id in answered:
             self._note_short(what, answered[case.id])
@@ -253,3 +255,38 @@ class Stages:
         rows = [row for row in self.ledger.predictions(draft) if row.workload == workload]
         controls = [Setting.of(name) for name in self.plan.controls]
         self.ledger.append(choose(rows, finalists=self.plan.finalists, controls=controls))
+
+
+def predicted_ratio(row: PredictionRow) -> float:
+    """Geometric mean over the cases of plain decoding's seconds over this setting's."""
+    logs = [math.log(case.plain_s / case.seconds) for case in row.cases if case.seconds > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+
+
+def choose(rows: Sequence[PredictionRow], *, finalists: int, controls: Sequence[Setting]) -> ChoiceRow:
+    """The settings of one cell that run for real; `rows` are its predictions, one a setting.
+
+    The automatic choice always does. Of settings that would do exactly the same, the first is kept.
+    """
+    cell = rows[0]
+    ranked = sorted(rows, key=predicted_ratio, reverse=True)
+    chosen: list[str] = []
+    seen: list[object] = []
+    for row in ranked:
+        if row.setting == PLAIN.name or len(chosen) == finalists:
+            continue
+        does = [(case.target_calls, case.draft_calls, case.drafted, case.accepted) for case in row.cases]
+        if does not in seen:
+            seen.append(does)
+            chosen.append(row.setting)
+    automatic = (AUTO_LOOKUP if cell.draft is None else AUTO).name
+    wanted = [setting.name for setting in controls if setting.uses_model == (cell.draft is not None)]
+    others = dict.fromkeys([automatic, *wanted])
+    known = {row.setting for row in rows}
+    return ChoiceRow(
+        target=cell.target,
+        draft=cell.draft,
+        workload=cell.workload,
+        finalists=tuple(chosen),
+        controls=tuple(name for name in others if name in known and name not in chosen),
+    )

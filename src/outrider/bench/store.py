@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from outrider.bench.rows import SCHEMA, HeadRow, Row
 from outrider.core.errors import InputError, SettingError
+from outrider.lab.rows import SCHEMA, HeadRow, Row
 
 __all__ = ["ROWS", "Store", "read_rows"]
 

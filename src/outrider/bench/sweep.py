@@ -12,28 +12,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from outrider.backends.gguf import physical_cores
-from outrider.bench.backends import under_backends, usable_backends
 from outrider.bench.contestants import Answer, Contestant, ContestantError
 from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.measure import Rival
-from outrider.bench.models import ModelFile
 from outrider.bench.plan import Plan
-from outrider.bench.progress import Meter, Progress
-from outrider.bench.prompts import Workload
 from outrider.bench.quality import families, quality_of, save_reference
-from outrider.bench.record import Case, cases_of
 from outrider.bench.results import Results
 from outrider.bench.rounds import Rounds
-from outrider.bench.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
-from outrider.bench.workloads import load_workload
 from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError
+from outrider.lab.models import ModelFile, under_backends, usable_backends
+from outrider.lab.progress import Meter, Progress
+from outrider.lab.prompts import Workload
+from outrider.lab.record import Case, cases_of
+from outrider.lab.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
+from outrider.lab.workloads import load_workload
 from outrider.models.gguf import ModelCard
 from outrider.models.hub import HubOptions
 
@@ -269,18 +267,8 @@ class _Engine:
     engine: Contestant
 
     def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
-        asked: list[Mapping[str, Any]] | str
-        if isinstance(case.prompt.messages, str):
-            asked = case.prompt.messages
-            for earlier, question in zip(case.earlier, case.prompt.follow_ups, strict=False):
-                asked += f"{answered[earlier].text}\n\n{question}"
-        else:
-            asked = list(case.prompt.messages)
-            for earlier, question in zip(case.earlier, case.prompt.follow_ups, strict=False):
-                asked.append({"role": "assistant", "content": answered[earlier].text})
-                asked.append({"role": "user", "content": question})
         return self.engine.ask(
-            asked,
+            case.prompt.after([answered[earlier].text for earlier in case.earlier]),
             sampling=replace(case.workload.sampling, seed=seed),
             max_tokens=case.prompt.max_tokens or case.workload.max_tokens,
             grammar=case.prompt.grammar,

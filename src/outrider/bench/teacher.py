@@ -39,7 +39,7 @@ def score(
     """
     tokens = [*prompt, *answer[:-1]]
     if not prompt:
-        raise BackendError(model.name, "nothing stands before the text to be scored", "Give a prompt.")
+        raise BackendError(model.name, "nothing comes before the text to be scored", "Give a prompt.")
     if len(tokens) > model.context_length:
         reason = f"{len(tokens)} tokens do not fit its context of {model.context_length}"
         raise BackendError(model.name, reason, "Give a larger one.")

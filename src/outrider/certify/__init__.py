@@ -12,7 +12,8 @@ from outrider.certify.checks import certify
 from outrider.certify.faults import FAULTS, check_fault
 from outrider.certify.plan import Findings, Plan, Progress, Subject
 from outrider.certify.prompts import BUILT_IN
-from outrider.certify.provenance import machine, model_files, versions
+from outrider.certify.provenance import model_files
+from outrider.lab.machine import machine, versions
 
 __all__ = [
     "BUILT_IN",

@@ -13,12 +13,12 @@ from outrider.certify.remembered import sampled_tests
 from outrider.certify.rows import NotingModel
 from outrider.certify.sampled import LENGTH, SampledTest
 from outrider.certify.starts import LOOKED_AT
-from outrider.certify.statistics import holm
 from outrider.certify.texts import Compared, Repeated, compare_greedy, compare_stable, repeat
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
+from outrider.lab.statistics import holm
 
 __all__ = ["certify"]
 

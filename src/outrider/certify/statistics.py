@@ -8,7 +8,6 @@ as well, against the alternative that it finds hardest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from outrider.core.errors import SettingError
 
-__all__ = ["Null", "holm", "pool", "simulate_null"]
+__all__ = ["Null", "pool", "simulate_null"]
 
 Probs = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -128,14 +127,3 @@ def _shifted(probs: Probs, shift: float) -> Probs | None:
     if mass == 0:
         return None
     return np.where(gains, probs * (1 + shift / mass), probs * (1 - shift / (1 - mass)))
-
-
-def holm(p_values: Sequence[float], significance: float) -> list[bool]:
-    """Which hypotheses Holm's step-down procedure (1979) rejects: the chance that any true one is
-    among them is at most `significance`, however the tests depend on each other."""
-    rejected = [False] * len(p_values)
-    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        if p_values[i] > significance / (len(p_values) - rank):
-            break
-        rejected[i] = True
-    return rejected

@@ -8,38 +8,31 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.models import ModelFile
-from outrider.bench.prompts import Workload
-from outrider.check.answers import ANSWER_TOKENS, Question, questions_of, record_answers
-from outrider.check.facts import calls_of
-from outrider.check.judging import (
-    Subject,
-    does_not_fit,
-    judge,
-    judge_lookup_alone,
-    offered,
-    probed,
-    why_unusable,
-)
+from outrider.check.judging import does_not_fit, judge, judge_lookup_alone, unusable
 from outrider.check.libraries import library_to_take
-from outrider.check.loaded import Loaded, Progress
 from outrider.check.report import DraftReport, LookupReport, Report, Sample
 from outrider.check.rewind import measure_rewind
 from outrider.check.verdict import overall
 from outrider.core.errors import PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
+from outrider.lab.answers import ANSWER_TOKENS, Question, questions_of, record_answers
+from outrider.lab.facts import calls_of
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
+from outrider.lab.opened import Loaded, Progress
+from outrider.lab.prompts import Workload
+from outrider.lab.subject import Subject, offered, probed
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.learned import prior_in
 from outrider.vocab import compare
 
-__all__ = ["Asking", "check"]
+__all__ = ["CheckRequest", "check"]
 
 _ROOM_TOKENS = 2 * ANSWER_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class CheckRequest:
     """What is to be checked: files, prompts, and `seconds` for the target's answers and again for each draft.
     `context_length` None is the usual one, 0 what the target was trained with."""
 
@@ -63,7 +56,7 @@ class Asking:
             )
 
 
-def check(asking: Asking, progress: Progress = lambda _what, _part: None) -> Report:
+def check(request: CheckRequest, progress: Progress = lambda _what, _part: None) -> Report:
     """Judge lookup and every draft on the target's own answers.
 
     Costs of calls are taken from earlier measurements on this machine where there are any. A draft whose
@@ -72,21 +65,21 @@ def check(asking: Asking, progress: Progress = lambda _what, _part: None) -> Rep
     """
     started = perf_counter()
     notices: list[str] = []
-    with Loaded(asking.target, asking.options, notices, progress) as target:
+    with Loaded(request.target, request.options, notices, progress) as target:
         usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
-        model = target.open(usual if asking.context_length is None else asking.context_length)
-        asked = LoadedTarget(asking.target.name, model, target.template)
-        questions = _questions(asking, asked, notices)
+        model = target.open(usual if request.context_length is None else request.context_length)
+        asked = LoadedTarget(request.target.name, model, target.template)
+        questions = _questions(request, asked, notices)
         rewind = measure_rewind(model, max((question.tokens for question in questions), key=len))
-        subject = Subject(asked, target.facts(), target.costs("all", asking.costs_s), ())
+        subject = Subject(asked, target.facts(), target.costs("all", request.costs_s), ())
         sample: Sample | None = None
         lookup: LookupReport | None = None
         if rewind.kind != "none":
-            subject, sample = _answered(asking, subject, questions, notices, progress)
+            subject, sample = _answered(request, subject, questions, notices, progress)
             progress("replaying lookup", None)
             lookup = judge_lookup_alone(subject)
         subject = replace(subject, facts=target.facts())
-        drafts = [_draft(asking, subject, file, notices, progress) for file in asking.drafts]
+        drafts = [_draft(request, subject, file, notices, progress) for file in request.drafts]
     verdicts = [(d.model.name, d.verdict, d.speedups.auto if d.speedups else None) for d in drafts]
     sentence, pays = overall(lookup.verdict if lookup else None, verdicts)
     library = target.weights.library
@@ -103,13 +96,13 @@ def check(asking: Asking, progress: Progress = lambda _what, _part: None) -> Rep
         notices=tuple(dict.fromkeys(notices)),
         seconds=perf_counter() - started,
         backend=library.backend,
-        library_to_take=library_to_take(asking.target.path, asking.options, library.backend),
+        library_to_take=library_to_take(request.target.path, request.options, library.backend),
     )
 
 
-def _questions(asking: Asking, target: LoadedTarget, notices: list[str]) -> list[Question]:
+def _questions(request: CheckRequest, target: LoadedTarget, notices: list[str]) -> list[Question]:
     """The prompts that the target can hold. Raises PromptError where it can hold none."""
-    found, lines = questions_of(asking.workloads, target)
+    found, lines = questions_of(request.workloads, target)
     notices += lines
     most = target.model.context_length - _ROOM_TOKENS
     fitting = [question for question in found if len(question.tokens) <= most]
@@ -122,7 +115,7 @@ def _questions(asking: Asking, target: LoadedTarget, notices: list[str]) -> list
 
 
 def _answered(
-    asking: Asking,
+    request: CheckRequest,
     subject: Subject,
     questions: Sequence[Question],
     notices: list[str],
@@ -134,7 +127,7 @@ def _answered(
         subject.target,
         questions,
         subject.costs,
-        seconds=asking.seconds,
+        seconds=request.seconds,
         progress=lambda part: progress("the target answers", part),
         left_out=notices.append,
     )
@@ -157,22 +150,22 @@ def _answered(
 
 
 def _draft(
-    asking: Asking, subject: Subject, file: ModelFile, notices: list[str], progress: Progress
+    request: CheckRequest, subject: Subject, file: ModelFile, notices: list[str], progress: Progress
 ) -> DraftReport:
     started = perf_counter()
-    options = asking.draft_options or asking.options
+    options = request.draft_options or request.options
     with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
-        if refusal := why_unusable(subject, draft.weights.rewind, draft.facts(), alignment):
+        if refusal := unusable(subject, draft.weights.rewind, draft.facts(), alignment):
             return refusal
         model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
-        costs = draft.costs("last", asking.costs_s)
+        costs = draft.costs("last", request.costs_s)
         loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
         spent = perf_counter() - started
         answers, skipped = offered(
             subject,
             loaded,
-            seconds=max(asking.seconds - spent, 1.0),
+            seconds=max(request.seconds - spent, 1.0),
             progress=lambda part: progress(f"{file.name} scores the answers", part),
         )
         if not answers:

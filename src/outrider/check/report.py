@@ -8,47 +8,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider.check.intervals import Interval
 from outrider.check.verdict import Verdict
 from outrider.core.contracts import RewindKind
+from outrider.lab.acceptance import Acceptance
+from outrider.lab.expectation import Speedups
+from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
+from outrider.lab.statistics import Interval
 
 __all__ = [
     "SCHEMA",
-    "Acceptance",
-    "BreakEven",
-    "Calls",
     "DraftReport",
     "LookupReport",
-    "ModelFacts",
     "Report",
     "Rewind",
     "Sample",
-    "Speedups",
-    "Tokenizers",
 ]
 
 SCHEMA = "outrider.check/1"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """A model's file. `bytes_per_token` are the weights that a call over one token reads, `memory_bytes` what
-    the model added to this process, None where the system does not tell."""
-
-    name: str
-    path: str
-    architecture: str
-    quantization: str
-    parameters: int
-    active_parameters: int
-    experts: int
-    experts_used: int
-    file_bytes: int
-    bytes_per_token: int
-    trained_context: int | None
-    memory_bytes: int | None = None
-    library: str = ""
-    """what runs it here, and why"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +38,6 @@ class Rewind:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
-    """What calls cost: `call_s` over one token, `ratios` by number of tokens against that."""
-
-    call_s: float
-    ratios: Mapping[int, float]
-
-
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """From which acceptance drafts of so many tokens are no slower than plain decoding; None: never."""
-
-    drafted_tokens: int
-    acceptance: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """The recorded answers: how many of each workload, and how fast plain decoding made them."""
 
@@ -86,48 +46,6 @@ class Sample:
     workloads: Mapping[str, int]
     plain_tokens_per_s: float
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenizers:
-    """How two vocabularies line up. `lost_tokens` of the target's text tokens the draft cannot offer; they
-    are `lost_ratio` of the tokens of the recorded answers. A `reduced` draft knows a part of the target's
-    tokens by design."""
-
-    usable: bool
-    identical: bool
-    reduced: bool
-    target_tokens: int
-    draft_tokens: int
-    common_tokens: int
-    text_ratio: float
-    cut_ratio: float
-    lost_tokens: int
-    lost_ratio: float | None
-    differences: tuple[str, ...]
-    why_not: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """How often the draft's most likely token is the answer's: over all positions, and at the first,
-    second, … place of a draft, those before it being right (None: never met)."""
-
-    rate: Interval
-    positions: int
-    by_position: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Speedups:
-    """Expected speed-ups over plain decoding. `best` is the fastest of all settings, chosen on these
-    prompts."""
-
-    auto: Interval
-    best_setting: str
-    best: Interval
-    llama_cpp_default: Interval | None
-    bound: Interval
 
 
 @dataclass(frozen=True, slots=True)

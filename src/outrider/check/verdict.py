@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.check.intervals import Interval
 from outrider.costs.worth import expected_tokens
+from outrider.lab.intervals import Interval
 
 __all__ = [
     "PAYS_FROM",
@@ -27,7 +27,7 @@ Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]
 PAYS_FROM = 1.02
 """A gain below this is none: it is within what a busy machine makes of plain decoding."""
 
-_DEAR_STEP = 0.2
+_EXPENSIVE_STEP = 0.2
 """A draft step that costs more, in target steps, leaves room for a smaller draft."""
 _CHEAP_STEP = 0.1
 _WORTH_SAYING = 1.1
@@ -125,8 +125,8 @@ def overall(
         sentence = (
             drafts[0][1].sentence if len(drafts) == 1 else "none of the drafts can work with this target"
         )
-        tail = f"; {lookup.sentence}" if lookup is not None else ""
-        return (sentence if drafts else "nothing can be drafted for this target") + tail, False
+        addition = f"; {lookup.sentence}" if lookup is not None else ""
+        return (sentence if drafts else "nothing can be drafted for this target") + addition, False
     paying = [(speedup.value, name, verdict) for name, verdict, speedup in able if verdict.pays and speedup]
     if not drafts:
         return lookup.sentence, lookup.pays
@@ -137,8 +137,8 @@ def overall(
         name, verdict, _ = able[0]
         sentence = verdict.sentence if len(drafts) == 1 else f"{name}: {verdict.sentence}"
         # A draft that does not pay says by itself what lookup does.
-        tail = f"; {lookup.sentence}" if verdict.outcome == "undecided" else ""
-        return sentence + tail, lookup.pays
+        addition = f"; {lookup.sentence}" if verdict.outcome == "undecided" else ""
+        return sentence + addition, lookup.pays
     is_open = any(verdict.outcome == "undecided" for _, verdict, _ in able)
     return f"none of the drafts {'is likely to pay' if is_open else 'pays'}; {lookup.sentence}", lookup.pays
 
@@ -177,7 +177,7 @@ def _without(lookup: Interval) -> str:
 def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
     """What to try in the draft's place."""
     found = [*_cheaper(numbers)]
-    if numbers.step <= _DEAR_STEP and numbers.acceptance.value < _POOR_ACCEPTANCE:
+    if numbers.step <= _EXPENSIVE_STEP and numbers.acceptance.value < _POOR_ACCEPTANCE:
         found.append(
             "a draft that is nearer to the target: of its own family and tuning, larger or less quantized"
         )
@@ -192,7 +192,7 @@ def _cheaper(numbers: DraftNumbers) -> tuple[str, ...]:
     right = numbers.acceptance.value
     now, cheap = (_reach(numbers.calls, step, right) for step in (numbers.step, _CHEAP_STEP))
     found = []
-    if numbers.step > _DEAR_STEP and cheap > _WORTH_SAYING * now:
+    if numbers.step > _EXPENSIVE_STEP and cheap > _WORTH_SAYING * now:
         found.append(
             f"a smaller draft: one whose step costs {_CHEAP_STEP} of the target's could reach {cheap:.1f}x "
             f"if it were right as often ({right:.0%})"

@@ -12,18 +12,19 @@ from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.bench.contestants import headers_of
-from outrider.bench.plan import ContestantSpec, Plan, workload_values
+from outrider.bench.plan import ContestantSpec, Plan
 from outrider.bench.plan_file import make_plan, plan_values
 from outrider.bench.results import Results
 from outrider.bench.servers import words_of
 from outrider.bench.store import ROWS
-from outrider.bench.workloads import load_workload
 from outrider.cli.bench_progress import show_progress
 from outrider.cli.bench_runs import REPORT, show
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable
 from outrider.core.errors import SettingError
 from outrider.costs import import_costs
+from outrider.lab.workloads import load_workload
+from outrider.lab.workloads.spec import workload_values
 from outrider.models import HubOptions
 
 __all__ = ["bench", "plan_of"]

@@ -10,18 +10,17 @@ from typing import Any
 from outrider.bench.report.choice import Choice, choices
 from outrider.bench.report.view import View
 from outrider.bench.results import Cell, Results
-from outrider.bench.statistics import Interval
-from outrider.bench.summary import (
+from outrider.bench.summary.account import time_saved
+from outrider.bench.summary.predictions import predicted_speedup, prediction_error
+from outrider.bench.summary.speeds import (
     best_setting,
     measured_settings,
     measured_speedup,
     noise,
     plain_speed,
-    predicted_speedup,
-    prediction_error,
-    time_saved,
-    verdicts,
 )
+from outrider.bench.summary.verdicts import verdicts
+from outrider.lab.statistics import Interval
 
 __all__ = ["SCHEMA", "summary_json"]
 
@@ -75,23 +74,22 @@ def _fastest(results: Results, target: str, draft: str | None, workload: str | N
     ran = {
         name: found.value
         for name in measured_settings(results, target, draft, workload)
-        if (found := measured_speedup(results, target, draft, name, workload)) is not None
+        if (found := measured_speedup(results, Cell(target, draft, name, workload))) is not None
     }
     best = max(ran, key=ran.__getitem__) if ran else best_setting(results, target, draft, workload)
     return Cell(target, draft, best, workload)
 
 
 def _cell(results: Results, cell: Cell, outcome: str | None) -> dict[str, Any]:
-    where = (cell.target, cell.draft, cell.setting, cell.workload)
     return {
         "target": cell.target,
         "backend": results.backend(cell.target) or None,
         "draft": cell.draft,
         "workload": cell.workload,
         "best_setting": cell.setting,
-        "measured_speedup": _interval(measured_speedup(results, *where)),
+        "measured_speedup": _interval(measured_speedup(results, cell)),
         "outcome": outcome,
-        "predicted_speedup": _interval(predicted_speedup(results, *where)),
+        "predicted_speedup": _interval(predicted_speedup(results, cell)),
         "plain_tokens_per_s": _interval(plain_speed(results, cell.target, cell.workload)),
         "noise_ratio": _interval(noise(results, cell.target, cell.workload)),
     }

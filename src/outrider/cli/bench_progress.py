@@ -11,8 +11,8 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from outrider.bench.progress import Progress
 from outrider.cli.output import readable
+from outrider.lab.progress import Progress
 
 __all__ = ["show_progress", "time_left"]
 

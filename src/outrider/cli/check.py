@@ -12,19 +12,18 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import LoadOptions, candidates
-from outrider.bench.backends import usable_backends
-from outrider.bench.models import DEFAULT, ModelFile, find_models
-from outrider.bench.plan import WorkloadSpec
-from outrider.bench.prompts import Workload
-from outrider.bench.workloads import BUILT_IN, load_workload
-from outrider.check import Asking
+from outrider.check import CheckRequest
 from outrider.check import check as judge
-from outrider.check.loaded import Progress
 from outrider.cli.check_report import print_check
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write
 from outrider.cli.settings import RunSettings
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.lab.models import DEFAULT, ModelFile, find_models, usable_backends
+from outrider.lab.opened import Progress
+from outrider.lab.prompts import Workload
+from outrider.lab.workloads import BUILT_IN, load_workload
+from outrider.lab.workloads.spec import WorkloadSpec
 from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.hub import HubOptions
 
@@ -59,13 +58,13 @@ def check(settings: CheckSettings) -> int:
     return 0 if report.pays else 1
 
 
-def _asking(settings: CheckSettings) -> Asking:
+def _asking(settings: CheckSettings) -> CheckRequest:
     """What is to be done. All that can be refused is refused here, before anyone waits."""
     settings.run.check_contexts()
     workloads = tuple(map(_workload, dict.fromkeys(settings.prompts or BUILT_IN)))
     hub = HubOptions(token=settings.run.hf_token, offline=settings.run.offline)
     target = _only(settings.target, hub)
-    return Asking(
+    return CheckRequest(
         target=target,
         drafts=tuple(find_models(settings.drafts or _own_draft(settings.target), hub=hub, taken=[target])),
         workloads=workloads,

@@ -9,21 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.check.report import (
-    Acceptance,
-    BreakEven,
-    Calls,
-    DraftReport,
-    LookupReport,
-    ModelFacts,
-    Report,
-    Rewind,
-    Sample,
-    Speedups,
-    Tokenizers,
-)
+from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
 from outrider.check.verdict import Outcome, Verdict, as_text
 from outrider.cli.output import readable
+from outrider.lab.acceptance import Acceptance
+from outrider.lab.expectation import Speedups
+from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
 
 __all__ = ["print_check"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from outrider.bench.models import ModelFile
 from outrider.cli.distill_plan import DistillSettings, plan_of
 from outrider.cli.output import readable, write
 from outrider.core.extras import require_extra
 from outrider.distill.plan import DistillPlan
+from outrider.lab.models import ModelFile
 
 __all__ = ["distill"]
 

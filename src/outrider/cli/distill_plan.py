@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import cast, get_args
 
 from outrider.backends.gguf.file_types import read_type
-from outrider.bench.models import DEFAULT, ModelFile, find_models
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan
+from outrider.lab.models import DEFAULT, ModelFile, find_models
 from outrider.models.hub import HubOptions
 
 __all__ = ["DistillSettings", "plan_of"]

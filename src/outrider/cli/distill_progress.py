@@ -11,11 +11,11 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from outrider.bench.progress import Progress as Told
 from outrider.cli.bench_progress import show_progress, time_left
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable
 from outrider.distill.run import Progress
+from outrider.lab.progress import Progress as Told
 
 __all__ = ["StepInterrupt", "TimeLeft", "show_distilling"]
 

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.report.numbers import NOTHING, digits, duration, percent
 from outrider.cli.output import readable
 from outrider.distill.report.schema import (
     Contender,
@@ -23,6 +22,7 @@ from outrider.distill.report.schema import (
     Report,
     Training,
 )
+from outrider.lab.numbers import NOTHING, digits, duration, percent
 
 __all__ = ["print_distilled"]
 

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.prompts import Prompt
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Row, Span
 from outrider.core.errors import ConstraintError, OutriderError
 from outrider.distill.examples import Example
 from outrider.distill.split import conversation_hash
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.prompts import Prompt
 
 __all__ = ["Answering", "Question", "Running", "likeliest"]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from outrider.bench.loaded import LoadedTarget
 from outrider.core.contracts import Model
 from outrider.distill.answering import Answering, Question, Running, likeliest
 from outrider.distill.examples import Example, example_path, read_example, write_example
+from outrider.lab.loaded import LoadedTarget
 
 __all__ = ["DEFAULT_TOP", "Question", "generate", "likeliest"]
 

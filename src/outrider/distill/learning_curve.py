@@ -17,7 +17,6 @@ from shutil import rmtree
 
 import numpy as np
 
-from outrider.bench.statistics import LEVEL, Interval, t_tail
 from outrider.core.errors import InputError, SettingError
 from outrider.distill.corpus import Corpus
 from outrider.distill.examples import Example
@@ -25,6 +24,7 @@ from outrider.distill.plan import DistillPlan
 from outrider.distill.run import Distilled, Progress
 from outrider.distill.train import Trainer
 from outrider.files import write_whole
+from outrider.lab.statistics import LEVEL, Interval, t_tail
 
 __all__ = ["PARTS", "STEPS_SHARE", "LearningCurve", "Point", "learning_curve", "nested", "slope_of"]
 

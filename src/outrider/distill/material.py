@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.bench.models import ModelFile
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import PromptError, SettingError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
@@ -18,6 +17,7 @@ from outrider.distill.questions import Asked
 from outrider.distill.split import is_held_out
 from outrider.distill.starting import first_draft
 from outrider.distill.subset import Subset
+from outrider.lab.models import ModelFile
 
 __all__ = ["Material", "check_draft", "other_answers", "read_material"]
 

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions
-from outrider.bench.models import ModelFile
 from outrider.core.errors import InputError
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
 from outrider.distill.worth import Prices
 from outrider.files import write_whole
+from outrider.lab.models import ModelFile
 from outrider.models import read_card
 from outrider.session.loading import load_weights
 from outrider.tuning import costs_of

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from outrider.bench.plan import WorkloadSpec
-from outrider.bench.prompts import Prompt
-from outrider.bench.workloads import BUILT_IN, load_workload
 from outrider.core.errors import SettingError
 from outrider.distill.generate import Question
 from outrider.distill.plan import DataPlan
 from outrider.distill.split import conversation_hash, is_held_out
 from outrider.distill.written_prompts import written_prompts
+from outrider.lab.prompts import Prompt
+from outrider.lab.workloads import BUILT_IN, load_workload
+from outrider.lab.workloads.spec import WorkloadSpec
 
 __all__ = ["Asked", "asked"]
 

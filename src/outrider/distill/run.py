@@ -15,7 +15,6 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from outrider.bench.models import ModelFile
 from outrider.core.errors import InputError
 from outrider.distill.checkpoint import Checkpoint
 from outrider.distill.corpus import Corpus, Text
@@ -35,6 +34,7 @@ from outrider.distill.train import Evaluation, OwnTexts, Trainer, TrainingSettin
 from outrider.distill.worth import Prices
 from outrider.drafters.model import ModelDrafter
 from outrider.files import write_whole
+from outrider.lab.models import ModelFile
 from outrider.models.hashing import file_sha256
 from outrider.policy.prior import Prior, prior_of
 

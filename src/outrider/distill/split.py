@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 
-from outrider.bench.prompts import Prompt
+from outrider.lab.prompts import Prompt
 
 __all__ = ["HELD_OUT_SHARE", "conversation_hash", "is_held_out"]
 

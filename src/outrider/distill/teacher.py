@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.models import ModelFile
 from outrider.core.contracts import Model
 from outrider.core.errors import ModelFileError
 from outrider.distill.checkpoint import ARCHITECTURES, read_gguf
@@ -18,6 +16,8 @@ from outrider.distill.device import device_of, has_fast_half
 from outrider.distill.network import Network
 from outrider.distill.plan import DistillPlan
 from outrider.distill.torch_model import TorchModel
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.models import ModelFile
 from outrider.session.loading import load_weights, template_of
 
 __all__ = ["Teacher", "open_teacher"]

@@ -13,8 +13,8 @@ from importlib import resources
 from itertools import islice
 from typing import Any
 
-from outrider.bench.prompts import Prompt
 from outrider.core.errors import SettingError
+from outrider.lab.prompts import Prompt
 
 __all__ = ["Template", "Written", "written_prompts"]
 

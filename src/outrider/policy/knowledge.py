@@ -87,7 +87,7 @@ class Knowledge:
         self._values_at = 0
         self._rises: Rises | None = None
 
-    # Asking
+    # CheckRequest
 
     def new_text(self, prompt_tokens: int, max_tokens: int | None) -> Text:
         """A request whose text is not known yet."""

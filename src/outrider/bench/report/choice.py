@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outrider.bench import summary
-from outrider.bench.report.view import Cell, View
-from outrider.bench.results import Cell as Ran
-from outrider.bench.settings import PLAIN, Setting
-from outrider.bench.statistics import Interval
+from outrider.bench.report.view import Best, View
+from outrider.bench.results import Cell
+from outrider.bench.summary import speeds
+from outrider.lab.settings import Setting
+from outrider.lab.statistics import Interval
 
 __all__ = ["Choice", "best_cell", "choices"]
 
@@ -20,20 +20,19 @@ class Choice:
     backend, be it for certain or not (None: there is no other), `gain` how much faster than that it is and
     `outcome` whether that is beyond the noise."""
 
-    ran: Ran
+    ran: Cell
     backend: str
     speed: Interval
     command: tuple[str, ...]
     """`outrider run` as it was measured, in words"""
     rival: Choice | None = None
     gain: Interval | None = None
-    outcome: summary.Outcome = "tie"
+    outcome: speeds.Outcome = "tie"
 
 
-def best_cell(view: View, target: str) -> Cell | None:
+def best_cell(view: View, target: str) -> Best | None:
     """The best way to speculate with a target over all workloads; None where nothing is known."""
-    first = view.pooled_first[0] if view.pooled_first else None
-    cells = [view.cell(target, draft, first) for draft in view.columns] if view.pooled_first else []
+    cells = [view.best(target, draft, view.pooled) for draft in view.columns] if view.pooled_first else []
     best = max((cell for cell in cells if cell.speedup), key=_rank, default=None)
     return None if best is None else _simpler(view, best)
 
@@ -56,7 +55,7 @@ def _against(view: View, ranked: Sequence[Choice]) -> Choice:
     """The first of them, against the second."""
     first, *others = ranked
     rival = _choice(view, others[0].ran.target, certain=False) if others else None
-    compared = summary.faster_than(view.results, first.ran, rival.ran) if rival else None
+    compared = speeds.faster_than(view.results, first.ran, rival.ran) if rival else None
     if compared is None:
         return first
     gain, outcome = compared
@@ -65,19 +64,18 @@ def _against(view: View, ranked: Sequence[Choice]) -> Choice:
 
 def _choice(view: View, target: str, *, certain: bool = True) -> Choice | None:
     """The best of one target: plain decoding where nothing measured is faster, for `certain` or at all."""
-    first = view.pooled_first[0] if view.pooled_first else None
     best = best_cell(view, target)
-    ran = Ran(target, None, PLAIN.name, first)
+    ran = Cell.plain_of(target, view.pooled)
     if best is not None and best.is_measured and best.speedup is not None:
         is_faster = best.outcome == "faster" if certain else best.speedup.value > 1
-        ran = Ran(target, best.draft, best.setting, first) if is_faster else ran
-    speed = summary.measured_speed(view.results, ran.target, ran.draft, ran.setting, ran.workload)
+        ran = best.cell if is_faster else ran
+    speed = speeds.measured_speed(view.results, ran)
     if speed is None:
         return None
     return Choice(ran, view.results.backend(target), speed, _command(view, ran))
 
 
-def _command(view: View, ran: Ran) -> tuple[str, ...]:
+def _command(view: View, ran: Cell) -> tuple[str, ...]:
     backend = view.results.backend(ran.target)
     words = ["outrider", "run"]
     for flag, name, role in (("-m", ran.target, "target"), ("-md", ran.draft, "draft")):
@@ -88,14 +86,14 @@ def _command(view: View, ran: Ran) -> tuple[str, ...]:
     return (*words, *Setting.of(ran.setting).flags)
 
 
-def _rank(cell: Cell) -> tuple[bool, float]:
+def _rank(cell: Best) -> tuple[bool, float]:
     """What is faster for certain comes before what only looks faster."""
     return cell.outcome == "faster", cell.speedup.value if cell.speedup else 0.0
 
 
-def _simpler(view: View, best: Cell) -> Cell:
+def _simpler(view: View, best: Best) -> Best:
     """The same target without a draft model, where that is not measurably slower."""
-    alone = view.cell(best.target, None, best.workload) if None in view.columns else best
+    alone = view.best(best.target, None, best.workload) if None in view.columns else best
     if best.draft is None or alone.outcome != "faster" or not alone.is_measured:
         return best
     gain = view.gain(best, alone)

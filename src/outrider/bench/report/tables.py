@@ -1,57 +1,49 @@
-"""A table of texts: what stands behind a picture, and what the terminal prints."""
+"""A table of texts: the numbers of a picture, and what the terminal prints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from html import escape as _escape
-
-from outrider.bench.report.numbers import printable
 
 __all__ = ["Table"]
+
+Row = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns and rows of plain texts. Columns named in `figures` hold numbers and stand to the right."""
+    """Rows of plain texts by column, all with the same columns; those in `figures` are aligned right."""
 
     caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[Row, ...]
     figures: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
-        cls,
-        caption: str,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[str]],
-        *,
-        figures: Iterable[str] = (),
-    ) -> Table:
-        """A table of any sequences of texts."""
-        return cls(caption, tuple(columns), tuple(tuple(row) for row in rows), frozenset(figures))
+    def of(cls, caption: str, rows: Iterable[Row], *, figures: Iterable[str] = ()) -> Table:
+        """A table of any rows."""
+        return cls(caption, tuple(rows), frozenset(figures))
 
-    def html(self) -> str:
-        """As a table element in a box of its own, which scrolls where it is wider than the page."""
-        head = "".join(f"<th scope='col'{self._mark(name)}>{escape(name)}</th>" for name in self.columns)
-        body = "\n".join(f"<tr>{self._cells(row)}</tr>" for row in self.rows)
-        label = escape(self.caption)
-        return (
-            f"<div class='wide' role='region' tabindex='0' aria-label='{label}'><table>\n"
-            f"<caption>{label}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-        )
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their heads; none where there are no rows."""
+        return tuple(self.rows[0]) if self.rows else ()
 
-    def _cells(self, row: Sequence[str]) -> str:
-        cells = zip(self.columns, row, strict=True)
-        first, *others = [(self._mark(name), escape(text)) for name, text in cells]
-        head = f"<th scope='row'{first[0]}>{first[1]}</th>"
-        return head + "".join(f"<td{mark}>{text}</td>" for mark, text in others)
-
-    def _mark(self, column: str) -> str:
-        return " class='number'" if column in self.figures else ""
-
-
-def escape(text: str) -> str:
-    """A text within HTML, for elements and attributes."""
-    return _escape(printable(text))
+    def packed(self) -> Iterator[list[tuple[str, str, int]]]:
+        """Of each row the cells to write, as column, text and how many rows it spans: a text that repeats in
+        the first columns is written once, for all rows that follow each other with it."""
+        names = self.columns
+        keys = [name for name in names if name not in self.figures][:-1]
+        starts = [0] * len(keys)
+        spans: list[dict[str, int]] = []
+        for number, row in enumerate(self.rows):
+            spans.append(dict.fromkeys(names, 1))
+            is_new = number == 0
+            for place, name in enumerate(keys):
+                is_new = is_new or name != names[place] or row[name] != self.rows[number - 1][name]
+                if is_new:
+                    starts[place] = number
+                else:
+                    spans[starts[place]][name] += 1
+                    spans[number][name] = 0
+        for row, span in zip(self.rows, spans, strict=True):
+            yield [(name, row[name], span[name]) for name in names if span[name]]

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from outrider.bench.report import lists, numbers, words
+from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import Cell, View
+from outrider.bench.report.view import Best, View
 from outrider.bench.results import Results
+from outrider.lab import numbers
 
 __all__ = ["print_report"]
 
@@ -70,14 +71,14 @@ def _best(view: View, target: str) -> RichTable:
     table.add_column("95 %", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for draft in view.columns_of(target):
-        cells = [view.cell(target, draft, workload) for workload in view.pooled_first]
+        cells = [view.best(target, draft, workload) for workload in view.pooled_first]
         for place, cell in enumerate(cells):
             name = (draft or "none") if place == 0 else ""
             table.add_row(*_row(name, cell), end_section=place == len(cells) - 1)
     return table
 
 
-def _row(name: str, cell: Cell) -> list[Text]:
+def _row(name: str, cell: Best) -> list[Text]:
     mark = "" if cell.is_measured or cell.speedup is None else "≈ "
     said = cell.outcome or "not known"
     texts = [
@@ -104,5 +105,5 @@ def _rich(table: Table) -> RichTable:
     for column in table.columns:
         made.add_column(column, justify="right" if column in table.figures else "left", overflow="fold")
     for row in table.rows:
-        made.add_row(*(Text(numbers.printable(cell)) for cell in row))
+        made.add_row(*(Text(numbers.printable(cell)) for cell in row.values()))
     return made

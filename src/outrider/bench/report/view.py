@@ -1,4 +1,4 @@
-"""What the views ask of a run's summary, each thing worked out once."""
+"""What the views ask of a run's figures, each thing worked out once."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from outrider.bench import summary
-from outrider.bench.results import Cell as Ran
-from outrider.bench.results import Results
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
-from outrider.bench.statistics import Interval, estimate
-from outrider.bench.summary.rates import paired
+from outrider.bench.results import Cell, Results
+from outrider.bench.summary import predictions, speeds
+from outrider.bench.summary.verdicts import CellVerdict, verdicts
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
+from outrider.lab.statistics import Interval, estimate
 
-__all__ = ["Cell", "View", "automatic", "draft_name", "workload_name"]
+__all__ = ["Best", "View", "automatic", "draft_name", "workload_name"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A target with a draft, or none, under a workload (None: all pooled): the fastest way to speculate, and
-    how fast it is. `speedup` is measured or predicted; None where nothing is known, `setting` is then empty.
+class Best:
+    """The fastest way to speculate with a target and a draft, or none, under a workload (None: all).
+
+    `speedup` is measured or predicted; None where nothing is known, `setting` is then empty.
     """
 
     target: str
@@ -30,6 +30,11 @@ class Cell:
     is_measured: bool
     outcome: str | None
     plain: Interval | None
+
+    @property
+    def cell(self) -> Cell:
+        """What it is the figure of."""
+        return Cell(self.target, self.draft, self.setting, self.workload)
 
     @property
     def said(self) -> str:
@@ -54,8 +59,8 @@ def workload_name(workload: str | None) -> str:
     return "all workloads" if workload is None else workload
 
 
-_Ask = Callable[..., Interval | None]
-"""A function of the summary's."""
+_Ask = Callable[[Results, Cell], Interval | None]
+"""A figure of a cell."""
 
 
 class View:
@@ -63,7 +68,7 @@ class View:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self._known: dict[tuple[str | None, ...], Interval | None] = {}
+        self._known: dict[tuple[_Ask, Cell], Interval | None] = {}
 
     @cached_property
     def columns(self) -> list[str | None]:
@@ -82,33 +87,36 @@ class View:
         workloads: list[str | None] = [*self.results.workloads]
         return workloads if len(workloads) == 1 else [None, *workloads]
 
+    @property
+    def pooled(self) -> str | None:
+        """What figures over everything are over: the first of `pooled_first`."""
+        return next(iter(self.pooled_first), None)
+
     @cached_property
-    def cells(self) -> Mapping[tuple[str, str | None, str | None], Cell]:
+    def bests(self) -> Mapping[tuple[str, str | None, str | None], Best]:
         """Every target with every draft under every workload, by these three. Verdicts of what was measured
         are given for all of them together, so that none is a lucky one of many."""
         keys = [(t, d, w) for w in self.pooled_first for t in self.results.targets for d in self.columns]
-        found = {key: self._cell(*key) for key in keys}
-        measured = [Ran(c.target, c.draft, c.setting, c.workload) for c in found.values() if c.is_measured]
-        told = {row.cell: row.outcome for row in summary.verdicts(self.results, measured)}
-        for key, cell in found.items():
-            ran = Ran(cell.target, cell.draft, cell.setting, cell.workload)
-            if cell.is_measured and ran in told:
-                found[key] = replace(cell, outcome=told[ran])
+        found = {key: self._best(*key) for key in keys}
+        measured = [best.cell for best in found.values() if best.is_measured]
+        outcomes = {row.cell: row.outcome for row in verdicts(self.results, measured)}
+        for key, best in found.items():
+            if best.is_measured and best.cell in outcomes:
+                found[key] = replace(best, outcome=outcomes[best.cell])
         return found
 
     @cached_property
-    def verdicts(self) -> list[summary.CellVerdict]:
+    def verdicts(self) -> list[CellVerdict]:
         """Of everything that ran for real, judged together."""
-        return summary.verdicts(self.results)
+        return verdicts(self.results)
 
-    def cell(self, target: str, draft: str | None, workload: str | None) -> Cell:
+    def best(self, target: str, draft: str | None, workload: str | None) -> Best:
         """A target with a draft under a workload."""
-        return self.cells[target, draft, workload]
+        return self.bests[target, draft, workload]
 
-    def gain(self, cell: Cell, other: Cell) -> Interval | None:
+    def gain(self, one: Best, other: Best) -> Interval | None:
         """How much faster one is than the other, in the same blocks; None where they share none."""
-        one, two = (Ran(c.target, c.draft, c.setting, c.workload) for c in (cell, other))
-        strata = paired(self.results, one, two)
+        strata = speeds.paired(self.results, one.cell, other.cell)
         return estimate(strata).interval if strata else None
 
     def place(self, workload: str | None) -> int:
@@ -117,70 +125,56 @@ class View:
 
     def settings(self, target: str, draft: str | None) -> list[str]:
         """What was replayed or ran for a pair, plain decoding apart, and what needs no draft model."""
-        rows = [*self.results.prediction_by_cell, *self.results.runs_by_cell]
-        mine = [
-            row.setting for row in rows if row.target == target and row.draft == draft and not row.contestant
-        ]
-        shared = [
-            row.setting for row in rows if row.target == target and row.draft is None and not row.contestant
-        ]
-        return [name for name in dict.fromkeys([*mine, *shared]) if name != PLAIN.name]
+        cells = [*self.results.prediction_by_cell, *self.results.runs_by_cell]
+        mine = [cell for cell in cells if cell.target == target and not cell.contestant]
+        names = [cell.setting for wanted in (draft, None) for cell in mine if cell.draft == wanted]
+        return [name for name in dict.fromkeys(names) if name != PLAIN.name]
 
     def plain(self, target: str, workload: str | None) -> Interval | None:
         """Tokens per second of plain decoding."""
-        return self._once(summary.plain_speed, target, workload)
+        return self._once(speeds.measured_speed, Cell.plain_of(target, workload))
 
     def noise(self, target: str, workload: str | None) -> Interval | None:
         """Plain decoding against itself."""
-        return self._once(summary.noise, target, workload)
+        return self._once(_noise, Cell.plain_of(target, workload))
 
-    def measured(self, target: str, draft: str | None, setting: str, workload: str | None) -> Interval | None:
+    def measured(self, cell: Cell) -> Interval | None:
         """The speed-up of a setting that ran. What needs no draft model may have run without one only."""
-        return self._with_or_without(summary.measured_speedup, target, draft, setting, workload)
+        return self._with_or_without(speeds.measured_speedup, cell)
 
-    def predicted(
-        self, target: str, draft: str | None, setting: str, workload: str | None
-    ) -> Interval | None:
+    def predicted(self, cell: Cell) -> Interval | None:
         """The speed-up of a setting by replay."""
-        return self._with_or_without(summary.predicted_speedup, target, draft, setting, workload)
+        return self._with_or_without(predictions.predicted_speedup, cell)
 
     def bound(self, target: str, draft: str | None, workload: str | None) -> float | None:
         """The speed-up that the best choice at every step would have given, known in hindsight."""
-        found = self._once(summary.bound_speedup, target, draft, workload, automatic(draft))
+        found = self._once(predictions.bound_speedup, Cell(target, draft, automatic(draft), workload))
         return found.value if found else None
 
-    def _cell(self, target: str, draft: str | None, workload: str | None) -> Cell:
+    def _best(self, target: str, draft: str | None, workload: str | None) -> Best:
         """The fastest setting that ran in this cell; where none did, of those replayed."""
         plain, noise = self.plain(target, workload), self.noise(target, workload)
-        for is_measured, ask in ((True, self._own_measured), (False, self._own_predicted)):
-            asked = {name: ask(target, draft, name, workload) for name in self._own(target, draft)}
+        names = [s for s in self.settings(target, draft) if draft is None or Setting.of(s).uses_model]
+        for is_measured, ask in ((True, speeds.measured_speedup), (False, predictions.predicted_speedup)):
+            asked = {name: self._once(ask, Cell(target, draft, name, workload)) for name in names}
             found = {name: interval for name, interval in asked.items() if interval}
             if found:
                 name = max(found, key=lambda name: found[name].value)
-                said = summary.outcome(found[name], noise)
-                return Cell(target, draft, workload, name, found[name], is_measured, said, plain)
-        return Cell(target, draft, workload, "", None, False, None, plain)
+                said = speeds.outcome(found[name], noise)
+                return Best(target, draft, workload, name, found[name], is_measured, said, plain)
+        return Best(target, draft, workload, "", None, False, None, plain)
 
-    def _own(self, target: str, draft: str | None) -> list[str]:
-        """Settings of a pair that use its draft model, or without one all there are."""
-        return [s for s in self.settings(target, draft) if draft is None or Setting.of(s).uses_model]
-
-    def _own_measured(self, *asked: str | None) -> Interval | None:
-        return self._once(summary.measured_speedup, *asked)
-
-    def _own_predicted(self, *asked: str | None) -> Interval | None:
-        return self._once(summary.predicted_speedup, *asked)
-
-    def _with_or_without(
-        self, ask: _Ask, target: str, draft: str | None, setting: str, workload: str | None
-    ) -> Interval | None:
-        found = self._once(ask, target, draft, setting, workload)
-        if found is None and draft is not None and not Setting.of(setting).uses_model:
-            found = self._once(ask, target, None, setting, workload)
+    def _with_or_without(self, ask: _Ask, cell: Cell) -> Interval | None:
+        found = self._once(ask, cell)
+        if found is None and cell.draft is not None and not Setting.of(cell.setting).uses_model:
+            found = self._once(ask, cell._replace(draft=None))
         return found
 
-    def _once(self, ask: _Ask, *asked: str | None) -> Interval | None:
-        key = (ask.__name__, *asked)
-        if key not in self._known:
-            self._known[key] = ask(self.results, *asked)
-        return self._known[key]
+    def _once(self, ask: _Ask, cell: Cell) -> Interval | None:
+        if (ask, cell) not in self._known:
+            self._known[ask, cell] = ask(self.results, cell)
+        return self._known[ask, cell]
+
+
+def _noise(results: Results, cell: Cell) -> Interval | None:
+    return speeds.noise(results, cell.target, cell.workload)

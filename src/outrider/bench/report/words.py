@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from outrider.bench import summary
-from outrider.bench.report import numbers
 from outrider.bench.report.choice import Choice, best_cell
-from outrider.bench.report.view import Cell, View, draft_name, workload_name
-from outrider.bench.results import Cell as Ran
-from outrider.bench.settings import PLAIN
+from outrider.bench.report.view import Best, View, draft_name, workload_name
+from outrider.bench.results import Cell
+from outrider.bench.summary import counts, predictions
+from outrider.bench.summary.account import time_saved
+from outrider.lab import numbers
+from outrider.lab.settings import PLAIN
 
 __all__ = ["METHOD", "joined", "notes", "prediction_line", "taken", "time_line", "verdict"]
 
@@ -44,7 +45,7 @@ def verdict(view: View, target: str) -> str:
             f"plain decoding over {workload_name(best.workload)}{_faster(best)}{end}{_of_drafts(view, best)}"
         )
     verb = "ties" if best.outcome == "tie" else "is slower"
-    cells = [view.cell(target, draft, best.workload) for draft in view.columns]
+    cells = [view.best(target, draft, best.workload) for draft in view.columns]
     for cell in sorted(cells, key=lambda cell: cell is not best):
         mine = _by_workload(view, cell)
         if any(single.outcome == "faster" for single in mine):
@@ -75,7 +76,7 @@ def taken(choice: Choice) -> str:
     return f"{said} {rival.backend} ({_setting(rival.ran)}); {speeds}. Run it so:"
 
 
-def _setting(ran: Ran) -> str:
+def _setting(ran: Cell) -> str:
     """What a file was run with."""
     if ran.setting == PLAIN.name:
         return "plain decoding"
@@ -83,24 +84,24 @@ def _setting(ran: Ran) -> str:
     return f"{draft} and the setting “{ran.setting}”"
 
 
-def _of_drafts(view: View, best: Cell) -> str:
+def _of_drafts(view: View, best: Best) -> str:
     """What draft models add to lookup alone, where that is nothing."""
     drafts = [draft for draft in view.columns_of(best.target) if draft is not None]
-    cells = [view.cell(best.target, draft, best.workload) for draft in drafts]
+    cells = [view.best(best.target, draft, best.workload) for draft in drafts]
     if best.draft is not None or not best.is_measured or not any(cell.is_measured for cell in cells):
         return ""
     return " No draft model adds anything to that beyond the noise."
 
 
-def _by_workload(view: View, cell: Cell) -> list[Cell]:
-    return [view.cell(cell.target, cell.draft, workload) for workload in view.results.workloads]
+def _by_workload(view: View, cell: Best) -> list[Best]:
+    return [view.best(cell.target, cell.draft, workload) for workload in view.results.workloads]
 
 
-def _with(cell: Cell) -> str:
-    return _setting(Ran(cell.target, cell.draft, cell.setting, cell.workload))
+def _with(cell: Best) -> str:
+    return _setting(cell.cell)
 
 
-def _faster(cell: Cell) -> str:
+def _faster(cell: Best) -> str:
     """Tokens per second before and after."""
     if cell.plain is None or cell.speedup is None:
         return ""
@@ -108,17 +109,17 @@ def _faster(cell: Cell) -> str:
     return f" (from {numbers.rate(cell.plain)} to about {after} tokens/s)"
 
 
-def _details(cells: Iterable[Cell]) -> str:
+def _details(cells: Iterable[Best]) -> str:
     """On which workloads it wins, ties, loses: each at the setting that is best there."""
     by_outcome = defaultdict(list)
     for cell in cells:
         if cell.speedup and cell.outcome:
             mark = "" if cell.is_measured else "≈ "
             by_outcome[cell.outcome].append(f"{cell.workload} ({mark}{numbers.speedup(cell.speedup)})")
-    told = [
+    parts = [
         f"{word} {joined(by_outcome[outcome])}" for outcome, word in _WORDS.items() if by_outcome[outcome]
     ]
-    return joined(told, ", ")
+    return joined(parts, ", ")
 
 
 def joined(names: Iterable[str], last: str = " and ") -> str:
@@ -133,7 +134,7 @@ def joined(names: Iterable[str], last: str = " and ") -> str:
 
 def prediction_line(view: View) -> str:
     """How far predictions were off."""
-    found = summary.prediction_error(view.results)
+    found = predictions.prediction_error(view.results)
     figures = found.anchored or found.raw
     if figures is None:
         return "No setting was both predicted and run: nothing is known about the error of predictions."
@@ -148,7 +149,7 @@ def prediction_line(view: View) -> str:
 
 def time_line(view: View) -> str:
     """What the sweep took, and what running everything would have taken."""
-    account = summary.time_saved(view.results)
+    account = time_saved(view.results)
     if not account.took_s:
         return "Nothing has run yet."
     text = f"Model calls took {numbers.duration(account.took_s)}"
@@ -166,14 +167,13 @@ def notes(view: View) -> list[str]:
 
 
 def _noise(view: View) -> list[str]:
-    first = view.pooled_first[0] if view.pooled_first else None
-    found = [(target, view.noise(target, first)) for target in view.results.targets]
-    told = [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]
-    return [f"Noise of plain decoding against itself: {joined(told)}."] if told else []
+    found = [(target, view.noise(target, view.pooled)) for target in view.results.targets]
+    parts = [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]
+    return [f"Noise of plain decoding against itself: {joined(parts)}."] if parts else []
 
 
 def _hiccups(view: View) -> list[str]:
-    found = summary.hiccups(view.results)
+    found = counts.hiccups(view.results)
     if not found.calls:
         return []
     return [
@@ -183,14 +183,11 @@ def _hiccups(view: View) -> list[str]:
 
 
 def _caveats(view: View) -> list[str]:
-    counts: dict[str, int] = defaultdict(int)
-    for cell in view.cells.values():
-        if cell.is_measured and cell.speedup and cell.speedup.caveat:
-            counts[cell.speedup.caveat] += 1
-    total = sum(cell.is_measured for cell in view.cells.values())
+    measured = [best for best in view.bests.values() if best.is_measured and best.speedup]
+    caveats = Counter(best.speedup.caveat for best in measured if best.speedup and best.speedup.caveat)
     return [
-        f"{count} of {total} measured best settings rest on little ({caveat})."
-        for caveat, count in counts.items()
+        f"{count} of {len(measured)} measured best settings rest on little ({caveat})."
+        for caveat, count in caveats.items()
     ]
 
 

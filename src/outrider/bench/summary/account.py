@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import PredictionRow
-from outrider.bench.settings import PLAIN, Setting
-from outrider.bench.summary.prediction import prediction_error
-from outrider.bench.summary.rates import plain_cell
+from outrider.bench.summary.predictions import prediction_error
 from outrider.core.errors import SettingError
+from outrider.lab.rows import PredictionRow
+from outrider.lab.settings import PLAIN, Setting
 
 __all__ = ["TimeAccount", "time_saved"]
 
@@ -85,7 +84,7 @@ def _combinations(results: Results) -> list[Cell]:
     """Cells of the grid, each once: plain decoding and lookups have no draft model."""
     found: dict[Cell, None] = {}
     for cell in results.prediction_by_cell:
-        found[plain_cell(cell.target, cell.workload)] = None
+        found[cell.plain] = None
         found[cell if _uses_model(cell.setting) else _without_draft(cell)] = None
     return list(found)
 

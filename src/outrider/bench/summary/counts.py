@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import CaseOutcome, ModelRow, RunRow
+from outrider.lab.rows import CaseOutcome, ModelRow, RunRow
 
 __all__ = [
     "Acceptance",
@@ -37,11 +37,6 @@ class Acceptance:
     def ratios(self) -> tuple[float | None, ...]:
         """Accepted over drafted at each place; None where nothing was drafted there."""
         return tuple(a / d if d else None for a, d in zip_longest(self.accepted, self.drafted, fillvalue=0))
-
-    @property
-    def overall_ratio(self) -> float | None:
-        """Accepted over drafted, all places together."""
-        return sum(self.accepted) / sum(self.drafted) if sum(self.drafted) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +74,22 @@ class Quality:
     num_tokens: int
 
 
-def acceptance_by_position(
-    results: Results, target: str, draft: str | None, setting: str, workload: str | None
-) -> Acceptance | None:
-    """Counted in real requests, or where none ran in replayed ones; other engines tell no positions."""
-    rows = _runs(results, target, draft, setting, workload)
-    parts: Sequence[RunRow | CaseOutcome] = rows or _cases(results, target, draft, setting, workload)
+def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
+    """Counted in real requests, or where none ran in replayed ones; other engines report no positions."""
+    rows = _runs(results, cell)
+    parts: Sequence[RunRow | CaseOutcome] = rows or _cases(results, cell)
     if not parts:
         return None
     drafted, accepted = (_added([row.drafted for row in parts]), _added([row.accepted for row in parts]))
     return Acceptance(drafted, accepted, bool(rows))
 
 
-def time_shares(
-    results: Results, target: str, draft: str | None, setting: str, workload: str | None
-) -> TimeShares | None:
+def time_shares(results: Results, cell: Cell) -> TimeShares | None:
     """Of real requests that say where their time went, or where none ran of replayed ones."""
-    rows = _runs(results, target, draft, setting, workload)
+    rows = _runs(results, cell)
     timed = [
         (row.decode_s, row.verify_s, row.draft_s or 0.0) for row in rows if row.verify_s is not None
-    ] or [
-        (case.seconds, case.verify_s, case.draft_s)
-        for case in ([] if rows else _cases(results, target, draft, setting, workload))
-    ]
+    ] or [(case.seconds, case.verify_s, case.draft_s) for case in ([] if rows else _cases(results, cell))]
     whole = sum(seconds for seconds, _, _ in timed)
     if whole <= 0:
         return None
@@ -110,12 +98,10 @@ def time_shares(
     return TimeShares(verify, drafting, max(1 - verify - drafting, 0.0), bool(rows))
 
 
-def tokens_per_target_call(
-    results: Results, target: str, draft: str | None, setting: str, workload: str | None
-) -> float | None:
+def tokens_per_target_call(results: Results, cell: Cell) -> float | None:
     """Generated tokens over target calls; of real requests, or where none ran of replayed ones."""
-    rows = _runs(results, target, draft, setting, workload)
-    parts: Sequence[RunRow | CaseOutcome] = rows or _cases(results, target, draft, setting, workload)
+    rows = _runs(results, cell)
+    parts: Sequence[RunRow | CaseOutcome] = rows or _cases(results, cell)
     counted = [(row.tokens, row.target_calls) for row in parts if row.target_calls]
     return sum(tokens for tokens, _ in counted) / sum(calls for _, calls in counted) if counted else None
 
@@ -157,20 +143,19 @@ def quality_of(results: Results, target: str, workload: str | None = None) -> Qu
     return Quality(rows[-1].reference, mean_kl, agreement, total)
 
 
-def _runs(
-    results: Results, target: str, draft: str | None, setting: str, workload: str | None
-) -> list[RunRow]:
-    names = results.workloads if workload is None else (workload,)
-    cells = [Cell(target, draft, setting, name) for name in names]
-    return [row for cell in cells for row in results.runs_by_cell.get(cell, ())]
+def _runs(results: Results, cell: Cell) -> list[RunRow]:
+    return [row for one in _singles(results, cell) for row in results.runs_by_cell.get(one, ())]
 
 
-def _cases(
-    results: Results, target: str, draft: str | None, setting: str, workload: str | None
-) -> list[CaseOutcome]:
-    names = results.workloads if workload is None else (workload,)
-    rows = [results.prediction_by_cell.get(Cell(target, draft, setting, name)) for name in names]
+def _cases(results: Results, cell: Cell) -> list[CaseOutcome]:
+    rows = [results.prediction_by_cell.get(one) for one in _singles(results, cell)]
     return [case for row in rows if row is not None for case in row.cases]
+
+
+def _singles(results: Results, cell: Cell) -> list[Cell]:
+    """The cell under each of its workloads."""
+    names = results.workloads if cell.workload is None else (cell.workload,)
+    return [cell._replace(workload=name) for name in names]
 
 
 def _added(counts: Sequence[tuple[int, ...] | None]) -> tuple[int, ...]:

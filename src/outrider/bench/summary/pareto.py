@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import Interval
 from outrider.bench.summary.counts import Quality, memory_bytes, quality_of
-from outrider.bench.summary.prediction import predicted_speedup
-from outrider.bench.summary.speed import best_setting, measured_speed, plain_speed
+from outrider.bench.summary.predictions import predicted_speedup
+from outrider.bench.summary.speeds import best_setting, measured_speed, plain_speed
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import Interval
 
-__all__ = ["ParetoPoint", "pareto"]
+__all__ = ["ParetoPoint", "pareto_points"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class ParetoPoint:
     """another point is as fast or faster in no more memory, and better in one. Quality is not weighed"""
 
 
-def pareto(results: Results, workload: str | None = None) -> list[ParetoPoint]:
+def pareto_points(results: Results, workload: str | None = None) -> list[ParetoPoint]:
     """Every target plainly, with its best setting without a draft model, and with each draft. Pairings whose
     speed or memory is unknown are left out."""
     found = []
     for target in results.targets:
-        cells = [Cell(target, None, PLAIN.name, workload)]
+        cells = [Cell.plain_of(target, workload)]
         for draft in (None, *results.drafts):
             cells.append(Cell(target, draft, best_setting(results, target, draft, workload), workload))
         kept = [cell for cell in dict.fromkeys(cells) if cell == cells[0] or cell.setting != PLAIN.name]
@@ -43,12 +43,12 @@ def pareto(results: Results, workload: str | None = None) -> list[ParetoPoint]:
 
 
 def _point(results: Results, cell: Cell) -> ParetoPoint | None:
-    speed = measured_speed(results, cell.target, cell.draft, cell.setting, cell.workload)
+    speed = measured_speed(results, cell)
     memory = memory_bytes(results, cell.target, cell.draft)
     is_measured = speed is not None
     if speed is None:
         plain = plain_speed(results, cell.target, cell.workload)
-        gain = predicted_speedup(results, cell.target, cell.draft, cell.setting, cell.workload)
+        gain = predicted_speedup(results, cell)
         if plain is not None and gain is not None:
             ends = (plain.value * gain.low, plain.value * gain.high)
             speed = Interval(plain.value * gain.value, *ends, gain.cases)

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import LEVEL, Interval, Strata, estimate, t_tail
-from outrider.bench.summary.rates import paired, plain_cell
-from outrider.bench.summary.speed import Outcome, noise, outcome
-from outrider.certify.statistics import holm
+from outrider.bench.summary.speeds import Outcome, noise, outcome, paired
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import LEVEL, Interval, Strata, estimate, holm, t_tail
 
 __all__ = ["CellVerdict", "measured_cells", "verdicts"]
 
@@ -60,7 +58,7 @@ _MAX_DEGREES = 400
 
 def measured_cells(results: Results) -> list[Cell]:
     """Everything that ran for real, plain decoding apart, by workload."""
-    return [cell for cell in results.runs_by_cell if cell != plain_cell(cell.target, cell.workload)]
+    return [cell for cell in results.runs_by_cell if not cell.is_plain]
 
 
 def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[CellVerdict]:
@@ -73,16 +71,16 @@ def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Cell
     repeated = {target: _repeatability(results, target) for target in results.targets}
     found = []
     for cell in wanted:
-        if strata := paired(results, cell, plain_cell(cell.target, cell.workload)):
+        if strata := paired(results, cell, cell.plain):
             speedup = estimate(strata).interval
             found.append((cell, speedup, repeated[cell.target].p_value(strata, speedup.value)))
     picked = holm([p_value for _, _, p_value in found], 1 - LEVEL)
-    told = []
+    judged = []
     for (cell, speedup, p_value), is_picked in zip(found, picked, strict=True):
         own_noise = noise(results, cell.target, cell.workload)
         said = outcome(speedup, own_noise) if is_picked else "tie"
-        told.append(CellVerdict(cell, speedup, own_noise, p_value, said))
-    return told
+        judged.append(CellVerdict(cell, speedup, own_noise, p_value, said))
+    return judged
 
 
 def _repeatability(results: Results, target: str) -> _Repeatability:
@@ -91,7 +89,7 @@ def _repeatability(results: Results, target: str) -> _Repeatability:
     for cell in measured_cells(results):
         if cell.target != target:
             continue
-        for cases in paired(results, cell, plain_cell(target, cell.workload)) or ():
+        for cases in paired(results, cell, cell.plain) or ():
             for first, second in cases:
                 logs = np.log(first / second)
                 squares += float(((logs - logs.mean()) ** 2).sum())

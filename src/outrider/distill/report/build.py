@@ -8,7 +8,6 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from outrider.bench.models import ModelFile
 from outrider.distill.learning_curve import LearningCurve
 from outrider.distill.plan import DistillPlan
 from outrider.distill.questions import asked
@@ -28,6 +27,7 @@ from outrider.distill.report.schema import (
 )
 from outrider.distill.run import Distilled, Progress
 from outrider.files import write_whole
+from outrider.lab.models import ModelFile
 
 __all__ = ["measure_held_out", "report_of", "write_report"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outrider.bench.predict import DRAFT, OwnTimes, Prices
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
-from outrider.check.acceptance import acceptance_of
-from outrider.check.answers import Answer
-from outrider.check.expectation import BOUND, Expectation, expect, with_policy_times
-from outrider.check.intervals import share_of, speedup_of
-from outrider.check.judging import Subject
 from outrider.costs import CallCosts
 from outrider.distill.report.schema import Category, Contender, Figure, Kind
+from outrider.lab.acceptance import acceptance_of
+from outrider.lab.answers import Answer
+from outrider.lab.expectation import BOUND, Expectation, expect, with_policy_times
+from outrider.lab.intervals import share_of, speedup_of
+from outrider.lab.predict import DRAFT, OwnTimes, Prices
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
+from outrider.lab.subject import Subject
 
 __all__ = ["own_times", "with_draft", "without_draft"]
 

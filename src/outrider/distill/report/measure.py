@@ -9,13 +9,6 @@ from pathlib import Path
 from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.models import ModelFile, find_models
-from outrider.bench.prompts import Prompt, Workload
-from outrider.check.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
-from outrider.check.facts import calls_of
-from outrider.check.judging import Subject, offered, probed, why_unusable
-from outrider.check.loaded import Loaded
 from outrider.core.errors import PromptError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -25,6 +18,13 @@ from outrider.distill.plan import DistillPlan
 from outrider.distill.report.figures import own_times, with_draft, without_draft
 from outrider.distill.report.schema import Contender, Kind, Measured
 from outrider.distill.run import Progress
+from outrider.lab.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
+from outrider.lab.facts import calls_of
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile, find_models
+from outrider.lab.opened import Loaded
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.subject import Subject, offered, probed, why_unusable
 from outrider.models.hub import HubOptions
 from outrider.policy.prior import Prior
 from outrider.session.learned import prior_in
@@ -181,8 +181,8 @@ def _scored(
     [file] = find_models([str(path)], hub=HubOptions(offline=True))
     with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
-        if refusal := why_unusable(subject, draft.weights.rewind, draft.facts(), alignment):
-            notices.append(f"{path.name} is left out: {refusal.verdict.sentence}")
+        if refusal := why_unusable(subject, draft.weights.rewind, alignment):
+            notices.append(f"{path.name} is left out: cannot work: {refusal[0]}")
             return []
         model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
         costs = _known_costs(kind, earlier) or draft.costs("last", DEFAULT_SECONDS)

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
-from outrider.bench.report.pictures.drawing import INK, MARKERS, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.distill.report.schema import Contender, Curve, Kind, Measured, Report, Training
+from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, STYLES, draw, legend_below
 
 __all__ = ["pictures"]
 

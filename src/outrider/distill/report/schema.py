@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.bench.statistics import Interval
+from outrider.lab.statistics import Interval
 
 __all__ = [
     "SCHEMA",

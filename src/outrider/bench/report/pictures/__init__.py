@@ -10,11 +10,11 @@ from outrider.bench.report.pictures.costs import costs
 from outrider.bench.report.pictures.heat import heat
 from outrider.bench.report.pictures.lengths import lengths
 from outrider.bench.report.pictures.pareto import pareto
-from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.pictures.picture import Missing, Picture
 from outrider.bench.report.pictures.times import times
 from outrider.bench.report.view import View
 
-__all__ = ["PICTURES", "Missing", "Panel", "Picture"]
+__all__ = ["PICTURES"]
 
 PICTURES: tuple[Callable[[View], Picture | Missing], ...] = (
     heat,

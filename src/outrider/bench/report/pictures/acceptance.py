@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from outrider.bench import summary
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, MARKERS, SERIES, STYLES, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
-from outrider.bench.settings import Setting
+from outrider.bench.results import Cell
+from outrider.bench.summary import counts
+from outrider.lab import numbers
+from outrider.lab.drawing import INK, MARKERS, SERIES, STYLES, draw, legend_below
+from outrider.lab.settings import Setting
 
 __all__ = ["acceptance"]
 
@@ -29,8 +30,8 @@ class _Line:
     draft: str | None
     workload: str
     setting: str
-    found: summary.Acceptance
-    ran: summary.Acceptance | None
+    found: counts.Acceptance
+    ran: counts.Acceptance | None
     """of the longest draft that ran for real, where `found` is replayed"""
 
 
@@ -52,10 +53,10 @@ def acceptance(view: View) -> Picture | Missing:
         title=TITLE,
         finding=f"The first drafted token is accepted most often by {best.target} from "
         f"{_drafter(best.draft)} on {best.workload}: {numbers.percent(_first(best))}.",
-        reading="The share of tokens drafted at a position that stood, which needs all tokens before it "
-        "to stand too. Lines come from the longest fixed draft; large marks from the longest that ran "
-        f"for real, where the line is replayed. Positions with fewer than {_MIN_DRAFTED} tokens are left "
-        "to the table.",
+        reading="The share of tokens drafted at a position that were accepted, which needs all tokens "
+        "before them to be accepted too. Lines come from the longest fixed draft; large marks from the "
+        "longest that ran for real, where the line is replayed. Positions with fewer than "
+        f"{_MIN_DRAFTED} tokens are left to the table.",
         panels=tuple(panels),
         table=_table(lines),
     )
@@ -75,13 +76,14 @@ def _line(view: View, target: str, draft: str | None, workload: str) -> _Line | 
     fixed = [s for s in known if s.drafters == kind and s.draft_max and not s.p_min]
     fixed.sort(key=lambda s: s.draft_max or 0, reverse=True)
     asked = [
-        (s.name, summary.acceptance_by_position(view.results, target, draft, s.name, workload)) for s in fixed
+        (s.name, counts.acceptance_by_position(view.results, Cell(target, draft, s.name, workload)))
+        for s in fixed
     ]
-    told = [(name, found) for name, found in asked if found and found.drafted]
-    if not told:
+    drafted = [(name, found) for name, found in asked if found and found.drafted]
+    if not drafted:
         return None
-    setting, found = told[0]
-    ran = next((other for _, other in told if other.is_measured), None)
+    setting, found = drafted[0]
+    ran = next((other for _, other in drafted if other.is_measured), None)
     return _Line(target, draft, workload, setting, found, None if found.is_measured else ran)
 
 
@@ -90,7 +92,7 @@ def _panel(lines: list[_Line], number: int) -> Panel:
     ends = (f"{line.workload} {numbers.percent(_first(line))}" for line in lines)
     alternative = f"{title}: accepted at the first position: {', '.join(ends)}."
     svg = draw(f"acceptance-{number}", 384, 290, alternative, lambda axes: _paint(axes, lines))
-    return Panel(title, svg, alternative)
+    return Panel(title, svg)
 
 
 def _paint(axes: Axes, lines: list[_Line]) -> None:
@@ -112,7 +114,7 @@ def _paint(axes: Axes, lines: list[_Line]) -> None:
     legend_below(axes, columns=3)
 
 
-def _points(found: summary.Acceptance) -> list[tuple[int, float]]:
+def _points(found: counts.Acceptance) -> list[tuple[int, float]]:
     """Positions at which enough was drafted to speak of a share; the first in any case."""
     counted = zip(found.drafted, found.ratios, strict=False)
     return [
@@ -123,27 +125,20 @@ def _points(found: summary.Acceptance) -> list[tuple[int, float]]:
 
 
 def _table(lines: list[_Line]) -> Table:
-    rows = []
-    for line in lines:
-        for setting, found in ((line.setting, line.found), ("the longest that ran", line.ran)):
-            if found:
-                kind = "measured" if found.is_measured else "replayed"
-                rows += [
-                    (
-                        line.target,
-                        _drafter(line.draft),
-                        line.workload,
-                        setting,
-                        kind,
-                        str(place),
-                        str(drafted),
-                        ratio,
-                    )
-                    for place, (drafted, ratio) in enumerate(_counted(found), 1)
-                ]
-    columns = ("target", "drafts by", "workload", "setting", "kind", "position", "drafted", "accepted")
-    return Table.of("Acceptance by position", columns, rows, figures=("position", "drafted", "accepted"))
-
-
-def _counted(found: summary.Acceptance) -> list[tuple[int, str]]:
-    return [(d, numbers.percent(r, 1)) for d, r in zip(found.drafted, found.ratios, strict=False)]
+    rows = [
+        {
+            "target": line.target,
+            "drafts by": _drafter(line.draft),
+            "workload": line.workload,
+            "setting": setting,
+            "kind": "measured" if found.is_measured else "replayed",
+            "position": str(place),
+            "drafted": str(drafted),
+            "accepted": numbers.percent(ratio, 1),
+        }
+        for line in lines
+        for setting, found in ((line.setting, line.found), ("the longest that ran", line.ran))
+        if found
+        for place, (drafted, ratio) in enumerate(zip(found.drafted, found.ratios, strict=False), 1)
+    ]
+    return Table.of("Acceptance by position", rows, figures=("position", "drafted", "accepted"))

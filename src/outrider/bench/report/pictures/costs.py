@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from outrider.bench.curves import curve_of
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
-from outrider.bench.rows import CostsRow
 from outrider.costs import CallCosts
+from outrider.lab import numbers
+from outrider.lab.curves import curve_of
+from outrider.lab.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
+from outrider.lab.rows import CostsRow
 
 __all__ = ["costs"]
 
@@ -61,7 +61,7 @@ def costs(view: View) -> Picture | Missing:
     panels = []
     for number, curve in enumerate(curves):
         svg = draw(f"costs-{number}", 384, 300, curve.finding, lambda axes, curve=curve: _paint(axes, curve))  # type: ignore[misc]
-        panels.append(Panel(curve.target, svg, curve.finding))
+        panels.append(Panel(curve.target, svg))
     return Picture(
         id="costs",
         title=TITLE,
@@ -113,21 +113,23 @@ def _paint(axes: Axes, curve: _Curve) -> None:
 
 
 def _table(curves: list[_Curve]) -> Table:
-    rows = []
-    for curve in curves:
-        for size in _TABLE_SIZES:
-            seconds = curve.costs.call_s(size, context=0)
-            rows.append(
-                (
-                    curve.target,
-                    "target call",
-                    str(size),
-                    numbers.milliseconds(seconds),
-                    f"{curve.ratios[size - 1]:.2f}",
-                )
-            )
-        for name, step_s in curve.drafts.items():
-            ratio = f"{step_s / curve.single_s:.2f}"
-            rows.append((curve.target, f"step of {name}", "1", numbers.milliseconds(step_s), ratio))
-    columns = ("target", "call", "tokens", "time", "calls of one token")
-    return Table.of("Time of calls", columns, rows, figures=("tokens", "time", "calls of one token"))
+    calls = [
+        (curve, "target call", size, curve.costs.call_s(size, context=0))
+        for curve in curves
+        for size in _TABLE_SIZES
+    ]
+    calls += [
+        (curve, f"step of {name}", 1, step_s) for curve in curves for name, step_s in curve.drafts.items()
+    ]
+    calls.sort(key=lambda call: curves.index(call[0]))
+    rows = [
+        {
+            "target": curve.target,
+            "call": call,
+            "tokens": str(size),
+            "time": numbers.milliseconds(seconds),
+            "calls of one token": f"{seconds / curve.single_s:.2f}",
+        }
+        for curve, call, size, seconds in calls
+    ]
+    return Table.of("Time of calls", rows, figures=("tokens", "time", "calls of one token"))

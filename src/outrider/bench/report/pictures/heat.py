@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, LINE, SOFT, draw, wrapped
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import Cell, View, draft_name, workload_name
+from outrider.bench.report.view import Best, View, draft_name, workload_name
+from outrider.lab import numbers
+from outrider.lab.drawing import INK, LINE, SOFT, draw, wrapped
 
 __all__ = ["heat"]
 
@@ -39,19 +39,19 @@ def heat(view: View) -> Picture | Missing:
         finding=f"The largest speed-up is {_describe(top)}.",
         reading="Each field holds the speed-up over plain decoding of the same target, and the setting that "
         "gave it: blue is faster, orange slower, a hatched field is a tie. ≈ marks what was only predicted. "
-        "Plain speed stands on the left, in tokens per second.",
+        "Plain speed is on the left, in tokens per second.",
         panels=panels,
         table=_table(cells),
     )
 
 
-def _cells(view: View, workload: str | None) -> Iterator[Cell]:
+def _cells(view: View, workload: str | None) -> Iterator[Best]:
     for target in view.results.targets:
         for draft in view.columns:
-            yield view.cell(target, draft, workload)
+            yield view.best(target, draft, workload)
 
 
-def _describe(cell: Cell) -> str:
+def _describe(cell: Best) -> str:
     mark = "" if cell.is_measured else "predicted "
     return (
         f"{mark}{numbers.speedup(cell.speedup)} ({cell.target} with {draft_name(cell.draft)}, "
@@ -70,7 +70,7 @@ def _panel(view: View, workload: str | None) -> Panel:
     width, height = 130 + 96 * (len(columns) + 1), 74 + 70 * len(targets)
     name = f"heat-{view.place(workload)}"
     svg = draw(name, width, height, alternative, lambda axes: _paint(axes, view, workload))
-    return Panel(title, svg, alternative, is_broad=True)
+    return Panel(title, svg, is_broad=True)
 
 
 def _paint(axes: Axes, view: View, workload: str | None) -> None:
@@ -91,10 +91,10 @@ def _paint(axes: Axes, view: View, workload: str | None) -> None:
         axes.add_patch(Rectangle((0.03, row + 0.04), 0.94, 0.92, facecolor="none", edgecolor=LINE))
         axes.text(0.5, row + 0.5, numbers.rate(plain), ha="center", va="center", color=INK)
         for place, draft in enumerate(columns, 1):
-            _field(axes, place, row, view.cell(target, draft, workload))
+            _field(axes, place, row, view.best(target, draft, workload))
 
 
-def _field(axes: Axes, place: int, row: int, cell: Cell) -> None:
+def _field(axes: Axes, place: int, row: int, cell: Best) -> None:
     box = Rectangle((place + 0.03, row + 0.04), 0.94, 0.92, facecolor="none", edgecolor=LINE)
     axes.add_patch(box)
     if cell.speedup is None:
@@ -124,30 +124,18 @@ def _luminance(colour: tuple[float, float, float, float]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _table(cells: list[Cell]) -> Table:
+def _table(cells: list[Best]) -> Table:
     rows = [
-        (
-            cell.target,
-            draft_name(cell.draft),
-            workload_name(cell.workload),
-            numbers.rate(cell.plain),
-            cell.setting or numbers.NOTHING,
-            numbers.speedup(cell.speedup),
-            numbers.bounds(cell.speedup),
-            cell.said,
-        )
+        {
+            "target": cell.target,
+            "draft": draft_name(cell.draft),
+            "workload": workload_name(cell.workload),
+            "plain tokens/s": numbers.rate(cell.plain),
+            "setting": cell.setting or numbers.NOTHING,
+            "speed-up": numbers.speedup(cell.speedup),
+            "95 % interval": numbers.bounds(cell.speedup),
+            "verdict": cell.said,
+        }
         for cell in cells
     ]
-    columns = (
-        "target",
-        "draft",
-        "workload",
-        "plain tokens/s",
-        "setting",
-        "speed-up",
-        "95 % interval",
-        "verdict",
-    )
-    return Table.of(
-        "The best setting of every pairing", columns, rows, figures=("plain tokens/s", "speed-up")
-    )
+    return Table.of("The best setting of every pairing", rows, figures=("plain tokens/s", "speed-up"))

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import (
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.tables import Table
+from outrider.bench.report.view import View, automatic, draft_name, workload_name
+from outrider.bench.results import Cell
+from outrider.lab import numbers
+from outrider.lab.drawing import (
     INK,
     MARKERS,
     PAPER,
@@ -20,11 +24,8 @@ from outrider.bench.report.pictures.drawing import (
     draw,
     legend_below,
 )
-from outrider.bench.report.pictures.picture import Missing, Panel, Picture
-from outrider.bench.report.tables import Table
-from outrider.bench.report.view import View, automatic, draft_name, workload_name
-from outrider.bench.settings import Setting
-from outrider.bench.statistics import Interval
+from outrider.lab.settings import Setting
+from outrider.lab.statistics import Interval
 
 __all__ = ["lengths"]
 
@@ -117,8 +118,8 @@ def _closer(sweeps: Sequence[_Sweep], target: str) -> set[str | None]:
 def _sweep(view: View, target: str, draft: str | None, workload: str | None) -> _Sweep:
     points = []
     for name in view.settings(target, draft):
-        measured = view.measured(target, draft, name, workload)
-        predicted = view.predicted(target, draft, name, workload)
+        cell = Cell(target, draft, name, workload)
+        measured, predicted = view.measured(cell), view.predicted(cell)
         if (measured or predicted) and name != "plain":
             points.append(_Point(Setting.of(name), predicted, measured))
     return _Sweep(target, draft, workload, tuple(points), view.bound(target, draft, workload))
@@ -148,7 +149,7 @@ def _alternative(sweep: _Sweep) -> str:
 def _panel(sweep: _Sweep, number: int) -> Panel:
     alternative = _alternative(sweep)
     svg = draw(f"lengths-{number}", 384, 310, alternative, lambda axes: _paint(axes, sweep))
-    return Panel(sweep.title, svg, alternative)
+    return Panel(sweep.title, svg)
 
 
 def _paint(axes: Axes, sweep: _Sweep) -> None:
@@ -206,24 +207,20 @@ def _line(axes: Axes, points: list[_Point], kind: str, number: int) -> None:
 
 
 def _table(sweeps: list[_Sweep]) -> Table:
-    rows = defaultdict(list)
+    rows = []
     for sweep in sweeps:
-        for point in sweep.points:
-            rows[sweep].append(
-                (
-                    sweep.target,
-                    draft_name(sweep.draft),
-                    workload_name(sweep.workload),
-                    point.setting.name,
-                    numbers.speedup(point.predicted),
-                    numbers.speedup(point.measured),
-                    numbers.bounds(point.measured),
-                )
-            )
-        if sweep.bound:
-            bound = f"{sweep.bound:.2f}x"
-            names = (sweep.target, draft_name(sweep.draft), workload_name(sweep.workload))
-            rows[sweep].append((*names, "hindsight bound", bound, numbers.NOTHING, numbers.NOTHING))
-    columns = ("target", "draft", "workload", "setting", "predicted", "measured", "95 % interval")
-    flat = [row for sweep in sweeps for row in rows[sweep]]
-    return Table.of("Speed-up of every setting", columns, flat, figures=("predicted", "measured"))
+        figures = [(p.setting.name, numbers.speedup(p.predicted), p.measured) for p in sweep.points]
+        figures += [("hindsight bound", f"{sweep.bound:.2f}x", None)] if sweep.bound else []
+        rows += [
+            {
+                "target": sweep.target,
+                "draft": draft_name(sweep.draft),
+                "workload": workload_name(sweep.workload),
+                "setting": setting,
+                "predicted": predicted,
+                "measured": numbers.speedup(measured),
+                "95 % interval": numbers.bounds(measured),
+            }
+            for setting, predicted, measured in figures
+        ]
+    return Table.of("Speed-up of every setting", rows, figures=("predicted", "measured"))

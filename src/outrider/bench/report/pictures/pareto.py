@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from outrider.bench import summary
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name
-from outrider.bench.settings import PLAIN
+from outrider.bench.summary.counts import memory_is_measured
+from outrider.bench.summary.pareto import ParetoPoint, pareto_points
+from outrider.lab import numbers
+from outrider.lab.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
+from outrider.lab.settings import PLAIN
 
 __all__ = ["pareto"]
 
@@ -19,7 +20,7 @@ TITLE = "Speed against memory"
 
 def pareto(view: View) -> Picture | Missing:
     """Every pairing at its best setting, over all workloads; numbers lead to the names beneath."""
-    points = summary.pareto(view.results)
+    points = pareto_points(view.results)
     if not points:
         return Missing(TITLE, "no speed was measured")
     points.sort(key=lambda point: (point.memory_bytes, point.tokens_per_s.value))
@@ -35,20 +36,20 @@ def pareto(view: View) -> Picture | Missing:
         reading="Filled marks are on the front: nothing else is as fast in as little memory. Hollow ones "
         "are beaten; squares are plain decoding, dots speculation. Bars are 95 % intervals of the speed. "
         "KL is the mean divergence from the reference quantization, in nats.",
-        panels=(Panel("all workloads", svg, finding, is_broad=True),),
+        panels=(Panel("all workloads", svg, is_broad=True),),
         table=_table(view, points),
         key=tuple(f"{_name(point)}: {_figures(point)}" for point in points),
     )
 
 
-def _name(point: summary.ParetoPoint) -> str:
+def _name(point: ParetoPoint) -> str:
     if point.cell.draft is None and point.cell.setting == PLAIN.name:
         return f"{point.cell.target}, plain"
     draft = f" with {point.cell.draft}" if point.cell.draft else ""
     return f"{point.cell.target}{draft}, {point.cell.setting}"
 
 
-def _figures(point: summary.ParetoPoint) -> str:
+def _figures(point: ParetoPoint) -> str:
     mark = "" if point.is_measured else "≈ "
     quality = f", KL {point.quality.mean_kl:.3f}" if point.quality else ""
     return (
@@ -56,7 +57,7 @@ def _figures(point: summary.ParetoPoint) -> str:
     )
 
 
-def _paint(axes: Axes, points: list[summary.ParetoPoint]) -> None:
+def _paint(axes: Axes, points: list[ParetoPoint]) -> None:
     front = [point for point in points if not point.is_dominated]
     steps = [(point.memory_bytes / 1e9, point.tokens_per_s.value) for point in front]
     axes.plot(*zip(*steps, strict=True), drawstyle="steps-post", color=SOFT, linestyle="--", linewidth=1.2,
@@ -71,7 +72,7 @@ def _paint(axes: Axes, points: list[summary.ParetoPoint]) -> None:
     legend_below(axes)
 
 
-def _mark(axes: Axes, point: summary.ParetoPoint) -> None:
+def _mark(axes: Axes, point: ParetoPoint) -> None:
     speed, memory = point.tokens_per_s, point.memory_bytes / 1e9
     plain = point.cell.setting == PLAIN.name
     colour = SERIES[0] if plain else SERIES[1]
@@ -81,7 +82,7 @@ def _mark(axes: Axes, point: summary.ParetoPoint) -> None:
                   markeredgewidth=1.8, capsize=3, elinewidth=1.2)  # fmt: skip
 
 
-def _number(axes: Axes, points: list[summary.ParetoPoint]) -> None:
+def _number(axes: Axes, points: list[ParetoPoint]) -> None:
     """Numbers beside the marks; where marks are close by, above and below in turn."""
     ends = [point.memory_bytes / 1e9 for point in points]
     top = max(point.tokens_per_s.value for point in points)
@@ -101,33 +102,20 @@ def _number(axes: Axes, points: list[summary.ParetoPoint]) -> None:
                       ha="left" if offset[0] > 0 else "right")  # fmt: skip
 
 
-def _table(view: View, points: list[summary.ParetoPoint]) -> Table:
-    rows = []
-    for number, point in enumerate(points, 1):
-        cell, quality = point.cell, point.quality
-        is_measured = summary.memory_is_measured(view.results, cell.target, cell.draft)
-        rows.append(
-            (
-                str(number),
-                cell.target,
-                draft_name(cell.draft),
-                cell.setting,
-                numbers.rate(point.tokens_per_s),
-                numbers.bounds(point.tokens_per_s),
-                numbers.gigabytes(point.memory_bytes) + ("" if is_measured else " (files)"),
-                f"{quality.mean_kl:.4f}" if quality else numbers.NOTHING,
-                "no" if point.is_dominated else "yes",
-            )
-        )
-    columns = (
-        "no.",
-        "target",
-        "draft",
-        "setting",
-        "tokens/s",
-        "95 % interval",
-        "memory",
-        "mean KL",
-        "on the front",
-    )
-    return Table.of("Speed against memory", columns, rows, figures=("no.", "tokens/s", "memory", "mean KL"))
+def _table(view: View, points: list[ParetoPoint]) -> Table:
+    rows = [
+        {
+            "no.": str(number),
+            "target": point.cell.target,
+            "draft": draft_name(point.cell.draft),
+            "setting": point.cell.setting,
+            "tokens/s": numbers.rate(point.tokens_per_s),
+            "95 % interval": numbers.bounds(point.tokens_per_s),
+            "memory": numbers.gigabytes(point.memory_bytes)
+            + ("" if memory_is_measured(view.results, point.cell.target, point.cell.draft) else " (files)"),
+            "mean KL": f"{point.quality.mean_kl:.4f}" if point.quality else numbers.NOTHING,
+            "on the front": "no" if point.is_dominated else "yes",
+        }
+        for number, point in enumerate(points, 1)
+    ]
+    return Table.of("Speed against memory", rows, figures=("no.", "tokens/s", "memory", "mean KL"))

@@ -11,11 +11,10 @@ __all__ = ["Missing", "Panel", "Picture"]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing. `alternative` says in a sentence what can be seen in it, with figures."""
+    """One drawing."""
 
     title: str
     svg: str
-    alternative: str
     is_broad: bool = False
     """too wide for a phone to show at once"""
 

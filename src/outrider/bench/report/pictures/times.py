@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from outrider.bench import summary
-from outrider.bench.report import numbers
-from outrider.bench.report.pictures.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below, wrapped
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import Interval
+from outrider.bench.results import Cell
+from outrider.bench.summary import counts, speeds
+from outrider.lab import numbers
+from outrider.lab.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below, wrapped
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import Interval
 
 __all__ = ["times"]
 
@@ -46,7 +47,7 @@ def times(view: View) -> Picture | Missing:
     groups = [_bars(view, target, w) for w in view.pooled_first for target in view.results.targets]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
-        return Missing(TITLE, "no setting ran for real and told where its time went")
+        return Missing(TITLE, "no setting ran for real and reported where its time went")
     first = groups[0][0].workload
     panels = [(group, _panel(group, number)) for number, group in enumerate(groups)]
     bars = [bar for group in groups for bar in group]
@@ -73,10 +74,10 @@ def _bars(view: View, target: str, workload: str | None) -> list[_Bar]:
     results, found = view.results, []
     asked: list[tuple[str | None, str]] = [(None, PLAIN.name)]
     for draft in view.columns:
-        asked += [(draft, name) for name in summary.measured_settings(results, target, draft, workload)]
+        asked += [(draft, name) for name in speeds.measured_settings(results, target, draft, workload)]
     for draft, setting in asked:
-        shares = summary.time_shares(results, target, draft, setting, workload)
-        speed = summary.measured_speed(results, target, draft, setting, workload)
+        cell = Cell(target, draft, setting, workload)
+        shares, speed = counts.time_shares(results, cell), speeds.measured_speed(results, cell)
         if shares and shares.is_measured and speed:
             parts = (shares.target_calls, shares.draft_calls, shares.own)
             found.append(_Bar(target, draft, workload, setting, parts, speed))
@@ -93,7 +94,7 @@ def _panel(bars: list[_Bar], number: int) -> Panel:
     )
     lines = sum(max(bar.label.count("\n") + 1, 2) for bar in bars)
     svg = draw(f"times-{number}", 480, 95 + 17 * lines, alternative, lambda axes: _paint(axes, bars))
-    return Panel(title, svg, alternative, is_broad=True)
+    return Panel(title, svg, is_broad=True)
 
 
 def _paint(axes: Axes, bars: list[_Bar]) -> None:
@@ -120,15 +121,14 @@ def _paint(axes: Axes, bars: list[_Bar]) -> None:
 
 def _table(bars: list[_Bar]) -> Table:
     rows = [
-        (
-            bar.target,
-            draft_name(bar.draft),
-            workload_name(bar.workload),
-            bar.setting,
-            numbers.milliseconds(1 / bar.speed.value),
-            *(numbers.percent(share, 1) for share in bar.shares),
-        )
+        {
+            "target": bar.target,
+            "draft": draft_name(bar.draft),
+            "workload": workload_name(bar.workload),
+            "setting": bar.setting,
+            "time of a token": numbers.milliseconds(1 / bar.speed.value),
+            **{part: numbers.percent(share, 1) for part, share in zip(_PARTS, bar.shares, strict=True)},
+        }
         for bar in bars
     ]
-    columns = ("target", "draft", "workload", "setting", "time of a token", *_PARTS)
-    return Table.of("Where the time of a token goes", columns, rows, figures=("time of a token", *_PARTS))
+    return Table.of("Where the time of a token goes", rows, figures=("time of a token", *_PARTS))

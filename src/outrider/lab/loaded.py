@@ -5,27 +5,27 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.bench.models import ModelFile
-from outrider.bench.prompts import Prompt
-from outrider.bench.rows import ModelRow, Role
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
+from outrider.lab.models import ModelFile
+from outrider.lab.prompts import Prompt
+from outrider.lab.rows import ModelRow, Role
 from outrider.policy.prior import Prior
 from outrider.session import Session
-from outrider.session.loading import load_draft, load_weights, template_of
+from outrider.session.loading import load_draft, load_weights
 from outrider.vocab import Alignment
 
-__all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row", "resident_bytes"]
+__all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row", "resident_bytes", "weights_of"]
 
 _ROOM_TOKENS = 8
 """of a context beyond the longest text: a call's draft is cut to what is left of it"""
@@ -50,24 +50,19 @@ class LoadedTarget:
         return format_of(self.template, self.model.vocabulary)
 
     def encode(self, prompt: Prompt, answers: Sequence[str] = ()) -> tuple[int, ...]:
-        """The tokens of a prompt, or of its follow-up behind so many answers.
+        """The tokens of a prompt, or of its follow-up after so many answers.
 
         Raises PromptError where the chat template cannot hold it, or where there is none.
         """
-        if isinstance(prompt.messages, str):
-            text = prompt.messages
-            for answer, question in zip(answers, prompt.follow_ups, strict=False):
-                text += f"{answer}\n\n{question}"
-            return self._session.encode(text)
-        messages: list[Mapping[str, Any]] = list(prompt.messages)
-        for answer, question in zip(answers, prompt.follow_ups, strict=False):
-            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+        messages = prompt.after(answers)
+        if isinstance(messages, str):
+            return self._session.encode(messages)
         if self.template is None:
             why = f"{self.name} has no chat template"
             raise PromptError(prompt.id, why, "Sweep it with prompts of plain text.")
         tools = [_tool(tool) for tool in prompt.tools]
-        told, listed = self._format.conversation(messages, tools)
-        tokens = self.template.tokenize(self.template.render(told, tools=listed), self.model.vocabulary)
+        turns, listed = self._format.conversation(messages, tools)
+        tokens = self.template.tokenize(self.template.render(turns, tools=listed), self.model.vocabulary)
         return tuple(tokens)
 
     def constrain(self, grammar: Grammar | None) -> Callable[[], Constraint] | None:
@@ -104,6 +99,13 @@ class LoadedDraft:
             self.model.weights.close()
 
 
+def weights_of(file: ModelFile, options: LoadOptions, notices: list[str], beside: Model | None) -> Weights:
+    """The weights of a file; those of a draft `beside` its target. Raises ModelFileError or OutOfMemory."""
+    if isinstance(beside, GgufModel):
+        return load_draft(beside.weights, file.path, file.card, options, notices)
+    return load_weights(file.path, file.card, options, notices, draft=beside is not None)
+
+
 def load_model(
     file: ModelFile,
     options: LoadOptions,
@@ -118,10 +120,7 @@ def load_model(
     Raises ModelFileError or OutOfMemory.
     """
     before = resident_bytes()
-    if isinstance(beside, GgufModel):
-        weights = load_draft(beside.weights, file.path, file.card, options, notices)
-    else:
-        weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
+    weights = weights_of(file, options, notices, beside)
     try:
         longest = min(context + _ROOM_TOKENS, weights.trained_context) if context else 0
         model = weights.open(longest)
@@ -132,16 +131,11 @@ def load_model(
     return model, max(after - before, 0) or None if before is not None and after is not None else None
 
 
-def template_for(model: GgufModel, file: ModelFile) -> ChatTemplate | None:
-    """The chat template of a loaded model."""
-    return template_of(model.weights, file.card)
-
-
 def model_row(
     file: ModelFile, role: Role, model: GgufModel, memory_bytes: int | None, notices: Sequence[str]
 ) -> ModelRow:
     """What is written down about a loaded model; `notices` are lines about how it was loaded."""
-    effective = asdict(replace(model.options)) | {
+    effective = asdict(model.options) | {
         "threads": model.threads,
         "threads_batch": model.threads_batch,
         "batch_tokens": model.max_batch_tokens,
@@ -167,7 +161,7 @@ def model_row(
 
 
 def resident_bytes() -> int | None:
-    """Memory that this process holds, mapped files included; None where the system does not tell."""
+    """Memory that this process holds, mapped files included; None where the system does not say."""
     if not sys.platform.startswith("linux"):
         return None
     try:

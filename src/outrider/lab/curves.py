@@ -14,9 +14,9 @@ from statistics import median
 
 import numpy as np
 
-from outrider.bench.rows import AnswerRow, CostsRow
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
+from outrider.lab.rows import AnswerRow, CostsRow
 
 __all__ = ["draft_costs", "own_times", "target_costs"]
 
@@ -30,7 +30,7 @@ Call = tuple[int, int, float]
 
 
 def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts:
-    """The target's curve, corrected by all calls behind its answers."""
+    """The target's curve, corrected by all calls of its answers."""
     calls = [(n, context, s) for answer in answers for n, context, s, _ in answer.calls]
     return _corrected(measured, calls)
 

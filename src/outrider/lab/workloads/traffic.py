@@ -11,9 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from outrider.bench.prompts import Prompt
-from outrider.bench.workloads.limits import grammar_of_fields
-from outrider.bench.workloads.lines import Unreadable, max_tokens_of, messages_of, text_of, tools_of
+from outrider.lab.prompts import Prompt
+from outrider.lab.workloads.lines import (
+    Unreadable,
+    grammar_of_fields,
+    max_tokens_of,
+    messages_of,
+    text_of,
+    tools_of,
+)
 
 __all__ = ["PassedOver", "is_event", "prompts_of_event"]
 
@@ -55,7 +61,7 @@ def prompts_of_event(value: Any, max_tokens: int) -> list[Prompt]:
 def _chat(body: Mapping[str, Any], name: str) -> list[Prompt]:
     limit = max_tokens_of(body.get("max_completion_tokens") or body.get("max_tokens"))
     tools = () if body.get("tool_choice") == "none" else tools_of(body.get("tools"))
-    grammar = grammar_of_fields(body, Unreadable)
+    grammar = grammar_of_fields(body)
     return [Prompt(name, messages_of(body.get("messages")), grammar=grammar, tools=tools, max_tokens=limit)]
 
 
@@ -65,7 +71,7 @@ def _completions(body: Mapping[str, Any], name: str) -> list[Prompt]:
     prompts = [prompt for prompt in given if isinstance(prompt, str) and prompt]
     if not prompts or len(prompts) < len(given):
         raise Unreadable("the prompt is given in tokens")
-    limit, grammar = max_tokens_of(body.get("max_tokens")), grammar_of_fields(body, Unreadable)
+    limit, grammar = max_tokens_of(body.get("max_tokens")), grammar_of_fields(body)
     return [Prompt(name, prompt, grammar=grammar, max_tokens=limit) for prompt in prompts]
 
 

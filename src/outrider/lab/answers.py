@@ -9,13 +9,13 @@ from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.predict import Scored
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.record import Case, record_case
-from outrider.bench.rows import AnswerRow
 from outrider.core.errors import ConstraintError, GrammarError, PromptError
 from outrider.costs import CallCosts
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.predict import Scored
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.record import Case, record_case
+from outrider.lab.rows import AnswerRow
 from outrider.replay import Recording
 
 __all__ = ["ANSWER_TOKENS", "Answer", "Question", "questions_of", "record_answers"]
@@ -110,10 +110,11 @@ def record_answers(
     progress: Callable[[float], None] = lambda _part: None,
     left_out: Callable[[str], None] = lambda _why: None,
 ) -> tuple[list[Answer], int]:
-    """Answer one question after the other until the time is up: each for its part of the time, which `costs`
-    turn into tokens. Behind every third answer, calls over more tokens are timed. `progress` is told which
-    part of the time is spent. The number is of answers that were left out, since they are too short to tell;
-    `left_out` is told of questions whose grammar cannot be used or leaves nothing to say.
+    """The answers to as many questions as the time allows, and how many were left out as too short.
+
+    Each may take its part of the time, which `costs` turn into tokens. After every third answer, calls over
+    more tokens are timed. `progress` is called with the part of the time that is spent, `left_out` with why a
+    question cannot be asked: its grammar cannot be used or leaves nothing to say.
 
     Raises BackendError when a call fails.
     """

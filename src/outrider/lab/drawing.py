@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from html import escape
 from io import StringIO
 from typing import Any
 
@@ -18,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from outrider.bench.report.tables import escape
+from outrider.lab.numbers import printable
 
 __all__ = [
     "HATCHES",
@@ -31,13 +32,12 @@ __all__ = [
     "STYLES",
     "draw",
     "legend_below",
-    "share_letters",
     "wrapped",
 ]
 
 INK, SOFT, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
 SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a")
-"""Colours of series, told apart by their markers and lines too."""
+"""Colours of series, distinguished by their markers and lines too."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "\\\\")
@@ -49,7 +49,7 @@ _VARIABLES = {INK: "ink", SOFT: "soft", LINE: "line", PAPER: "paper"} | {
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "font.family": ["DejaVu Sans"],
     "font.size": 11.0,
     "axes.labelsize": 11.0,
@@ -101,37 +101,29 @@ def draw(name: str, width: int, height: int, alternative: str, paint: Callable[[
 
 
 def _inline(svg: str, name: str, width: int, height: int, alternative: str) -> str:
-    body = svg[svg.index(">") + 1 :]
-    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r'<g id="[^"]*"', "<g", body)
-    # Places, not scales, which are below 1: a hundredth of a pixel is enough.
-    body = re.sub(r"\b[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", body)
-    # Letters are the same in all drawings of a page, whatever else is named is not.
-    body = re.sub(r'\b(id="|url\(#|xlink:href="#)(?!DejaVu)', rf"\g<1>{name}-", body)
-    body = body.replace('xlink:href="', 'href="')
-    for colour, variable in _VARIABLES.items():
-        body = body.replace(colour, f"var(--{variable})")
+    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index(">") + 1 :], flags=re.DOTALL)
+    body = re.sub(r">\s+<", "><", body.strip())
+    body = re.sub(r"<[^>]+>", lambda tag: _short(tag[0], name), body)
     opening = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{escape(alternative)}">'
+        f'font-family="DejaVu Sans, Verdana, sans-serif" aria-label="{escape(printable(alternative))}">'
     )
-    return opening + body.strip()
+    return opening + printable(body)
 
 
-def share_letters(html: str) -> tuple[str, str]:
-    """The outlines of all letters that the drawings of a page use, each once, as an element that shows
-    nothing; and the page without them."""
-    letters: dict[str, str] = {}
-
-    def taken(match: re.Match[str]) -> str:
-        letters[match[1]] = " ".join(match[0].split())
-        return ""
-
-    rest = re.sub(r'<path id="(DejaVu[^"]*)"(?: d="[^"]*")? transform="[^"]*"/>\s*', taken, html)
-    rest = re.sub(r"<defs>\s*</defs>\s*", "", rest)
-    outlines = "\n".join(letters[name] for name in sorted(letters))
-    return f'<svg width="0" height="0" class="letters" aria-hidden="true"><defs>{outlines}</defs></svg>', rest
+def _short(tag: str, name: str) -> str:
+    """A tag of a drawing without what it can do without, its names made those of this drawing."""
+    tag = re.sub(r'^<g id="[^"]*"', "<g", re.sub(r"\s+", " ", tag))
+    tag = re.sub(r' transform="rotate\(-0 [^"]*"', "", tag)
+    # All text is of one family, which is wide: others have room enough.
+    tag = tag.replace("font-family: 'DejaVu Sans'; ", "")
+    # Places, not scales, which are below 1: a hundredth of a pixel is enough.
+    tag = re.sub(r"\b[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag)
+    tag = re.sub(r"(\d)\.0+(?=[ \",)])", r"\1", tag)
+    tag = re.sub(r'\b(id="|url\(#|xlink:href="#)', rf"\g<1>{name}-", tag).replace("xlink:href", "href")
+    for colour, variable in _VARIABLES.items():
+        tag = tag.replace(colour, f"var(--{variable})")
+    return tag
 
 
 def legend_below(axes: Axes, columns: int = 2) -> None:
@@ -143,7 +135,7 @@ def legend_below(axes: Axes, columns: int = 2) -> None:
 
 
 def wrapped(name: str, width: int = 14) -> str:
-    """A name over several lines: broken behind hyphens, underscores, dots and spaces, or where it must be.
+    """A name over several lines: broken after hyphens, underscores, dots and spaces, or where it must be.
 
     >>> wrapped("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M").split(chr(10))
     ['Qwen2.5-Coder-', '1.5B-Instruct-', 'Q4_K_M']

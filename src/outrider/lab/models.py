@@ -1,4 +1,4 @@
-"""The models of a sweep: globs, paths and hub references to files, each with a short name of its own."""
+"""The models of an experiment: globs, paths and hub references to files, each with a short name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.core.errors import ModelFileError
+from outrider.core.errors import BackendError, ModelFileError
 from outrider.costs.store import fingerprint
 from outrider.models import (
     DEFAULT_DRAFT,
@@ -22,7 +22,7 @@ from outrider.models import (
     resolve,
 )
 
-__all__ = ["DEFAULT", "ModelFile", "find_models"]
+__all__ = ["DEFAULT", "ModelFile", "find_models", "under_backends", "usable_backends"]
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
@@ -66,6 +66,35 @@ def find_models(
         else ModelFile(names[identity], path, read_card(path), fingerprint(path))
         for identity, path in found.items()
     ]
+
+
+def under_backends(models: Sequence[ModelFile], backends: Sequence[str], *, several: bool) -> list[ModelFile]:
+    """Every model under each backend; where there are `several`, its name says which: "model (ik)"."""
+    return [
+        replace(model, name=f"{model.name} ({backend})" if several else model.name, backend=backend)
+        for model in models
+        for backend in backends
+    ]
+
+
+def usable_backends(
+    names: Iterable[str], check: Callable[[str], None]
+) -> tuple[list[str], Mapping[str, BackendError]]:
+    """Those that are here, and what is wrong with each other one: `check` raises it.
+
+    Raises BackendError where none is here.
+    """
+    usable, refused = list[str](), dict[str, BackendError]()
+    for name in names:
+        try:
+            check(name)
+        except BackendError as error:
+            refused[name] = error
+        else:
+            usable.append(name)
+    if not usable:
+        raise next(iter(refused.values()))
+    return usable, refused
 
 
 def _paths(reference: str, hub: HubOptions) -> list[Path]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from outrider.bench.loaded import LoadedDraft, LoadedTarget
-from outrider.bench.record import Case, request_of
-from outrider.bench.rows import AnswerRow, OffersRow, PairRow
 from outrider.core.data import StepRecord
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.record import Case, request_of
+from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.policy import FixedPolicy
 from outrider.policy.prior import Prior
 from outrider.replay import Offers, record_offers

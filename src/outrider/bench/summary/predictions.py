@@ -10,16 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.rows import PredictionRow
-from outrider.bench.settings import PLAIN
-from outrider.bench.statistics import Interval, estimate
-from outrider.bench.summary.rates import plain_cell, rates
+from outrider.lab.rows import PredictionRow
+from outrider.lab.settings import PLAIN
+from outrider.lab.statistics import Interval, estimate
 
 __all__ = [
     "ErrorFigures",
     "PredictedPoint",
     "PredictionError",
-    "bound_share",
     "bound_speedup",
     "predicted_speedup",
     "prediction_error",
@@ -69,35 +67,22 @@ class PredictionError:
     points: tuple[PredictedPoint, ...]
 
 
-def predicted_speedup(
-    results: Results, target: str, draft: str | None, setting: str, workload: str | None
-) -> Interval | None:
+def predicted_speedup(results: Results, cell: Cell) -> Interval | None:
     """Replayed plain decoding's time over the setting's; over cases (and then workloads) the geometric mean.
     The interval is over cases; that costs were measured with an error is not in it."""
-    rows = _rows(results, target, draft, setting, workload)
-    strata = [_ratios(row, [case.seconds for case in row.cases]) for row in rows]
+    strata = [_ratios(row, [case.seconds for case in row.cases]) for row in _rows(results, cell)]
     return estimate(strata).interval if strata and all(strata) else None
 
 
-def bound_speedup(
-    results: Results, target: str, draft: str | None, workload: str | None, setting: str = "auto"
-) -> Interval | None:
-    """What the best choice at every step, known in hindsight, would have given with the same drafts."""
+def bound_speedup(results: Results, cell: Cell) -> Interval | None:
+    """What the best choice at every step, known in hindsight, would have given with the same drafts; `cell`
+    is that of the automatic choice."""
     strata = []
-    for row in _rows(results, target, draft, setting, workload):
+    for row in _rows(results, cell):
         if row.bound_s is None or len(row.bound_s) != len(row.cases):
             return None
         strata.append(_ratios(row, row.bound_s))
     return estimate(strata).interval if strata and all(strata) else None
-
-
-def bound_share(
-    results: Results, target: str, draft: str | None, workload: str | None, setting: str = "auto"
-) -> float | None:
-    """How much of the bound's speed the automatic choice reaches, both replayed."""
-    bound = bound_speedup(results, target, draft, workload, setting)
-    reached = predicted_speedup(results, target, draft, setting, workload)
-    return reached.value / bound.value if bound and reached else None
 
 
 def prediction_error(results: Results) -> PredictionError:
@@ -108,13 +93,14 @@ def prediction_error(results: Results) -> PredictionError:
     return PredictionError(_figures([point.raw_error for point in points]), _figures(anchored), points)
 
 
-def _rows(
-    results: Results, target: str, draft: str | None, setting: str, workload: str | None
-) -> list[PredictionRow]:
+def _rows(results: Results, cell: Cell) -> list[PredictionRow]:
     """The predictions of a cell, one a workload; none where one of several is missing."""
-    replayed = {row.workload for row in results.predictions if row.target == target}
-    names = [name for name in results.workloads if name in replayed] if workload is None else [workload]
-    found = [results.prediction_by_cell.get(Cell(target, draft, setting, name)) for name in names]
+    if cell.workload is None:
+        replayed = {row.workload for row in results.predictions if row.target == cell.target}
+        names = [name for name in results.workloads if name in replayed]
+    else:
+        names = [cell.workload]
+    found = [results.prediction_by_cell.get(cell._replace(workload=name)) for name in names]
     return [row for row in found if row is not None] if all(found) else []
 
 
@@ -125,13 +111,13 @@ def _ratios(row: PredictionRow, seconds: Sequence[float]) -> list[tuple[Floats, 
 
 def _point(results: Results, cell: Cell) -> PredictedPoint | None:
     row = results.prediction_by_cell.get(cell)
-    ran = rates(results, cell)
+    ran = results.rates(cell)
     cases = (
         [case for case in row.cases if case.case in ran and case.tokens and case.seconds > 0] if row else []
     )
     if not cases:
         return None
-    plain = rates(results, plain_cell(cell.target, cell.workload))
+    plain = results.rates(cell.plain)
     measured = 1 / geometric_mean(median(ran[case.case].values()) for case in cases)
     predicted = geometric_mean(case.tokens / case.seconds for case in cases)
     anchored = None

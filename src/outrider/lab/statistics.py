@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DRAWS", "LEVEL", "Estimate", "Interval", "Strata", "estimate", "self_ratio", "t_tail"]
+__all__ = ["DRAWS", "LEVEL", "Estimate", "Interval", "Strata", "estimate", "holm", "self_ratio", "t_tail"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -198,3 +198,14 @@ def _splits(repetitions: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     ]
     step = max(1, math.ceil(len(found) / _MAX_SPLITS))
     return found[::step]
+
+
+def holm(p_values: Sequence[float], significance: float) -> list[bool]:
+    """Which hypotheses Holm's step-down procedure (1979) rejects: the chance that any true one is
+    among them is at most `significance`, however the tests depend on each other."""
+    rejected = [False] * len(p_values)
+    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if p_values[i] > significance / (len(p_values) - rank):
+            break
+        rejected[i] = True
+    return rejected

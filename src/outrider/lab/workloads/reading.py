@@ -8,17 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.workloads.lines import Unreadable, prompt_of
-from outrider.bench.workloads.names import BUILT_IN
-from outrider.bench.workloads.traffic import PassedOver, is_event, prompts_of_event
 from outrider.core.errors import PromptError
 from outrider.core.params import SamplingParams
-
-if TYPE_CHECKING:
-    from outrider.bench.plan import WorkloadSpec
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.workloads.lines import Unreadable, prompt_of
+from outrider.lab.workloads.spec import BUILT_IN, WorkloadSpec
+from outrider.lab.workloads.traffic import PassedOver, is_event, prompts_of_event
 
 __all__ = ["load_workload"]
 
@@ -47,18 +44,18 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         text, what, source = _text(path), str(path), str(path)
     found, passed_over = _read(text, what, spec.max_tokens)
     chosen = _spread(_of_categories(found, categories, what), spec.prompts)
-    told = [f"{count} passed over: {why}" for why, count in sorted(passed_over.items())]
+    skipped = [f"{count} passed over: {why}" for why, count in sorted(passed_over.items())]
     return Workload(
         name=spec.name,
         prompts=tuple(chosen),
         sampling=SamplingParams(temperature=spec.temperature, seed=spec.seed),
         max_tokens=spec.max_tokens,
-        source=f"{source} ({'; '.join(told)})" if told else source,
+        source=f"{source} ({'; '.join(skipped)})" if skipped else source,
     )
 
 
 def _built_in(name: str) -> str:
-    return (files("outrider.bench.workloads") / f"{name}.jsonl").read_text(encoding="utf-8")
+    return (files("outrider.lab.workloads") / f"{name}.jsonl").read_text(encoding="utf-8")
 
 
 def _parts(reference: str, categories: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
@@ -132,7 +129,7 @@ def _category(value: Any) -> str:
 
 
 def _with_own_ids(found: Sequence[_Found]) -> Iterator[_Found]:
-    """The same prompts; one whose id another has before it gets a number behind it."""
+    """The same prompts; one whose id another has before it gets a number added."""
     used: set[str] = set()
     for each in found:
         number, unique = 1, each.prompt.id

@@ -6,20 +6,31 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.bench.predict import Prices, bounds_s, policy_times, predict
-from outrider.bench.rows import CaseOutcome
-from outrider.bench.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
-from outrider.check.answers import Answer
-from outrider.check.intervals import Interval, speedup_of
-from outrider.check.report import Speedups
 from outrider.costs import CallCosts
+from outrider.lab.answers import Answer
+from outrider.lab.intervals import Interval, speedup_of
+from outrider.lab.predict import Prices, bounds_s, policy_times, predict
+from outrider.lab.rows import CaseOutcome
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
 
-__all__ = ["BOUND", "Expectation", "expect", "with_policy_times"]
+__all__ = ["BOUND", "Expectation", "Speedups", "expect", "with_policy_times"]
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _P_MINS = (0.0, 0.5, 0.75)
 _DRAFTERS = ("lookup", "model", "both")
 BOUND = "bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Speedups:
+    """Expected speed-ups over plain decoding. `best` is the fastest of all settings, chosen on these
+    prompts."""
+
+    auto: Interval
+    best_setting: str
+    best: Interval
+    llama_cpp_default: Interval | None
+    bound: Interval
 
 
 @dataclass(frozen=True, slots=True)

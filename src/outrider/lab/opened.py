@@ -8,20 +8,19 @@ from types import TracebackType
 from typing import Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.bench.loaded import resident_bytes
-from outrider.bench.models import ModelFile
-from outrider.check.facts import model_facts
-from outrider.check.report import ModelFacts
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
-from outrider.session.loading import load_draft, load_weights, template_of
+from outrider.lab.facts import ModelFacts, model_facts
+from outrider.lab.loaded import resident_bytes, weights_of
+from outrider.lab.models import ModelFile
+from outrider.session.loading import template_of
 from outrider.tuning import costs_of
 
 __all__ = ["Loaded", "Progress"]
 
 Progress = Callable[[str, float | None], None]
-"""Told what is being done, and which part of it is done (None: it does not tell)."""
+"""Called with what is being done, and which part of it is done (None: not known)."""
 
 
 class Loaded:
@@ -45,10 +44,7 @@ class Loaded:
         self._file = file
         self._before = resident_bytes()
         progress(f"loading {file.name}", None)
-        if isinstance(beside, GgufModel):
-            self.weights = load_draft(beside.weights, file.path, file.card, options, notices)
-        else:
-            self.weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
+        self.weights = weights_of(file, options, notices, beside)
         try:
             self.template = None if beside else template_of(self.weights, file.card)
         except BaseException:

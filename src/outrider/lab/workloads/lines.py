@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from outrider.bench.prompts import Prompt
-from outrider.bench.workloads.limits import grammar_of_fields
+from outrider.core.data import Grammar
+from outrider.lab.prompts import Prompt
 
-__all__ = ["Unreadable", "messages_of", "prompt_of", "tools_of"]
+__all__ = ["Unreadable", "grammar_of_fields", "messages_of", "prompt_of", "tools_of"]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KNOWN = ("messages", "prompt", "text", "turns", "tools", "response_format", "max_tokens", "category")
 _ALIKE = 0.85
+_OBJECT = {"type": "object"}
 
 
 class Unreadable(Exception):
@@ -38,7 +40,7 @@ def prompt_of(value: Any, name: str) -> Prompt:
         return Prompt(
             name,
             messages_of(value["messages"]),
-            grammar=grammar_of_fields(value, Unreadable),
+            grammar=grammar_of_fields(value),
             tools=tools_of(value.get("tools")),
             max_tokens=max_tokens_of(value.get("max_tokens")),
         )
@@ -47,7 +49,7 @@ def prompt_of(value: Any, name: str) -> Prompt:
         found = ", ".join(map(repr, list(value)[:6])) or "nothing"
         raise Unreadable(f"it holds no prompt but {found}" if text is None else "its prompt is no text")
     limit = max_tokens_of(value.get("max_tokens"))
-    return Prompt(name, text, grammar=grammar_of_fields(value, Unreadable), max_tokens=limit)
+    return Prompt(name, text, grammar=grammar_of_fields(value), max_tokens=limit)
 
 
 def _is_id(value: Any) -> bool:
@@ -137,3 +139,68 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Unreadable(f"tool {number} is no function with a name")
     return tuple(value)
+
+
+def grammar_of_fields(body: Mapping[str, Any]) -> Grammar | None:
+    """The grammar that a body asks for, in any server's field, as `outrider serve` reads it; None where it
+    asks for none. Raises Unreadable."""
+    nested = body.get("structured_outputs") or {}
+    if not isinstance(nested, dict):
+        raise Unreadable("its structured_outputs is no object")
+    fields = {name: value for name, value in body.items() if name != "structured_outputs"}
+    fields |= {f"guided_{name}": value for name, value in nested.items() if value is not None}
+    for name, read in _READ.items():
+        if fields.get(name) is not None:
+            try:
+                return read(fields[name])
+            except (AttributeError, KeyError, TypeError, ValueError):
+                raise Unreadable(f"its {name} asks for nothing that is known") from None
+    return None
+
+
+def _format(value: Any) -> Grammar | None:
+    match value["type"]:
+        case "text":
+            return None
+        case "json_object":
+            return _schema(value.get("schema") or _OBJECT)
+        case "json_schema":  # the Responses API has the schema's fields without a level of their own
+            named = value.get("json_schema", value)
+            return _schema(named["schema"], lenient=named.get("strict") is False)
+    raise ValueError
+
+
+def _schema(value: Any, *, lenient: bool = False) -> Grammar:
+    if not isinstance(value, str | dict):
+        raise TypeError
+    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value), lenient=lenient)
+
+
+def _grammar(value: Any) -> Grammar:
+    return Grammar("gbnf" if "::=" in value else "lark", _string(value))
+
+
+def _regex(value: Any) -> Grammar:
+    return Grammar("regex", _string(value))
+
+
+def _choice(value: Any) -> Grammar:
+    return Grammar("choice", json.dumps([_string(part) for part in value]))
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+_READ: dict[str, Callable[[Any], Grammar | None]] = {
+    "response_format": _format,
+    "json_schema": _schema,
+    "grammar": _grammar,
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+    "guided_json_object": lambda _: _schema(_OBJECT),
+}

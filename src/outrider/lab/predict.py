@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
-from outrider.bench.rows import CaseOutcome
-from outrider.bench.settings import Setting
 from outrider.core.contracts import Constraint, Drafter, Policy
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
@@ -16,6 +14,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
+from outrider.lab.rows import CaseOutcome
+from outrider.lab.settings import Setting
 from outrider.policy.prior import Prior
 from outrider.replay import ForcedDrafter, Recording, hindsight_bound, replay
 

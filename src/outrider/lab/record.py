@@ -1,6 +1,6 @@
 """A target's own answers, decoded plainly: what everything else is replayed on.
 
-Behind some answers the target is asked once more with drafts that are known to be right, of every length in
+After some answers the target is asked once more with drafts that are known to be right, of every length in
 turn: these calls show what it really costs to check so many tokens within the engine, logits and all.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.bench.loaded import LoadedTarget
-from outrider.bench.prompts import Prompt, Workload
-from outrider.bench.rows import AnswerRow
 from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
 from outrider.core.errors import OutriderError
+from outrider.lab.loaded import LoadedTarget
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.rows import AnswerRow
 from outrider.policy import FixedPolicy
 
 __all__ = ["Case", "cases_of", "record_case", "request_of"]
@@ -23,12 +23,12 @@ PROBED_LENGTHS = (3, 1, 7, 2, 5, 15, 4, 11, 6, 8, 0, 12, 10, 16, 9, 13, 14)
 """Drafted tokens of successive probing calls; lengths that are often drafted come first."""
 
 _PROBED_CALLS = 8
-"""About so many fit an answer; the next probed one goes on behind them."""
+"""About so many fit an answer; the next probed one continues after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One answer of a workload: a prompt, or a follow-up behind the answers to what came before."""
+    """One answer of a workload: a prompt, or a follow-up after the answers to what came before."""
 
     workload: Workload
     prompt: Prompt
@@ -75,7 +75,7 @@ def record_case(
 ) -> AnswerRow:
     """Let the target answer a case plainly; `answered` are the cases before it, by their ids.
 
-    With `probe`, its number among those that are, calls over more tokens are timed behind it.
+    With `probe`, its number among those that are, calls over more tokens are timed after it.
     Raises PromptError where the prompt does not fit, BackendError when a call fails, ConstraintError where
     a grammar leaves nothing.
     """
@@ -114,8 +114,8 @@ def _probe(
 ) -> Iterator[tuple[int, int, float, float]]:
     """Calls over every number of tokens; the prompt's KV is still there."""
     engine = target.engine
-    told = _Told(plain.tokens, number * _PROBED_CALLS)
-    engine.equip((told,), FixedPolicy(max(PROBED_LENGTHS), 0, 0.0))
+    known = _KnownAnswer(plain.tokens, number * _PROBED_CALLS)
+    engine.equip((known,), FixedPolicy(max(PROBED_LENGTHS), 0, 0.0))
     try:
         again = engine.generate(replace(request, speculate=True))
     except OutriderError:  # the answer itself is there
@@ -125,10 +125,10 @@ def _probe(
             yield _call(record)
 
 
-class _Told:
+class _KnownAnswer:
     """A Drafter that knows the answer, and offers so much of it as the next length says."""
 
-    name = "told"
+    name = "known answer"
     is_free = True
 
     def __init__(self, answer: Sequence[int], first: int) -> None:

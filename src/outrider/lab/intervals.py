@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from outrider.bench.statistics import DRAWS, LEVEL, Interval, estimate
+from outrider.lab.statistics import DRAWS, LEVEL, Interval, estimate
 
 __all__ = ["Interval", "share_of", "speedup_of"]
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from outrider.check.intervals import share_of
-from outrider.check.report import Acceptance
+from outrider.lab.intervals import share_of
+from outrider.lab.statistics import Interval
 from outrider.replay import Recording
 
-__all__ = ["POSITIONS", "acceptance_of"]
+__all__ = ["POSITIONS", "Acceptance", "acceptance_of"]
 
 POSITIONS = 8
-"""Places of a draft that are told apart."""
+"""Places of a draft that are counted separately."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often the draft's most likely token is the answer's: over all positions, and at the first,
+    second, … place of a draft, those before it being right (None: never met)."""
+
+    rate: Interval
+    positions: int
+    by_position: tuple[float | None, ...]
 
 
 def acceptance_of(recordings: Sequence[Recording], name: str) -> Acceptance:

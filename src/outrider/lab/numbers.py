@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.bench.statistics import Interval
+from outrider.lab.statistics import Interval
 
 __all__ = [
     "bounds",
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 NOTHING = "–"
-"""what stands where there is no number"""
+"""shown where there is no number"""
 
 
 def speedup(interval: Interval | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ __all__ = ["Prompt", "Workload"]
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One conversation. `messages` are OpenAI's, up to a turn that the target answers; a string is a text as
-    it stands. Each of `follow_ups` is asked behind the target's own answer to what came before.
+    it stands. Each of `follow_ups` is asked after the target's own answer to what came before.
     `grammar` limits the answers, `tools` are shown to the chat template.
     """
 
@@ -26,6 +26,16 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     max_tokens: int | None = None
     """None: the workload's"""
+
+    def after(self, answers: Sequence[str]) -> list[Mapping[str, Any]] | str:
+        """What is asked after so many answers: messages up to the next follow-up, or one text."""
+        turns = list(zip(answers, self.follow_ups, strict=False))
+        if isinstance(self.messages, str):
+            return self.messages + "".join(f"{answer}\n\n{question}" for answer, question in turns)
+        messages = list(self.messages)
+        for answer, question in turns:
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+        return messages
 
 
 @dataclass(frozen=True, slots=True)

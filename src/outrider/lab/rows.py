@@ -178,7 +178,7 @@ class CaseOutcome(_Row):
     drafted: tuple[int, ...]
     """tokens drafted at the first, second, … place of a draft"""
     accepted: tuple[int, ...]
-    """those of them that stood"""
+    """those of them that were accepted"""
     draft_s: float
     """of `seconds`, the draft model's calls (its reading of the prompt included)"""
     verify_s: float
@@ -213,7 +213,7 @@ class RunRow(_Row):
     """One request that ran for real: a setting of ours, or another engine (`contestant`).
 
     `decode_s` starts when the target has read the prompt and includes the draft model's own reading of it.
-    For another engine `decode_s` is the time behind its first token, which gave `tokens - 1` tokens:
+    For another engine `decode_s` is the time after its first token, which gave `tokens - 1` tokens:
     `timed_tokens` are the tokens that `decode_s` produced, for either.
     """
 
@@ -235,7 +235,7 @@ class RunRow(_Row):
     target_calls: int | None
     draft_calls: int | None
     drafted: tuple[int, ...] | None
-    """by the place in the draft; one total where an engine tells no more; None where it tells nothing"""
+    """by the place in the draft; one total where an engine says no more; None where it says nothing"""
     accepted: tuple[int, ...] | None
     draft_s: float | None = None
     verify_s: float | None = None

@@ -1,0 +1,1 @@
+"""What experiments share: workloads, recording, scoring, replay at measured costs, statistics, drawings."""
