@@ -16,8 +16,8 @@ from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import AutoPolicy, auto
-from outrider.policy.growth import Array
-from outrider.policy.sharing import Offered, share_out
+from outrider.policy.allocation import Allocatable, allocate
+from outrider.policy.objective import Array
 from simulated import Offering, Simulated
 from test_engine_exact import TARGET, TINY, Enumerated, model_drafter, plain, request
 
@@ -137,10 +137,10 @@ def test_cutting_for_what_was_drawn_would_be_noticed(rule: Rule) -> None:
 def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """What certain tokens allow: to take the best length of all that was found, when it was found."""
 
-    def taking_back(chains: Sequence[Offered], calls_s: Array, token_s: float) -> list[int]:
-        return share_out([replace(chain, fixed=0) for chain in chains], calls_s, token_s)
+    def taking_back(chains: Sequence[Allocatable], calls_s: Array, token_s: float) -> list[int]:
+        return allocate([replace(chain, num_fixed=0) for chain in chains], calls_s, token_s)
 
-    monkeypatch.setattr(auto, "share_out", taking_back)
+    monkeypatch.setattr(auto, "allocate", taking_back)
     asked = asked_for(rule)
     found, _ = speculative(asked, [model_drafter()], stair)
     assert distance(found, plain(asked)) > 1e-3

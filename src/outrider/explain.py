@@ -55,7 +55,7 @@ class Choices:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What `--explain` shows. Costs are in seconds and break-even acceptances in [0, 1], None where even
-    right drafts do not pay; `choices` go by the sources of the drafts ("plain" for none)."""
+    correct drafts do not pay; `choices` go by the sources of the drafts ("plain" for none)."""
 
     target_calls_s: dict[int, float]
     draft_step_s: float | None
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def draft_must_be_right(self) -> float | None:
-        """How often a draft model's tokens must be right to pay at the best length; None where there is no
+        """How often a draft model's tokens must be accepted to pay at the best length; None where there is no
         such model, or it cannot pay."""
         return min(filter(None, (self.break_even_draft or {}).values()), default=None)
 
@@ -105,7 +105,7 @@ def _plain_call_s(record: StepRecord, i: int, costs: CallCosts) -> float:
 
 def _plain_ratio(decode: Sequence[StepRecord], costs: CallCosts) -> tuple[float, float]:
     """Real against expected times of this run's calls over a single token, and how far that is to be
-    trusted: calls over more tokens stand in where there are too few."""
+    trusted: calls over more tokens are taken where there are too few."""
     ratios = [
         r.verify_s / costs.call_s(1, context=r.position)
         for r in decode

@@ -1,8 +1,8 @@
-"""What to expect of a draft model before it was ever asked: learned while it was made, kept in its file.
+"""The pretrained calibration of a draft model, kept in its file.
 
-How sure a model is says something else of every model: the estimates that are built in were fitted to drafts
-of half a billion parameters. A distilled draft's predictions along held-out answers are known, so its own
-estimates can come with it.
+Confidence is calibrated differently in every model: the built-in coefficients were fitted to drafts of half a
+billion parameters. A distilled draft's predictions along held-out answers are known, so its own calibration
+can come with it.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import Any
 
 from outrider.core.data import TokenEstimate
 from outrider.costs import CallCosts
-from outrider.policy.knowledge import Knowledge
+from outrider.policy.state import PolicyState
 
 __all__ = ["PRIOR", "Prior", "prior_of", "read_prior"]
 
 PRIOR = "outrider.draft.acceptance"
-"""string: what is known of a draft's acceptance, in JSON (`Knowledge.as_json`)"""
+"""string: what is known of a draft's acceptance, in JSON (`PolicyState.as_json`)"""
 
 Prior = Mapping[str, Any]
 _DIGITS = 4
 
 
 def prior_of(name: str, answers: Iterable[Sequence[tuple[float, bool]]]) -> Prior:
-    """What the predictions of the draft model `name` along some answers teach: for each position, how sure
-    it was of its most likely token, and whether that was right."""
-    knowledge = Knowledge(CallCosts(), {})
-    chances: list[float] = []
+    """The calibration by the predictions of the draft model `name` along some answers: for each position, its
+    confidence in its most likely token, and whether that was correct."""
+    state = PolicyState(CallCosts(), {})
+    estimator = state.estimator(name)
+    seen: list[float] = []
     for answer in answers:
-        text = knowledge.new_text(1, None)
-        for confidence, right in answer:
-            estimate, state = TokenEstimate(confidence), text.state(name)
-            estimator = knowledge.estimator(name)
-            chance = estimator.probability(estimate, state)
-            knowledge.outlook.learn(text.phase, chance)
-            text.phase = knowledge.outlook.advance(text.phase, chance)
-            estimator.learn(estimate, state, right)
-            chances.append(chance)
-    if chances:  # not what the last answers happened to be like
-        knowledge.outlook.usual = fmean(chances)
-    data = knowledge.as_json()
-    # In constrained text, which held-out answers seldom are, it is as sure of its words as elsewhere.
-    data["estimators"][f"{name} (constrained)"] = knowledge.estimator(name).as_json()
+        text = state.new_request(1, None)
+        for confidence, correct in answer:
+            estimate, bias = TokenEstimate(confidence), text.bias(name)
+            acceptance = estimator.probability(estimate, bias)
+            state.confidence.learn(text.average_confidence, acceptance)
+            text.average_confidence = state.confidence.update(text.average_confidence, acceptance)
+            estimator.learn(estimate, bias, correct)
+            seen.append(acceptance)
+    if seen:  # not what the last answers happened to be like
+        state.confidence.mean = fmean(seen)
+    data = state.as_json()
+    # In constrained text, which held-out answers seldom are, its confidence means the same.
+    data["estimators"][f"{name} (constrained)"] = estimator.as_json()
     rounded: Prior = _rounded(data)
     return rounded
 
@@ -52,7 +52,7 @@ def prior_of(name: str, answers: Iterable[Sequence[tuple[float, bool]]]) -> Prio
 def read_prior(text: str) -> Prior:
     """What a file says. Raises ValueError where it is damaged."""
     data: Prior = json.loads(text)
-    Knowledge(CallCosts(), {}).recall(data)
+    PolicyState(CallCosts(), {}).recall(data)
     return data
 
 
