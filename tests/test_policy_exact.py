@@ -22,7 +22,7 @@ from simulated import Offering, Simulated
 from test_engine_exact import TARGET, TINY, Enumerated, model_drafter, plain, request
 
 CHEAP = {1: 1.0, 64: 1.3}
-DEAR = {1: 1.0, 2: 1.35, 3: 1.5, 4: 1.55, 64: 12.0}
+EXPENSIVE = {1: 1.0, 2: 1.35, 3: 1.5, 4: 1.55, 64: 12.0}
 """Calls for which it matters how sure a draft is."""
 
 STAIR = {1: 1.0, 2: 1.75, 3: 1.35, 64: 12.0}
@@ -33,8 +33,8 @@ def cheap(**settings: bool) -> AutoPolicy:
     return Simulated(CHEAP, 1e-4, **settings)
 
 
-def dear(**settings: bool) -> AutoPolicy:
-    return Simulated(DEAR, 0.003, **settings)
+def expensive(**settings: bool) -> AutoPolicy:
+    return Simulated(EXPENSIVE, 0.003, **settings)
 
 
 def stair(**settings: bool) -> AutoPolicy:
@@ -84,7 +84,7 @@ def shapes(records: Sequence[StepRecord]) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("kind", ["sampled", "auto"])
-@pytest.mark.parametrize("make", [cheap, dear, stair])
+@pytest.mark.parametrize("make", [cheap, expensive, stair])
 def test_a_draft_model_alone(rule: Rule, kind: str, make: Callable[[], AutoPolicy]) -> None:
     asked = asked_for(rule, kind)
     found, records = speculative(asked, [model_drafter()], make)
@@ -96,7 +96,7 @@ def test_a_draft_model_alone(rule: Rule, kind: str, make: Callable[[], AutoPolic
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_free_tokens_before_and_behind_drawn_ones(rule: Rule) -> None:
     asked, met = asked_for(rule), set()
-    for make in (cheap, dear):
+    for make in (cheap, expensive):
         for free in (SuffixDrafter(), Offering(1), Offering(1, only_behind=True)):
             found, records = speculative(asked, [free, model_drafter()], make)
             assert distance(found, plain(asked)) <= 1e-12

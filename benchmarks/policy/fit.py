@@ -132,10 +132,10 @@ def main() -> None:
                 losses = [log_loss(others[name], weights) for weights in (old, new)]
                 print(f"  log-loss on {test}: {losses[0]:.4f}, {losses[1]:.4f}")
     for costs in arguments.costs:
-        for test, found in tests.items():
-            before = seconds(found, costs, {})
+        for test, answers in tests.items():
+            before = seconds(answers, costs, {})
             for names in (*([name] for name in priors), list(priors)):
-                after = seconds(found, costs, {name: priors[name] for name in names})
+                after = seconds(answers, costs, {name: priors[name] for name in names})
                 ratio = math.exp(float(np.mean(np.log(after) - np.log(before))))
                 print(f"{costs.name}, {test}, {' and '.join(names)}: {100 * (ratio - 1):+.2f} %", flush=True)
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.policy.objective import Array, best_length, with_margin
-
-__all__ = ["Allocatable", "allocate"]
+from outrider.policy.objective import Array, best_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ def allocate(candidates: Sequence[Allocatable], calls_s: Array, reward_s: float)
     probs = [np.cumprod(np.asarray(each.acceptance, dtype=np.float64)) for each in candidates]
     tokens = sorted((-p, i) for i, each in enumerate(candidates) for p in probs[i][each.num_fixed :])
     rewards = np.cumsum([0.0, *(-negative for negative, _ in tokens)]) * reward_s
-    costs = with_margin(calls_s)[sum(lengths) :][: len(rewards)]
+    costs = calls_s[sum(lengths) :][: len(rewards)]
     best = int((rewards[: len(costs)] - costs).argmax())
     for _, i in tokens[:best]:
         lengths[i] += 1

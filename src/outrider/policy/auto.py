@@ -22,8 +22,6 @@ from outrider.policy.prior import Prior
 from outrider.policy.state import Batch, PolicyState, RequestState
 from outrider.policy.step import Step
 
-__all__ = ["AutoPolicy"]
-
 LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
 

@@ -15,8 +15,6 @@ from outrider.policy.forced import FORCED, forced, permitted
 from outrider.policy.objective import StepCosts, stopping_value
 from outrider.policy.state import PolicyState, RequestState
 
-__all__ = ["DraftBuilder", "DraftCandidate", "DraftQuery", "Proposal", "look_up"]
-
 
 @dataclass(slots=True)
 class DraftCandidate:

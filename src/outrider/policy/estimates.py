@@ -16,16 +16,6 @@ from typing import Any, Self
 
 from outrider.core.data import TokenEstimate
 
-__all__ = [
-    "INITIAL_WEIGHTS",
-    "Calibration",
-    "DrafterAgreement",
-    "Estimator",
-    "RequestBias",
-    "features",
-    "initial_weights",
-]
-
 CERTAIN = 1.0
 """A drafter that knows says 1, and is believed until it was wrong once."""
 
@@ -157,10 +147,9 @@ def initial_weights(name: str, num_features: int) -> tuple[float, ...]:
     return INITIAL_WEIGHTS[kind if num_features == len(_LOOKUP_FEATURES) else "draft"]
 
 
-_AGREEMENT_RATIO = 1.0
 _IF_AGREED, _IF_DISAGREED = 0.97, 0.6
-"""On the recordings in benchmarks/policy: agreements per correct token of the lookup's, and how often the
-model's own token is correct where it agrees and where it does not"""
+"""On the recordings in benchmarks/policy: how often the model's own token is correct where it agrees with a
+lookup and where it does not"""
 _PRIOR_AGREEMENTS = 20.0
 """tokens that these count for"""
 _AGREEMENT_MEMORY = 0.99
@@ -174,8 +163,8 @@ class DrafterAgreement:
 
     asked: float = _PRIOR_AGREEMENTS
     """expected agreements: the acceptance probabilities of the lookup's tokens"""
-    agreed: float = _PRIOR_AGREEMENTS * _AGREEMENT_RATIO
-    agreed_right: float = _PRIOR_AGREEMENTS * _AGREEMENT_RATIO * _IF_AGREED
+    agreed: float = _PRIOR_AGREEMENTS
+    agreed_right: float = _PRIOR_AGREEMENTS * _IF_AGREED
     disagreed: float = _PRIOR_AGREEMENTS
     disagreed_right: float = _PRIOR_AGREEMENTS * _IF_DISAGREED
 

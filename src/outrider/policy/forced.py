@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, TokenEstimate
 
-__all__ = ["FORCED", "forced", "permitted"]
-
 FORCED = "grammar"
 """The source of forced tokens."""
 

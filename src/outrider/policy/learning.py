@@ -9,8 +9,6 @@ from outrider.policy.candidate import DraftQuery, Proposal
 from outrider.policy.estimates import Calibration
 from outrider.policy.state import PolicyState, RequestState
 
-__all__ = ["learn_costs", "learn_request", "plain_step_s"]
-
 _MIN_OBSERVED = 16
 _PLAIN_INTERVAL = 8
 """Of calls without drafts, the most frequent ones, only so many are learned from once enough were seen:

@@ -16,10 +16,8 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
 (4) Look-ahead. How much of a candidate is drafted now is decided with the steps to come: what is not drafted
     now can be drafted by the next step if all before it are accepted. With k tokens accepted and J(k) the
     value to go, J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − C(n) + p_{k+n+1} / p_k · J(k+n+1) }, and J
-    = 0 where the candidate ends or breaks off (Bellman, "Dynamic Programming", 1957): `best_length`. The best
-    of many estimates is biased upward (the winner's curse), so the part of V(n) beyond V(0) is charged with
-    `SELECTION_BIAS_MARGIN` on top here. Whether to ask a draft model, and to go on, compares values of this
-    one step: (3), (5) and (6).
+    = 0 where the candidate ends or breaks off (Bellman, "Dynamic Programming", 1957): `best_length`.
+    Whether to ask a draft model, and to go on, compares values of this one step: (3), (5) and (6).
 (5) Continuation value. A draft model's next acceptance is random until its step was paid for: an optimal
     stopping problem, solved by backward induction in `stopping`.
 (6) Agreement value. Where a lookup has a candidate, one step of the draft model tells whether it agrees:
@@ -41,27 +39,7 @@ from operator import mul
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "SELECTION_BIAS_MARGIN",
-    "Array",
-    "MarginalCosts",
-    "StepCosts",
-    "agreement_value",
-    "amortises_prefill",
-    "best_length",
-    "expected_accepted",
-    "exploration_budget_s",
-    "reward_per_token",
-    "slowdown_budget",
-    "step_slowdown_limit",
-    "stopping_value",
-    "with_margin",
-]
-
 Array = npt.NDArray[np.float64]
-
-SELECTION_BIAS_MARGIN = 0.05
-"""of the seconds that a longer call takes beyond one without drafts"""
 
 _PRIOR_TOKENS = 30.0
 _PRIOR_RATIO = 0.85
@@ -81,8 +59,7 @@ _SLOWDOWN_STEPS_PER_TOKEN = 0.005
 _SAVED_SHARE = 0.1
 """the part of what all texts have saved that a text may lose besides"""
 _STEP_SLOWDOWN = 5.7
-_MIN_STEP_SLOWDOWN = 1.0
-"""plain steps that a single step may take beyond the text's budget, and at least"""
+"""plain steps that a single step may take beyond the text's budget"""
 _EXPLORATION_SHARE, _EXPLORATION_SHARE_KNOWN = 0.02, 0.005
 """of a text's time that may go to asking a draft model against expectation; of one that is well known"""
 
@@ -160,9 +137,11 @@ class MarginalCosts:
 def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: int = 0) -> float:
     """The value in seconds of a step that drafts the best part, `min_length` tokens or more, of a
     candidate."""
-    accepted = expected_accepted(acceptance[: costs.max_length])
-    values = accepted * costs.reward_s - costs.calls_s[: len(accepted)]
-    return costs.reward_s + float(values[min_length:].max())
+    size = min(len(acceptance), costs.max_length)
+    emitted = accumulate(accumulate(acceptance[:size], mul, initial=1.0))
+    calls_s: list[float] = costs.calls_s[: size + 1].tolist()
+    values = [costs.reward_s * tokens - cost for tokens, cost in zip(emitted, calls_s, strict=True)]
+    return max(values[min_length:])
 
 
 def best_length(
@@ -174,7 +153,7 @@ def best_length(
     All terms are weighed by the probability that their place is reached, so nothing is divided by it.
     """
     size = min(len(acceptance), len(calls_s) - 1)
-    costs: list[float] = with_margin(calls_s[: size + 1]).tolist()
+    costs: list[float] = calls_s[: size + 1].tolist()
     prefix_probs = list(accumulate(acceptance[:size], mul, initial=1.0))
     accepted = list(accumulate(prefix_probs[1:], initial=0.0))
     reached = [reward_s * tokens for tokens in accepted]
@@ -185,12 +164,6 @@ def best_length(
         value_to_go = reward_s * (prefix_probs[k] - accepted[k]) + max(values)
     length = max(range(min_length, size + 1), key=values.__getitem__)
     return length, reward_s + values[length]
-
-
-def with_margin(calls_s: Array) -> Array:
-    """The costs of calls with 0, 1, … drafted tokens that a length is selected by."""
-    charged: Array = calls_s + SELECTION_BIAS_MARGIN * (calls_s - calls_s[0])
-    return charged
 
 
 def agreement_value(
@@ -231,7 +204,7 @@ def slowdown_budget(generated: int, saved_steps: float, slowdown_steps: float) -
 
 def step_slowdown_limit(budget: float) -> float:
     """How much longer than plain decoding a single step may take, in plain steps, at this slowdown budget."""
-    return max(budget + _STEP_SLOWDOWN, _MIN_STEP_SLOWDOWN)
+    return max(budget + _STEP_SLOWDOWN, 0.0)
 
 
 def exploration_budget_s(decoded_s: float, explored_s: float, *, is_well_known: bool) -> float:

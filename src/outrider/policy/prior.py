@@ -16,8 +16,6 @@ from outrider.core.data import TokenEstimate
 from outrider.costs import CallCosts
 from outrider.policy.state import PolicyState
 
-__all__ = ["PRIOR", "Prior", "prior_of", "read_prior"]
-
 PRIOR = "outrider.draft.acceptance"
 """string: what is known of a draft's acceptance, in JSON (`PolicyState.as_json`)"""
 

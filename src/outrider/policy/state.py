@@ -15,16 +15,6 @@ from outrider.policy.estimates import Calibration, DrafterAgreement, Estimator, 
 from outrider.policy.objective import Array, MarginalCosts, StepCosts, reward_per_token
 from outrider.policy.stopping import ConfidenceModel, ContinuationValue
 
-__all__ = [
-    "MAX_CONSTRAINED_MODEL_DRAFT",
-    "MAX_LOOKUP_PREFIX",
-    "MAX_MODEL_DRAFT",
-    "SCHEMA",
-    "Batch",
-    "PolicyState",
-    "RequestState",
-]
-
 SCHEMA = "outrider.acceptance/1"
 
 MAX_MODEL_DRAFT = 16

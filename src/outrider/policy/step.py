@@ -31,8 +31,6 @@ from outrider.policy.state import (
     RequestState,
 )
 
-__all__ = ["Step"]
-
 _CATCH_UP_STEPS = 6
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
 _HOPELESS_SHARE = 0.75

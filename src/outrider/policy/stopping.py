@@ -24,8 +24,6 @@ import numpy as np
 
 from outrider.policy.objective import Array
 
-__all__ = ["ConfidenceModel", "ContinuationValue"]
-
 CLASS_EDGES = np.array([0.3, 0.5, 0.7, 0.85, 0.95, 0.985])
 """borders between classes of acceptance"""
 CLASS_MEANS = np.array([0.21, 0.41, 0.61, 0.78, 0.91, 0.97, 0.997])
