@@ -115,7 +115,7 @@ def test_the_best_length_is_the_first_of_the_best_plan(
     assert max(g for plan, g in zip(plans, gains, strict=True) if plan[0] == length) == pytest.approx(gain)
 
 
-def test_a_long_offer_is_taken_in_parts_where_tokens_are_dear() -> None:
+def test_a_long_offer_is_taken_in_parts_where_tokens_are_expensive() -> None:
     """One draft of 40 tokens would gain more than one of 8, but less than what may follow a shorter one."""
     expensive = curve({1: 1.0, 2: 2.0, 3: 2.4, 4: 2.7, 8: 4.3, 16: 7.8, 64: 30.0}).calls_s(64, context=0)
     at_once = 1.0 + expected_accepted([0.97] * 40)

@@ -106,7 +106,7 @@ def test_free_tokens_before_and_behind_drawn_ones(rule: Rule) -> None:
 
 
 class Cutting(Simulated):
-    """Wrong on purpose: a drawn draft is cut before its first token that is not the likeliest."""
+    """Wrong on purpose: a drawn draft is cut before its first token that is not the most likely."""
 
     def propose(
         self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
@@ -115,8 +115,8 @@ class Cutting(Simulated):
         return [self._cut(draft) for draft in drafts], work
 
     def _cut(self, draft: Draft) -> Draft:
-        likeliest = [int(q.tokens[np.argmax(q.probs)]) for q in draft.probs or ()]
-        keep = next((i for i, t in enumerate(likeliest) if t != draft.tokens[i]), len(draft))
+        greedy = [int(q.tokens[np.argmax(q.probs)]) for q in draft.probs or ()]
+        keep = next((i for i, t in enumerate(greedy) if t != draft.tokens[i]), len(draft))
         return Draft(
             draft.tokens[:keep],
             draft.probs[:keep] if draft.probs else None,
