@@ -24,7 +24,7 @@ from outrider.core.data import Draft, DraftWork, Row, StepRecord
 from outrider.costs import CallCosts, CallPoint, PairCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.policy.knowledge import Knowledge
+from outrider.policy.state import PolicyState
 from outrider.replay import Offers, Recording, hindsight_bound
 from outrider.session import Session
 from outrider.vocab import align
@@ -413,7 +413,7 @@ def told(found: Found) -> list[float]:
 @given(recordings())
 @settings(max_examples=40, deadline=None)
 def test_to_know_the_outcome_is_the_hindsight_bound(recording: Recording) -> None:
-    offers = offers_of(recording, Knowledge(CURVE, {}), "draft", least=0.0)
+    offers = offers_of(recording, PolicyState(CURVE, {}), "draft", least=0.0)
     certain = Known(
         [{n: replace(f, chances=told(f)) for n, f in found.items()} for found in offers.free],
         [float(right > 0) for right in offers.model_right],
@@ -430,7 +430,7 @@ def test_to_know_the_outcome_is_the_hindsight_bound(recording: Recording) -> Non
 @given(recordings())
 @settings(max_examples=40, deadline=None)
 def test_no_informed_decoder_beats_hindsight(recording: Recording) -> None:
-    _, seconds = informed_limit(recording, Knowledge(CURVE, {}), CURVE, ("draft", DRAFT_CURVE))
+    _, seconds = informed_limit(recording, PolicyState(CURVE, {}), CURVE, ("draft", DRAFT_CURVE))
     assert seconds >= hindsight_bound(recording, CURVE, {"draft": DRAFT_CURVE}) * (1 - 1e-9)
 
 

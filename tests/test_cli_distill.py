@@ -28,7 +28,7 @@ from outrider.distill.provenance import read_provenance
 from outrider.distill.report import measure
 from outrider.distill.report.schema import Report
 from outrider.models.header import read_header
-from outrider.policy.prior import PRIOR
+from outrider.policy.pretrained import CALIBRATION_KEY
 
 Call = Callable[..., Outcome]
 
@@ -100,7 +100,7 @@ def test_a_draft_is_made_and_reported_on(distill: Call, models: Path) -> None:
     assert shown["draft"]["path"] == "a/target-draft.gguf" and (models / "a" / "target-draft.gguf").is_file()
     assert (shown["draft"]["known_tokens"], shown["draft"]["target_tokens"]) == (279, 289)
     assert shown["draft"]["layers"] == 1
-    assert read_header(models / "a" / "target-draft.gguf").text(PRIOR), "how its tokens fare"
+    assert read_header(models / "a" / "target-draft.gguf").text(CALIBRATION_KEY), "how its tokens fare"
     assert shown["draft"]["file_bytes"] == (models / "a" / "target-draft.gguf").stat().st_size
     data = shown["data"]
     assert data["training_answers"] + data["held_out_answers"] == 48 and data["held_out_answers"] >= 1

@@ -24,7 +24,7 @@ from outrider.distill.provenance import read_provenance
 from outrider.distill.shapes import keep_layers, narrow, random_weights, restrict
 from outrider.distill.subset import OTHER, Subset
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
-from outrider.policy.prior import prior_of
+from outrider.policy.pretrained import pretrained_calibration
 from outrider.session.learned import prior_in
 from outrider.vocab import align, tokenizer_id
 from tiny_gguf import MERGES, write_tiny
@@ -159,7 +159,7 @@ def test_a_window_stands_in_the_file_and_goes_along_with_the_map(target: Target,
 
 
 def test_what_to_expect_of_a_draft_stands_in_its_file(target: Target, tmp_path: Path) -> None:
-    prior = prior_of("draft", [[(0.9, True), (0.4, False)] * 30])
+    prior = pretrained_calibration("draft", [[(0.9, True), (0.4, False)] * 30])
     notices: list[str] = []
     known = target.write(tmp_path / "draft.gguf", prior=prior)
     damaged = target.write(tmp_path / "damaged.gguf", prior={**prior, "saved_steps": "many"})

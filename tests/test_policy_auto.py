@@ -25,11 +25,15 @@ from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import AutoPolicy
-from outrider.policy.acceptance import Estimator, TextState
-from outrider.policy.growth import CAUTION, Chain, Growth, Prices, Rises, best_length, expected_tokens
-from outrider.policy.knowledge import Batch, Knowledge
-from outrider.policy.prior import prior_of, read_prior
-from outrider.policy.risk import exploration_s
+from outrider.policy.estimates import Estimator, RequestBias
+from outrider.policy.objective import (
+    MarginalCosts,
+    best_length,
+    expected_accepted,
+    exploration_budget_s,
+)
+from outrider.policy.pretrained import pretrained_calibration, read_calibration
+from outrider.policy.state import Batch, PolicyState
 from outrider.policy.step import Step
 from outrider.replay import replay
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
@@ -60,28 +64,28 @@ def test_nothing_is_drafted_where_nothing_can_pay() -> None:
 
 
 @given(
-    chances=st.lists(st.floats(0, 1), min_size=1, max_size=64),
+    acceptance=st.lists(st.floats(0, 1), min_size=1, max_size=64),
     ratios=st.sampled_from([FLAT, STAIRS, STEEP, LINEAR]),
     token=st.floats(0.1, 1.3),
 )
 def test_what_pays_is_never_dropped_at_first_sight(
-    chances: list[float], ratios: Mapping[int, float], token: float
+    acceptance: list[float], ratios: Mapping[int, float], token: float
 ) -> None:
     """Up to tokens that are worth 1.3 plain calls each."""
     calls_s = curve(ratios).calls_s(64, context=0)
-    size = len(chances)
-    chain = Chain([1] * size, ["lookup"] * size, [TokenEstimate(0.5)] * size, chances)
-    length, _ = Growth().best(Prices(token * float(calls_s[0]), calls_s), chain)
-    assert length == 0 or Rises(calls_s).may_pay(chances)
+    length, _ = best_length(acceptance, calls_s, token * float(calls_s[0]))
+    assert length == 0 or MarginalCosts(calls_s).may_pay(acceptance)
 
 
-def gain_of(plan: Sequence[int], chances: Sequence[float], costs: Sequence[float], token_s: float) -> float:
+def gain_of(
+    plan: Sequence[int], acceptance: Sequence[float], costs: Sequence[float], token_s: float
+) -> float:
     """The expected gain up to where a chain breaks off or ends, if with k tokens known to stand the next
     step drafts `plan[k]`: over all places where it may break off."""
-    total, size = 0.0, len(chances)
+    total, size = 0.0, len(acceptance)
     for right in range(size + 1):  # so many tokens of the chain are what comes
-        ends = 1.0 if right == size else 1.0 - chances[right]
-        probability, gain, k = ends * math.prod(chances[:right]), 0.0, 0
+        ends = 1.0 if right == size else 1.0 - acceptance[right]
+        probability, gain, k = ends * math.prod(acceptance[:right]), 0.0, 0
         while k <= right:
             stand = min(plan[k], right - k)
             gain += token_s * (stand + 1) - costs[plan[k]]
@@ -93,36 +97,36 @@ def gain_of(plan: Sequence[int], chances: Sequence[float], costs: Sequence[float
 
 
 @given(
-    chances=st.lists(st.floats(0.05, 1), min_size=1, max_size=4),
+    acceptance=st.lists(st.floats(0.05, 1), min_size=1, max_size=4),
     rises=st.lists(st.floats(0, 2), min_size=4, max_size=4),
     token_s=st.floats(0.1, 1.5),
 )
 def test_the_best_length_is_the_first_of_the_best_plan(
-    chances: list[float], rises: list[float], token_s: float
+    acceptance: list[float], rises: list[float], token_s: float
 ) -> None:
     """Exactly: of every plan for every state of a chain, none gains more."""
     calls_s = np.cumsum([1.0, *rises])
-    costs = [float(cost + CAUTION * (cost - calls_s[0])) for cost in calls_s]
-    size = len(chances)
+    costs = [float(cost) for cost in calls_s]
+    size = len(acceptance)
     plans = list(product(*(range(size - k + 1) for k in range(size + 1))))
-    gains = [gain_of(plan, chances, costs, token_s) for plan in plans]
-    length, gain = best_length(chances, calls_s, token_s)
+    gains = [gain_of(plan, acceptance, costs, token_s) for plan in plans]
+    length, gain = best_length(acceptance, calls_s, token_s)
     assert gain == pytest.approx(max(gains))
     assert max(g for plan, g in zip(plans, gains, strict=True) if plan[0] == length) == pytest.approx(gain)
 
 
-def test_a_long_offer_is_taken_in_parts_where_tokens_are_dear() -> None:
+def test_a_long_offer_is_taken_in_parts_where_tokens_are_expensive() -> None:
     """One draft of 40 tokens would gain more than one of 8, but less than what may follow a shorter one."""
-    dear = curve({1: 1.0, 2: 2.0, 3: 2.4, 4: 2.7, 8: 4.3, 16: 7.8, 64: 30.0}).calls_s(64, context=0)
-    at_once = 1.0 + expected_tokens([0.97] * 40)
-    assert (0.085 * at_once - dear[:41]).argmax() > 15
-    assert 4 <= best_length([0.97] * 40, dear, 0.085)[0] <= 12
+    expensive = curve({1: 1.0, 2: 2.0, 3: 2.4, 4: 2.7, 8: 4.3, 16: 7.8, 64: 30.0}).calls_s(64, context=0)
+    at_once = 1.0 + expected_accepted([0.97] * 40)
+    assert (0.085 * at_once - expensive[:41]).argmax() > 15
+    assert 4 <= best_length([0.97] * 40, expensive, 0.085)[0] <= 12
     flat = curve({1: 1.0, 64: 1.2}).calls_s(64, context=0)
     assert best_length([0.97] * 40, flat, 0.085)[0] == 40
 
 
 def test_offers_that_cannot_pay_are_dropped_at_first_sight() -> None:
-    rises = Rises(curve(LINEAR).calls_s(64, context=0))
+    rises = MarginalCosts(curve(LINEAR).calls_s(64, context=0))
     assert not rises.may_pay([0.6, 0.6, 0.6]) and not rises.may_pay([])
 
 
@@ -133,7 +137,7 @@ def test_free_tokens_are_looked_for_as_far_as_they_could_pay() -> None:
         policy, offering = AutoPolicy(curve(ratios)), Offering(evidence=(4.0, 3.0, 4.0, 9.0))
         policy.begin(0, 10, None)
         drafted(policy, offering)
-        seen.append(len(policy._texts[0].offered))
+        seen.append(len(policy._proposals[0].lookup))
     assert 2 <= seen[1] < seen[0]
 
 
@@ -145,7 +149,7 @@ def test_a_sure_offer_is_taken_as_far_as_it_pays() -> None:
 
 def test_the_best_length_lies_beyond_a_stair() -> None:
     """Two and three tokens more cost more than they bring, the eighth call is cheap again."""
-    stairs = {1: 1.0, 2: 2.6, 7: 6.9, 8: 2.0, 9: 9.0, 64: 60.0}
+    stairs = {1: 1.0, 2: 2.6, 7: 7.3, 8: 2.0, 9: 9.0, 64: 60.0}
     assert drafted(AutoPolicy(curve(stairs)), Offering()) == 7
     assert drafted(AutoPolicy(curve(stairs)), Offering(6)) == 0
     assert drafted(AutoPolicy(curve(stairs)), Offering(), max_tokens=6) == 0
@@ -271,22 +275,22 @@ def test_a_prompt_is_not_read_for_a_few_tokens() -> None:
     assert not any(record.work.calls for record in played.records)
 
 
-@pytest.mark.parametrize(("step_s", "is_read"), [(0.01, True), (0.015, False)])
+@pytest.mark.parametrize(("step_s", "is_read"), [(0.01, True), (0.02, False)])
 def test_a_prompt_is_not_read_for_one_good_chance(step_s: float, is_read: bool) -> None:
     """A model could confirm a long offer; where it would usually not pay, that does not repay 200 tokens."""
-    dear = {1: 1.0, 2: 2.0, 3: 2.4, 4: 2.7, 8: 4.3, 16: 7.8, 64: 30.0}
+    steep = {1: 1.0, 2: 2.6, 7: 3.2, 8: 3.3, 64: 30.0}
     drafter = model_drafter(random_logits(VOCABULARY.size, seed=1, scale=1.0))
     drafter.begin(0, asked(PROMPT))
-    policy = AutoPolicy(curve(dear), {"draft": curve(SMALL, step_s)})
+    policy = AutoPolicy(curve(steep), {"draft": curve(SMALL, step_s)})
     policy.begin(0, 200, None)
     policy._texts[0].generated = 40
-    offering = Offering(12, (8.0, 3.0, 4.0, 9.0))
+    offering = Offering(16, (8.0, 3.0, 4.0, 9.0))
     works = [
         policy.propose([*free, drafter], [DraftRequest(0, 30, sampler())])[1]
         for free in ([], [offering], [offering])
     ]
     assert any(work.calls for work in works) == is_read
-    fresh = AutoPolicy(curve(dear), {"draft": curve(SMALL, step_s)})
+    fresh = AutoPolicy(curve(steep), {"draft": curve(SMALL, step_s)})
     fresh.begin(0, 200, None)
     fresh._texts[0].generated = 40
     assert fresh.propose([offering, drafter], [DraftRequest(0, 30, sampler())])[1].calls, (
@@ -362,13 +366,13 @@ def test_many_sequences_are_not_taken_for_slow_ones() -> None:
 
 def test_a_model_that_does_not_pay_is_not_weighed_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     weighed = []
-    weigh = Step.weigh
+    weigh = Step.evaluate
 
     def counted(step: Step, model: str) -> int:
         weighed.append(step)
         return weigh(step, model)
 
-    monkeypatch.setattr(Step, "weigh", counted)
+    monkeypatch.setattr(Step, "evaluate", counted)
     policy = AutoPolicy(curve(LINEAR), {"draft": curve(SMALL, 0.09)})
     played = replay(
         recording("random", "target", length=42),
@@ -381,13 +385,13 @@ def test_a_model_that_does_not_pay_is_not_weighed_at_every_step(monkeypatch: pyt
 
 
 def test_offers_do_not_wake_a_model_for_ever_that_is_weighed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    weighed, weigh = [], Step.weigh
+    weighed, weigh = [], Step.evaluate
 
     def counted(step: Step, model: str) -> int:
         weighed.append(len(step.request.prefix))
         return weigh(step, model)
 
-    monkeypatch.setattr(Step, "weigh", counted)
+    monkeypatch.setattr(Step, "evaluate", counted)
     target, models = costs(LINEAR, 0.09)
     made = recording("random", "target", length=200)
     replay(
@@ -397,11 +401,12 @@ def test_offers_do_not_wake_a_model_for_ever_that_is_weighed_in_vain(monkeypatch
 
 
 def test_a_model_of_which_much_is_known_is_explored_less() -> None:
-    text = Knowledge(*costs(FLAT, 0.01)).new_text(10, None)
-    text.decoded_s, text.explored_s = 100.0, 0.25
     known = {"weights": [0.45, 1.1], "precision": [400.0, 400.0]}
-    shares = [exploration_s(text, e) for e in (Estimator("draft"), Estimator.from_json("draft", known))]
-    assert shares == pytest.approx([1.75, 0.25])
+    budgets = [
+        exploration_budget_s(100.0, 0.25, is_well_known=estimator.is_well_known)
+        for estimator in (Estimator("draft"), Estimator.from_json("draft", known))
+    ]
+    assert budgets == pytest.approx([1.75, 0.25])
 
 
 # What is learned
@@ -413,10 +418,10 @@ def test_what_goes_along_with_asking_is_no_part_of_every_step() -> None:
     records = replay(made, AutoPolicy(target, models), target, models, free=[]).records
     asked = next(record for record in records if record.work.calls > 1)
     plain = replace(asked, draft=Draft(), work=DraftWork(), draft_s=0.0, other_s=0.001)
-    knowledge = Knowledge(*costs(FLAT, 0.01))
+    knowledge = PolicyState(*costs(FLAT, 0.01))
     for _ in range(60):
-        knowledge.note_own([plain])
-        knowledge.note_own([replace(asked, other_s=0.001 + 0.002 * asked.work.calls)])
+        knowledge.learn_own_time([plain])
+        knowledge.learn_own_time([replace(asked, other_s=0.001 + 0.002 * asked.work.calls)])
     assert knowledge.own_step_s == pytest.approx(0.001, rel=0.05)
     assert knowledge.own_call_s == pytest.approx(0.002, rel=0.05)
 
@@ -431,7 +436,7 @@ def test_estimates_come_true(right: float, estimate: TokenEstimate, name: str) -
     rng = np.random.default_rng(1)
     estimator, estimates = Estimator(name), []
     for _ in range(6):
-        state = TextState()
+        state = RequestBias()
         for _ in range(100):
             estimates.append(estimator.probability(estimate, state))
             estimator.learn(estimate, state, bool(rng.random() < right))
@@ -451,12 +456,12 @@ def test_tokens_that_were_seen_teach_although_they_were_not_drafted(draft: Any, 
     made = recording("random", draft, seed=9)
     estimates = [TokenEstimate(p) for p in made.offers["draft"].confidence]
     estimator = policy.knowledge.estimator("draft")
-    found = [estimator.probability(estimate, TextState()) for estimate in estimates]
+    found = [estimator.probability(estimate, RequestBias()) for estimate in estimates]
     assert np.mean(found) == pytest.approx(right, abs=0.25)
 
 
 def test_who_claims_to_know_is_believed_until_he_was_wrong() -> None:
-    estimator, state = Estimator("grammar"), TextState()
+    estimator, state = Estimator("grammar"), RequestBias()
     for _ in range(20):
         estimator.learn(TokenEstimate(1.0), state, True)
     assert estimator.probability(TokenEstimate(1.0), state) == 1.0
@@ -474,21 +479,21 @@ def trained() -> AutoPolicy:
     return policy
 
 
-def chances(knowledge: Knowledge) -> list[float]:
+def acceptance(knowledge: PolicyState) -> list[float]:
     estimates = [
         ("lookup", TokenEstimate(0.5, (4.0, 1.0, 2.0, 9.0))),
         ("draft", TokenEstimate(0.9)),
         ("draft", TokenEstimate(0.2)),
     ]
-    return [knowledge.estimator(name).probability(estimate, TextState()) for name, estimate in estimates]
+    return [knowledge.estimator(name).probability(estimate, RequestBias()) for name, estimate in estimates]
 
 
 def test_what_was_learned_survives_as_plain_data() -> None:
     first, second = trained(), AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)})
-    assert chances(second.knowledge) != pytest.approx(chances(first.knowledge), abs=0.02)
+    assert acceptance(second.knowledge) != pytest.approx(acceptance(first.knowledge), abs=0.02)
     data = json.loads(json.dumps(first.knowledge.as_json()))
     second.knowledge.recall(data)
-    assert chances(second.knowledge) == pytest.approx(chances(first.knowledge))
+    assert acceptance(second.knowledge) == pytest.approx(acceptance(first.knowledge))
     assert second.knowledge.saved_steps == first.knowledge.saved_steps != 0
     asked = [0, 0]
     for seed in range(7, 11):
@@ -507,39 +512,44 @@ def test_a_draft_is_expected_to_fare_as_it_did_while_it_was_made() -> None:
     answers = [
         [(sure, bool(rng.random() < sure / 2)) for sure in rng.uniform(0.3, 0.99, 60)] for _ in range(40)
     ]
-    prior = json.loads(json.dumps(prior_of("draft", answers)))
+    prior = json.loads(json.dumps(pretrained_calibration("draft", answers)))
     policy = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}, prior=prior)
     for constrained in (False, True):
         estimator = policy.knowledge.estimator("draft", constrained=constrained)
-        chance = estimator.probability(TokenEstimate(0.9), TextState())
+        chance = estimator.probability(TokenEstimate(0.9), RequestBias())
         assert chance == pytest.approx(0.45, abs=0.08)
-    assert policy.knowledge.outlook.usual == pytest.approx(0.32, abs=0.08)
+    assert policy.knowledge.confidence.mean == pytest.approx(0.32, abs=0.08)
     unknown = AutoPolicy(curve(FLAT), {"draft": curve(SMALL, 0.01)}).knowledge
-    assert chances(unknown)[1] > 0.9 > unknown.outlook.usual > 0.7
-    assert chances(policy.knowledge)[0] == chances(unknown)[0]  # of lookup it says nothing
+    assert acceptance(unknown)[1] > 0.9 > unknown.confidence.mean > 0.7
+    assert acceptance(policy.knowledge)[0] == acceptance(unknown)[0]  # of lookup it says nothing
 
 
 def test_what_drafting_on_is_worth_is_worked_out_anew_from_what_was_learned() -> None:
-    knowledge = Knowledge(*costs(FLAT, 0.01))
-    text = knowledge.new_text(10, None)
-    prices = knowledge.prices(text, "draft", 64, Batch.of([text], knowledge, 0))
-    before = knowledge.values(prices, 16)
-    assert knowledge.values(prices, 16) is before
+    knowledge = PolicyState(*costs(FLAT, 0.01))
+    text = knowledge.new_request(10, None)
+    prices = knowledge.step_costs(text, "draft", 64, Batch.of([text], knowledge, 0))
+    before = knowledge.continuation_value(prices, 16)
+    assert knowledge.continuation_value(prices, 16) is before
     for _ in range(40):
-        knowledge.outlook.learn(text.phase, 0.05)
-    assert knowledge.values(prices, 16).draft_on(0, text.phase, 1.0) < before.draft_on(0, text.phase, 1.0)
+        knowledge.confidence.learn(text.average_confidence, 0.05)
+    assert knowledge.continuation_value(prices, 16).at(0, text.average_confidence, 1.0) < before.at(
+        0, text.average_confidence, 1.0
+    )
 
 
 def test_a_text_is_expected_to_be_like_all_answers_not_like_the_last() -> None:
     hard, easy = [(0.3, False)] * 100, [(0.95, True)] * 100
-    usual = [prior_of("draft", answers)["outlook"]["usual_phase"] for answers in ([hard, easy], [easy, hard])]
+    usual = [
+        pretrained_calibration("draft", answers)["outlook"]["usual_phase"]
+        for answers in ([hard, easy], [easy, hard])
+    ]
     assert usual == pytest.approx([0.5, 0.5], abs=0.12)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "outrider.acceptance/1", "estimators": 3}'])
 def test_a_prior_that_is_damaged_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        read_prior(text)
+        read_calibration(text)
 
 
 BROKEN: list[Any] = [
@@ -568,11 +578,11 @@ BROKEN: list[Any] = [
 def test_damaged_knowledge_is_refused_whole(damage: Any) -> None:
     sound = trained().knowledge.as_json()
     fresh = AutoPolicy(curve(FLAT)).knowledge
-    before = chances(fresh)
+    before = acceptance(fresh)
     data = sound | damage if isinstance(damage, dict) and damage else damage
     with pytest.raises(ValueError):
         fresh.recall(data)
-    assert chances(fresh) == before
+    assert acceptance(fresh) == before
     for part, name, value in (
         ("outlook", "usual_phase", float("nan")),
         ("outlook", "usual_phase", 1.5),
@@ -663,16 +673,16 @@ def test_a_request_that_does_not_speculate_is_only_learned_from() -> None:
 
 
 def test_constrained_text_has_estimates_of_its_own() -> None:
-    knowledge = Knowledge(CallCosts(), {})
-    estimate, state = TokenEstimate(0.8, (4.0, 3.0, 3.0)), TextState()
+    knowledge = PolicyState(CallCosts(), {})
+    estimate, state = TokenEstimate(0.8, (4.0, 3.0, 3.0)), RequestBias()
     free = knowledge.estimator("lookup").probability(estimate, state)
     constrained = knowledge.estimator("lookup", constrained=True)
     assert constrained.probability(estimate, state) < free
     assert knowledge.estimator("corpus", constrained=True).probability(estimate, state) < free
     for _ in range(200):
-        constrained.learn(estimate, TextState(), right=True)
+        constrained.learn(estimate, RequestBias(), correct=True)
     assert constrained.probability(estimate, state) > free
     assert knowledge.estimator("lookup").probability(estimate, state) == free
-    again = Knowledge(CallCosts(), {})
+    again = PolicyState(CallCosts(), {})
     again.recall(knowledge.as_json())
     assert again.estimator("lookup", constrained=True).probability(estimate, state) > free

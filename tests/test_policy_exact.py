@@ -16,13 +16,13 @@ from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import AutoPolicy, auto
-from outrider.policy.growth import Array
-from outrider.policy.sharing import Offered, share_out
+from outrider.policy.allocation import Allocatable, allocate
+from outrider.policy.objective import Array
 from simulated import Offering, Simulated
 from test_engine_exact import TARGET, TINY, Enumerated, model_drafter, plain, request
 
 CHEAP = {1: 1.0, 64: 1.3}
-DEAR = {1: 1.0, 2: 1.35, 3: 1.5, 4: 1.55, 64: 12.0}
+EXPENSIVE = {1: 1.0, 2: 1.35, 3: 1.5, 4: 1.55, 64: 12.0}
 """Calls for which it matters how sure a draft is."""
 
 STAIR = {1: 1.0, 2: 1.75, 3: 1.35, 64: 12.0}
@@ -33,8 +33,8 @@ def cheap(**settings: bool) -> AutoPolicy:
     return Simulated(CHEAP, 1e-4, **settings)
 
 
-def dear(**settings: bool) -> AutoPolicy:
-    return Simulated(DEAR, 0.003, **settings)
+def expensive(**settings: bool) -> AutoPolicy:
+    return Simulated(EXPENSIVE, 0.003, **settings)
 
 
 def stair(**settings: bool) -> AutoPolicy:
@@ -84,7 +84,7 @@ def shapes(records: Sequence[StepRecord]) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("kind", ["sampled", "auto"])
-@pytest.mark.parametrize("make", [cheap, dear, stair])
+@pytest.mark.parametrize("make", [cheap, expensive, stair])
 def test_a_draft_model_alone(rule: Rule, kind: str, make: Callable[[], AutoPolicy]) -> None:
     asked = asked_for(rule, kind)
     found, records = speculative(asked, [model_drafter()], make)
@@ -96,7 +96,7 @@ def test_a_draft_model_alone(rule: Rule, kind: str, make: Callable[[], AutoPolic
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_free_tokens_before_and_behind_drawn_ones(rule: Rule) -> None:
     asked, met = asked_for(rule), set()
-    for make in (cheap, dear):
+    for make in (cheap, expensive):
         for free in (SuffixDrafter(), Offering(1), Offering(1, only_behind=True)):
             found, records = speculative(asked, [free, model_drafter()], make)
             assert distance(found, plain(asked)) <= 1e-12
@@ -106,7 +106,7 @@ def test_free_tokens_before_and_behind_drawn_ones(rule: Rule) -> None:
 
 
 class Cutting(Simulated):
-    """Wrong on purpose: a drawn draft is cut before its first token that is not the likeliest."""
+    """Wrong on purpose: a drawn draft is cut before its first token that is not the most likely."""
 
     def propose(
         self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
@@ -115,8 +115,8 @@ class Cutting(Simulated):
         return [self._cut(draft) for draft in drafts], work
 
     def _cut(self, draft: Draft) -> Draft:
-        likeliest = [int(q.tokens[np.argmax(q.probs)]) for q in draft.probs or ()]
-        keep = next((i for i, t in enumerate(likeliest) if t != draft.tokens[i]), len(draft))
+        greedy = [int(q.tokens[np.argmax(q.probs)]) for q in draft.probs or ()]
+        keep = next((i for i, t in enumerate(greedy) if t != draft.tokens[i]), len(draft))
         return Draft(
             draft.tokens[:keep],
             draft.probs[:keep] if draft.probs else None,
@@ -137,10 +137,10 @@ def test_cutting_for_what_was_drawn_would_be_noticed(rule: Rule) -> None:
 def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """What certain tokens allow: to take the best length of all that was found, when it was found."""
 
-    def taking_back(chains: Sequence[Offered], calls_s: Array, token_s: float) -> list[int]:
-        return share_out([replace(chain, fixed=0) for chain in chains], calls_s, token_s)
+    def taking_back(chains: Sequence[Allocatable], calls_s: Array, token_s: float) -> list[int]:
+        return allocate([replace(chain, num_fixed=0) for chain in chains], calls_s, token_s)
 
-    monkeypatch.setattr(auto, "share_out", taking_back)
+    monkeypatch.setattr(auto, "allocate", taking_back)
     asked = asked_for(rule)
     found, _ = speculative(asked, [model_drafter()], stair)
     assert distance(found, plain(asked)) > 1e-3

@@ -11,8 +11,8 @@ import numpy as np
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.policy.acceptance import TextState
-from outrider.policy.knowledge import Knowledge
+from outrider.policy.estimates import RequestBias
+from outrider.policy.state import PolicyState
 from outrider.replay import Recording
 from outrider.replay.run import SAMPLER
 
@@ -43,11 +43,11 @@ class Offers:
 
 
 def offers_of(
-    recording: Recording, knowledge: Knowledge, model: str | None, *, least: float = MIN_SURVIVAL
+    recording: Recording, knowledge: PolicyState, model: str | None, *, least: float = MIN_SURVIVAL
 ) -> Offers:
     """The recording's offers, with chances by what a policy has learned of all texts before and, as it
     would, of this one up to the position."""
-    answer, lookup, state = recording.tokens, SuffixDrafter(), TextState()
+    answer, lookup, state = recording.tokens, SuffixDrafter(), RequestBias()
     lookup.begin(0, Request(tuple(recording.prompt)))
     estimator = copy.deepcopy(knowledge.estimator(lookup.name))
     chances, model_right = _model_offers(recording, knowledge, model)
@@ -55,7 +55,7 @@ def offers_of(
     def look_up(position: int, drafted: int) -> tuple[Found, tuple[TokenEstimate, ...]]:
         most = MAX_TAIL if drafted else MAX_FREE
         request = DraftRequest(0, most, SAMPLER, prefix=answer[position : position + drafted])
-        [draft], _ = lookup.propose([request], _Everything())
+        [draft], _ = lookup.propose([request], Everything())
         found = [estimator.probability(estimate, state) for estimate in draft.estimates]
         return Found(found, _agreement(draft.tokens, answer[position + drafted :])), draft.estimates
 
@@ -83,13 +83,13 @@ def _reached(lead: Sequence[float], model: Sequence[float], least: float) -> lis
 
 
 def _model_offers(
-    recording: Recording, knowledge: Knowledge, model: str | None
+    recording: Recording, knowledge: PolicyState, model: str | None
 ) -> tuple[list[float], list[int]]:
     """The chance of the draft model's token at each position, and how many of them stand from there on."""
     answer, chances = recording.tokens, []
     if model is None:
         return [0.0] * len(answer), [0] * len(answer)
-    offered, state = recording.offers[model], TextState()
+    offered, state = recording.offers[model], RequestBias()
     estimator = copy.deepcopy(knowledge.estimator(model))
     right = [int(a == b) for a, b in zip(offered.tokens, answer, strict=True)]
     for confidence, is_right in zip(offered.confidence, right, strict=True):
@@ -100,7 +100,7 @@ def _model_offers(
     return chances, right
 
 
-class _Everything:
+class Everything:
     def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
         del request, drafted
         return True

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.costs import CallCosts
-from outrider.policy.knowledge import Knowledge
+from outrider.policy.state import PolicyState
 from outrider.replay import Recording
 from policy.ahead import MAX_FREE, MAX_LEAD, MAX_MODEL, Found, Offers, offers_of
 
@@ -32,7 +32,7 @@ Plan = tuple[int, int, int]
 
 def informed_limit(
     recording: Recording,
-    knowledge: Knowledge,
+    knowledge: PolicyState,
     costs: CallCosts,
     draft: tuple[str, CallCosts] | None,
     own_s: float = 0.0,

@@ -18,6 +18,7 @@ from typing import Any
 
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts, break_even
+from outrider.costs.worth import expected_tokens
 from outrider.policy import AutoPolicy
 
 __all__ = ["Choices", "Estimate", "Explanation", "estimate_speedup", "explain"]
@@ -28,7 +29,9 @@ DRAFTED = (1, 2, 4, 8)
 """lengths of drafts whose break-even it shows"""
 _CHEAP_DRAFT = 0.1
 """what a step of a well-chosen draft model costs, in steps of the target"""
-_WORTH_SAYING = 1.1
+_MAX_FIXED_LENGTH = 16
+_MIN_ADVISED_RATIO = 1.1
+"""of speeds: a smaller gain is not advised"""
 _MIN_INTERVAL = 0.01
 _MIN_PLAIN_CALLS = 4
 
@@ -55,7 +58,7 @@ class Choices:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What `--explain` shows. Costs are in seconds and break-even acceptances in [0, 1], None where even
-    right drafts do not pay; `choices` go by the sources of the drafts ("plain" for none)."""
+    correct drafts do not pay; `choices` go by the sources of the drafts ("plain" for none)."""
 
     target_calls_s: dict[int, float]
     draft_step_s: float | None
@@ -70,7 +73,7 @@ class Explanation:
 
     @property
     def draft_must_be_right(self) -> float | None:
-        """How often a draft model's tokens must be right to pay at the best length; None where there is no
+        """How often a draft model's tokens must be accepted to pay at the best length; None where there is no
         such model, or it cannot pay."""
         return min(filter(None, (self.break_even_draft or {}).values()), default=None)
 
@@ -105,7 +108,7 @@ def _plain_call_s(record: StepRecord, i: int, costs: CallCosts) -> float:
 
 def _plain_ratio(decode: Sequence[StepRecord], costs: CallCosts) -> tuple[float, float]:
     """Real against expected times of this run's calls over a single token, and how far that is to be
-    trusted: calls over more tokens stand in where there are too few."""
+    trusted: calls over more tokens are taken where there are too few."""
     ratios = [
         r.verify_s / costs.call_s(1, context=r.position)
         for r in decode
@@ -169,16 +172,14 @@ def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[st
     """What would make this pair faster on this machine, as far as the costs tell."""
     found = []
     plain_s = calls_s[0]
-    right = acceptance.get("draft", 0.8)
-    if draft_s is not None:
-        now, cheap = (
-            _best_speedup(calls_s, draft_s, right),
-            _best_speedup(calls_s, _CHEAP_DRAFT * plain_s, right),
-        )
-        if draft_s > 2 * _CHEAP_DRAFT * plain_s and cheap > _WORTH_SAYING * now:
+    accepted = acceptance.get("draft", 0.8)
+    if draft_s is not None and draft_s > 2 * _CHEAP_DRAFT * plain_s:
+        now = _best_speedup(calls_s, draft_s, accepted)
+        cheap = _best_speedup(calls_s, _CHEAP_DRAFT * plain_s, accepted)
+        if cheap > _MIN_ADVISED_RATIO * now:
             found.append(
                 f"a smaller draft model: a step of this one costs {draft_s / plain_s:.2f} of the target's; "
-                f"at {_CHEAP_DRAFT} and the same acceptance ({right:.0%}) drafts could reach {cheap:.1f}x"
+                f"at {_CHEAP_DRAFT} and the same acceptance ({accepted:.0%}) drafts could reach {cheap:.1f}x"
             )
     if calls_s[3] > 2.2 * plain_s:
         found.append(
@@ -194,9 +195,7 @@ def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[st
 
 def _best_speedup(calls_s: Sequence[float], draft_s: float, acceptance: float) -> float:
     """Plain seconds per token over those of the best fixed draft length, 0 included."""
-    best = 1.0
-    tokens = 1.0
-    for n in range(1, 17):
-        tokens += acceptance**n
-        best = max(best, tokens * calls_s[0] / (calls_s[n] + n * draft_s))
-    return best
+    return max(
+        expected_tokens(n, acceptance) * calls_s[0] / (calls_s[n] + n * draft_s)
+        for n in range(_MAX_FIXED_LENGTH + 1)
+    )

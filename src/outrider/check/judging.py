@@ -16,7 +16,7 @@ from outrider.lab.predict import DRAFT
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.statistics import Interval
 from outrider.lab.subject import LOOKUP, Subject, why_unusable
-from outrider.policy.prior import Prior
+from outrider.policy.pretrained import PretrainedCalibration
 from outrider.vocab import Alignment
 
 __all__ = ["does_not_fit", "judge", "judge_lookup_alone", "unusable"]
@@ -66,7 +66,7 @@ def judge(
     alignment: Alignment,
     costs: CallCosts,
     answers: Sequence[Answer],
-    prior: Prior | None = None,
+    prior: PretrainedCalibration | None = None,
 ) -> DraftReport:
     """What a draft makes of those answers that have its offers; `prior`: what its file says of them."""
     found = expect(answers, with_policy_times(answers, subject.prices(costs, prior)))

@@ -86,7 +86,7 @@ class CallCosts:
         """Present times against the measured ones; 1 for a curve that was not measured."""
         return self._learned.scale if self.is_measured else 1.0
 
-    # CheckRequest
+    # Asking
 
     def calls_s(
         self, most: int, *, context: int, others: int = 0, num_sequences: int = 1

@@ -21,9 +21,9 @@ MAX_TOKENS = 64
 SIZES: Curve = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
 
 _UNMEASURED_S = 0.05
-"""What stands for a single token's call until the first one was seen."""
+"""Assumed of a single token's call until the first one was seen."""
 _UNMEASURED_TOKEN_RATIO = 0.35
-"""What each further token is taken to cost, in calls of one: dearer than measured on most machines,
+"""What each further token is taken to cost, in calls of one: more than measured on most machines,
 so that an unknown one is not speculated on lightly."""
 _UNMEASURED_CONTEXT_RATIO = 1 / 8192
 """What each stored token is taken to add to a call."""

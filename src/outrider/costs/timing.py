@@ -86,7 +86,7 @@ class CallTimer:
 
 
 def ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
-    """Tokens that stand for text, drawn anew each time: what a call costs may depend on them where a
+    """Tokens of ordinary text, drawn anew each time: what a call costs may depend on them where a
     model sends tokens to different experts."""
     drawn = [rng.randrange(vocabulary.size) for _ in range(8 * MAX_TOKENS)]
     ordinary = [t for t in drawn if not vocabulary.is_control(t) and not vocabulary.ends_generation(t)]

@@ -1,4 +1,4 @@
-"""What a cost curve means: how right drafts must be to pay, and which draft lengths to prefer."""
+"""What a cost curve means: the acceptance from which drafts pay, and which draft lengths to prefer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STAIR_RATIO = 1.03
 
 def expected_tokens(num_drafted: int, acceptance: float) -> float:
     """Tokens that a target call is expected to give with a draft of so many tokens, each of which is
-    right with probability `acceptance` once those before it are: 1 + a + a² + … (Leviathan et al.,
+    accepted with probability `acceptance` once those before it are: 1 + a + a² + … (Leviathan et al.,
     "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1).
 
     >>> expected_tokens(2, 0.5)
@@ -28,7 +28,7 @@ def break_even(calls_s: Sequence[float] | _Curve, num_drafted: int, draft_s: flo
     """The acceptance from which drafts of so many tokens are no slower than plain decoding.
 
     `calls_s[n - 1]` is what a target call over n tokens takes, `draft_s` what the draft itself took.
-    None where even drafts that are always right are slower.
+    None where even drafts that are always accepted are slower.
 
     >>> break_even([1.0, 1.5, 2.0], 1), break_even([1.0, 1.5, 3.5], 2)
     (0.5, None)

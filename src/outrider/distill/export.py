@@ -25,7 +25,7 @@ from outrider.distill.subset import Subset
 from outrider.distill.tokenizer_fields import Field, read_field, tokenizer_fields
 from outrider.files import check_writable
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
-from outrider.policy.prior import PRIOR, Prior
+from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
 from outrider.vocab import align, tokenizer_id
 
 __all__ = ["Written", "read_subset", "write_gguf"]
@@ -52,7 +52,7 @@ def write_gguf(
     target: Vocabulary,
     provenance: Provenance,
     window: int = 0,
-    prior: Prior | None = None,
+    prior: PretrainedCalibration | None = None,
     quantization: str = "Q4_0",
     embedding_quantization: str | None = None,
     threads: int = 1,
@@ -78,7 +78,7 @@ def write_gguf(
     tokenizer = tokenizer_fields(checkpoint.metadata, subset, target.size)
     fields = dict(tokenizer.fields) | _licence(checkpoint) | _map(subset, target, window)
     if prior is not None:
-        fields[PRIOR] = Field(json.dumps(prior), GGUFValueType.STRING)
+        fields[CALIBRATION_KEY] = Field(json.dumps(prior), GGUFValueType.STRING)
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
     with _partial(path) as partial:
         _write_floats(checkpoint, partial, floats, fields, provenance)

@@ -36,7 +36,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.files import write_whole
 from outrider.lab.models import ModelFile
 from outrider.models.hashing import file_sha256
-from outrider.policy.prior import Prior, prior_of
+from outrider.policy.pretrained import PretrainedCalibration, pretrained_calibration
 
 __all__ = ["Distilled", "Progress", "distill", "record"]
 
@@ -198,11 +198,11 @@ def _earlier(plan: DistillPlan) -> Provenance | None:
     return read_provenance(base)
 
 
-def _prior(trainer: Trainer) -> Prior:
+def _prior(trainer: Trainer) -> PretrainedCalibration:
     """What to expect of the draft's acceptance, by its predictions along the held-out answers. Where it saw
     a token that it does not know ahead, it offers nothing."""
     answers = trainer.predictions()
-    return prior_of(
+    return pretrained_calibration(
         ModelDrafter.name,
         (
             [(float(sure), bool(right)) for sure, right in zip(a.confidences, a.matches, strict=True) if sure]
@@ -217,7 +217,7 @@ def _write(
     plan: DistillPlan,
     material: Material,
     provenance: Provenance,
-    prior: Prior | None = None,
+    prior: PretrainedCalibration | None = None,
 ) -> Written:
     return write_gguf(
         draft, path, subset=material.subset, target=material.vocabulary, provenance=provenance,

@@ -20,7 +20,7 @@ from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt
 from outrider.lab.rows import ModelRow, Role
-from outrider.policy.prior import Prior
+from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session import Session
 from outrider.session.loading import load_draft, load_weights
 from outrider.vocab import Alignment
@@ -89,7 +89,7 @@ class LoadedDraft:
     name: str
     model: Model
     alignment: Alignment
-    prior: Prior | None = None
+    prior: PretrainedCalibration | None = None
     """what its file says of its acceptance"""
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
 from outrider.lab.rows import CaseOutcome
 from outrider.lab.settings import Setting
-from outrider.policy.prior import Prior
+from outrider.policy.pretrained import PretrainedCalibration
 from outrider.replay import ForcedDrafter, Recording, hindsight_bound, replay
 
 __all__ = ["OwnTimes", "Prices", "Scored", "bounds_s", "outcome_of", "policy_times", "predict"]
@@ -56,7 +56,7 @@ class Prices:
     target: CallCosts
     draft: CallCosts | None = None
     own: OwnTimes = field(default_factory=OwnTimes)
-    prior: Prior | None = None
+    prior: PretrainedCalibration | None = None
     """what the draft's file says of its acceptance"""
 
     def drafts(self, setting: Setting) -> dict[str, CallCosts]:

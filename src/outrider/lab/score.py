@@ -12,7 +12,7 @@ from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.record import Case, request_of
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.policy import FixedPolicy
-from outrider.policy.prior import Prior
+from outrider.policy.pretrained import PretrainedCalibration
 from outrider.replay import Offers, record_offers
 from outrider.vocab import AlignmentReport
 
@@ -29,7 +29,7 @@ def pair_row(
     *,
     identical: bool = False,
     why_not: str | None = None,
-    prior: Prior | None = None,
+    prior: PretrainedCalibration | None = None,
 ) -> PairRow:
     """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
     if why_not is None and not report.usable:

@@ -11,7 +11,7 @@ from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.policy.prior import Prior
+from outrider.policy.pretrained import PretrainedCalibration
 
 __all__ = ["AUTO", "AUTO_LOOKUP", "AUTO_MODEL", "LLAMA_CPP_DEFAULT", "PLAIN", "Setting", "grid"]
 
@@ -75,7 +75,10 @@ class Setting:
         return self.drafters != "none" and self.draft_max is None
 
     def policy(
-        self, costs: CallCosts, draft_costs: Mapping[str, CallCosts], prior: Prior | None = None
+        self,
+        costs: CallCosts,
+        draft_costs: Mapping[str, CallCosts],
+        prior: PretrainedCalibration | None = None,
     ) -> Policy:
         """A fresh policy; an automatic one begins with copies of these curves and with what the draft's file
         says of its acceptance, and learns on them."""

@@ -14,7 +14,7 @@ from outrider.lab.facts import ModelFacts, tokenizer_fault
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.predict import DRAFT, OwnTimes, Prices
 from outrider.lab.score import offers_of, probe_draft, score_case
-from outrider.policy.prior import Prior
+from outrider.policy.pretrained import PretrainedCalibration
 from outrider.vocab import Alignment
 
 __all__ = ["LOOKUP", "Subject", "offered", "probed", "why_unusable"]
@@ -39,7 +39,7 @@ class Subject:
         rows = [answer.row for answer in answers]
         return replace(self, costs=target_costs(self.costs, rows), answers=tuple(answers))
 
-    def prices(self, draft: CallCosts | None = None, prior: Prior | None = None) -> Prices:
+    def prices(self, draft: CallCosts | None = None, prior: PretrainedCalibration | None = None) -> Prices:
         """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
         plain_s, token_s = own_times([answer.row for answer in self.answers])
         return Prices(self.costs, draft, OwnTimes({"plain": plain_s}, token_s), prior)

@@ -1,12 +1,8 @@
-"""The policy that decides by itself: expected tokens against measured seconds, at every step anew.
+"""The policy that decides by itself: the step with the most reward less cost (`objective`), at every step
+anew.
 
-A step that emits g tokens in s seconds gains g * token_s - s, where `token_s` is what a token takes on
-the whole lately: maximising that difference maximises tokens per second over the text, which maximising
-each step's own ratio would not (Dinkelbach, "On nonlinear fractional programming", 1967).
-
-Free drafters (lookups, grammars) are asked first. A draft model is asked while its next token is worth
-its step. Free tokens may stand in front of the model's or behind them: a match that the model agrees
-with is worth taking whole.
+Model-free drafters (lookups, constraints) are asked first. A draft model is asked while its next token is
+worth its step, after lookup tokens or before them: a match that the model agrees with is worth taking whole.
 """
 
 from __future__ import annotations
@@ -18,15 +14,13 @@ from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord, TokenEstimate
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
+from outrider.policy.allocation import allocate
+from outrider.policy.candidate import Proposal
 from outrider.policy.fixed import FixedPolicy
-from outrider.policy.knowledge import Batch, Knowledge
-from outrider.policy.learning import learn_costs, learn_text, plain_step_s
-from outrider.policy.prior import Prior
-from outrider.policy.sharing import share_out
+from outrider.policy.learning import learn_costs, learn_request, plain_step_s
+from outrider.policy.pretrained import PretrainedCalibration
+from outrider.policy.state import Batch, PolicyState, RequestState
 from outrider.policy.step import Step
-from outrider.policy.text import Text
-
-__all__ = ["AutoPolicy"]
 
 LONGEST_DRAFT = 64
 """tokens; V(n) is measured as far"""
@@ -51,11 +45,11 @@ class AutoPolicy:
         free: bool = True,
         models: bool = True,
         draft_max: int = LONGEST_DRAFT,
-        prior: Prior | None = None,
+        prior: PretrainedCalibration | None = None,
     ) -> None:
         if draft_max < 0:
             raise SettingError("draft max", f"{draft_max} is negative", "Give 0 (off) or more.")
-        self.knowledge = Knowledge(costs or CallCosts(), draft_costs or {})
+        self.knowledge = PolicyState(costs or CallCosts(), draft_costs or {})
         if prior is not None:
             self.knowledge.recall(prior)
         self.free = free
@@ -63,12 +57,14 @@ class AutoPolicy:
         self.draft_max = draft_max
         self.notices: list[str] = []
         """what the user should hear once: a draft model that cannot pay, calls that have become slower"""
-        self._texts: dict[int, Text] = {}
-        self._spoken_of: set[str] = set()
+        self._texts: dict[int, RequestState] = {}
+        self._proposals: dict[int, Proposal] = {}
+        self._reported: set[str] = set()
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
-        """A request starts: what was particular to the last text of the sequence is forgotten."""
-        self._texts[sequence] = self.knowledge.new_text(prompt_tokens, max_tokens)
+        """A request starts: what was particular to the last one of the sequence is forgotten."""
+        self._texts[sequence] = self.knowledge.new_request(prompt_tokens, max_tokens)
+        self._proposals.pop(sequence, None)
 
     def propose(
         self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
@@ -88,66 +84,65 @@ class AutoPolicy:
     def _propose(
         self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int
     ) -> tuple[list[Draft], DraftWork]:
-        longest = min(self.draft_max, LONGEST_DRAFT)
-        if longest == 0:
+        max_length = min(self.draft_max, LONGEST_DRAFT)
+        if max_length == 0:
             return [Draft() for _ in requests], DraftWork()
-        free = [drafter for drafter in drafters if drafter.is_free and self.free]
+        lookups = [drafter for drafter in drafters if drafter.is_free and self.free]
         models = [drafter for drafter in drafters if not drafter.is_free and self.models]
-        steps = [
-            Step(self.knowledge, self._text(w.sequence), w, [d for d in free if w.allows(d)], longest)
-            for w in requests
-        ]
-        awake = [step for step in steps if models and not step.rests()]
-        alone = len(steps) == 1 and not others
-        if not awake and not any(step.offers_may_pay if alone else step.has_offers for step in steps):
-            return [Draft() for _ in requests], DraftWork()  # the common case of a fast model: no arithmetic
         texts = [self._text(request.sequence) for request in requests]
+        steps = [
+            Step(self.knowledge, text, request, [d for d in lookups if request.allows(d)], max_length)
+            for text, request in zip(texts, requests, strict=True)
+        ]
+        self._proposals.update((step.request.sequence, step.proposal) for step in steps)
+        open_to_models = [step for step in steps if models and not step.is_backing_off()]
+        is_alone = len(steps) == 1 and not others
+        if not open_to_models and not any(
+            step.candidate_may_pay if is_alone else step.has_candidate for step in steps
+        ):
+            return [Draft() for _ in requests], DraftWork()  # the common case of a fast model: no arithmetic
         batch = Batch.of(texts, self.knowledge, others)
-        for step in awake:
-            self._choose(step, models, batch)
-            if step.lead:
-                batch = replace(batch, others=batch.others + len(step.lead))
-        if not any(step.has_offers or step.model for step in steps):
+        for step in open_to_models:
+            self._choose_model(step, models, batch)
+            if step.lookup_prefix:
+                batch = replace(batch, others=batch.others + len(step.lookup_prefix))
+        if not any(step.has_candidate or step.model for step in steps):
             return [Draft() for _ in requests], DraftWork()
         for step in steps:
             if step.model is None:
-                step.price(None, batch)
-        work = _ask(models, steps)
+                step.set_costs(None, batch)
+        offers, work = _ask(models, steps)
+        candidates = [step.finish(offers.get(step.request.sequence)) for step in steps]
+        most = sum(len(candidate.acceptance) for candidate in candidates)
         batch = Batch.of(texts, self.knowledge, others)
-        return self._finish(steps, batch), work
+        lengths = allocate(candidates, self.knowledge.calls_s(most, batch), batch.reward_s)
+        return [step.draft(length) for step, length in zip(steps, lengths, strict=True)], work
 
-    def _finish(self, steps: Sequence[Step], batch: Batch) -> list[Draft]:
-        """The drafts: the tokens of one call go to the sequences where they are most likely to stand."""
-        chains = [step.settle() for step in steps]
-        most = sum(len(chain.chances) for chain in chains)
-        lengths = share_out(chains, self.knowledge.calls_s(most, batch), batch.token_s)
-        return [step.draft(length) for step, length in zip(steps, lengths, strict=True)]
-
-    def _text(self, sequence: int) -> Text:
+    def _text(self, sequence: int) -> RequestState:
         if sequence not in self._texts:
             self.begin(sequence, 1, None)
         return self._texts[sequence]
 
-    def _choose(self, step: Step, models: Sequence[Drafter], batch: Batch) -> None:
+    def _choose_model(self, step: Step, models: Sequence[Drafter], batch: Batch) -> None:
         """Settle which draft model this sequence asks, and how, or that it asks none."""
         best: tuple[float, str, int, bool] | None = None
         for model in models:
             if not step.request.allows(model) or not self._is_known(model.name):
                 continue
-            step.price(model.name, batch)
-            lead = step.weigh(model.name)
-            worth = step.gain_s > 0 and step.repays_reading(model.name) and step.may_risk()
-            exploring = not worth and self._may_explore(step, model.name)
-            if (worth or exploring) and (best is None or step.gain_s > best[0]):
-                best = (step.gain_s, model.name, 0 if exploring else lead, exploring)
+            step.set_costs(model.name, batch)
+            length = step.evaluate(model.name)
+            pays = step.gain_s > 0 and step.amortises_prefill(model.name) and step.is_within_budget
+            is_exploring = not pays and self._may_explore(step, model.name)
+            if (pays or is_exploring) and (best is None or step.gain_s > best[0]):
+                best = (step.gain_s, model.name, 0 if is_exploring else length, is_exploring)
         if best is None:
-            step.rest()
+            step.back_off()
             return
-        step.price(best[1], batch)
+        step.set_costs(best[1], batch)
         step.ask(*best[1:])
 
     def _is_known(self, model: str) -> bool:
-        """Whether it is known what calls take: those of the target tell it themselves, from the first on."""
+        """Whether the costs of calls are known: those of the target are from the first one on."""
         if self.knowledge.costs.is_known and not self.knowledge.draft_cost(model).is_known:
             self._say_once(model, f"{model}: what its calls take was not measured here, so it is not asked")
         return self.knowledge.costs.is_known and self.knowledge.draft_cost(model).is_known
@@ -160,7 +155,7 @@ class AutoPolicy:
         return False
 
     def _give_up(self, model: str) -> None:
-        """Say that a draft model cannot pay here, however sure it is."""
+        """Report that a draft model cannot pay here, however confident it is."""
         draft_s = self.knowledge.draft_cost(model).call_s(1, context=0)
         share = draft_s / self.knowledge.costs.call_s(1, context=0)
         self._say_once(
@@ -170,8 +165,8 @@ class AutoPolicy:
         )
 
     def _say_once(self, about: str, line: str) -> None:
-        if about not in self._spoken_of:
-            self._spoken_of.add(about)
+        if about not in self._reported:
+            self._reported.add(about)
             self.notices.append(line)
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
@@ -182,7 +177,8 @@ class AutoPolicy:
         plain_s = plain_step_s(self.knowledge, list(records.values()))
         for sequence, record in records.items():
             if record.kind == "decode" and sequence in self._texts:
-                learn_text(self.knowledge, self._texts[sequence], record, plain_s)
+                proposal = self._proposals.pop(sequence, Proposal())
+                learn_request(self.knowledge, self._texts[sequence], proposal, record, plain_s)
         for costs in (self.knowledge.costs, *self.knowledge.draft_costs.values()):
             if notice := costs.notice():
                 self.notices.append(notice)
@@ -194,20 +190,20 @@ def _fixed(request: DraftRequest) -> FixedPolicy:
     return FixedPolicy() if length is None else FixedPolicy(draft_max=length)
 
 
-def _ask(models: Sequence[Drafter], steps: Sequence[Step]) -> DraftWork:
-    """Put to each draft model the requests that are for it."""
+def _ask(models: Sequence[Drafter], steps: Sequence[Step]) -> tuple[dict[int, Draft], DraftWork]:
+    """The offer of each sequence's draft model, and what they cost together."""
+    offers: dict[int, Draft] = {}
     work = DraftWork()
     for model in models:
-        if turn := [step for step in steps if step.model == model.name]:
-            offers, cost = model.propose([step.request for step in turn], _Steering(turn))
+        if asking := [step for step in steps if step.model == model.name]:
+            drafts, cost = model.propose([step.request for step in asking], _StepRule(asking))
             work += cost
-            for step, offer in zip(turn, offers, strict=True):
-                step.offer = offer
-    return work
+            offers.update(zip((step.request.sequence for step in asking), drafts, strict=True))
+    return offers, work
 
 
-class _Steering:
-    """How far a draft model drafts for each of the sequences that ask it."""
+class _StepRule:
+    """The StoppingRule of a draft model: each sequence's own step decides."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = {step.request.sequence: step for step in steps}

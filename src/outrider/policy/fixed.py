@@ -16,7 +16,7 @@ class FixedPolicy:
     """The user's own draft length: the drafters are asked in order, the first offer is taken.
 
     `draft_max` caps the drafted tokens of a step (0 decodes plainly), not counting those that a
-    constraint forces in front of them and behind. A draft ends before a token
+    constraint forces before them and after. A draft ends before a token
     whose estimated acceptance is below `p_min`; while a draft model could be asked instead, also
     below `hand_over`. A draft that is certain of its tokens and has fewer than `draft_min` is
     dropped; a sampled one is kept (see the package's docstring).
@@ -43,17 +43,19 @@ class FixedPolicy:
     def propose(
         self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
-        """One draft per request: what a constraint forces, and behind it the first non-empty offer in the
+        """One draft per request: what a constraint forces, then the first non-empty offer in the
         order of `drafters`."""
         del others
         if self.draft_max == 0:
             return [Draft() for _ in requests], DraftWork()
-        leads = [forced(request) for request in requests]
-        requests = [_behind(request, lead) for request, lead in zip(requests, leads, strict=True)]
+        prefixes = [forced(request) for request in requests]
+        requests = [_after(request, prefix) for request, prefix in zip(requests, prefixes, strict=True)]
         offers, work = self._ask(drafters, requests)
-        tails = [forced(request, offer.tokens) for request, offer in zip(requests, offers, strict=True)]
-        joined = zip(leads, offers, tails, strict=True)
-        return [lead + offer + tail if lead or tail else offer for lead, offer, tail in joined], work
+        suffixes = [forced(request, offer.tokens) for request, offer in zip(requests, offers, strict=True)]
+        joined = zip(prefixes, offers, suffixes, strict=True)
+        return [
+            prefix + offer + suffix if prefix or suffix else offer for prefix, offer, suffix in joined
+        ], work
 
     def _ask(
         self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest]
@@ -89,10 +91,12 @@ class FixedPolicy:
         """Nothing is learned."""
 
 
-def _behind(request: DraftRequest, lead: Draft) -> DraftRequest:
-    if not lead.tokens:
+def _after(request: DraftRequest, prefix: Draft) -> DraftRequest:
+    if not prefix.tokens:
         return request
-    return replace(request, prefix=request.prefix + lead.tokens, max_tokens=request.max_tokens - len(lead))
+    return replace(
+        request, prefix=request.prefix + prefix.tokens, max_tokens=request.max_tokens - len(prefix)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, TokenEstimate
 
-__all__ = ["FORCED", "forced", "permitted"]
-
 FORCED = "grammar"
 """The source of forced tokens."""
 
-_SURE = TokenEstimate(acceptance=0.995)
-"""That the text must follow is certain, but the model may spell it with other tokens."""
+_ESTIMATE = TokenEstimate(acceptance=0.995)
+"""The text is certain, but the model may prefer another tokenization of it."""
 
 
 def forced(request: DraftRequest, drafted: Sequence[int] = ()) -> Draft:
-    """The tokens that the constraint forces behind the request's prefix and `drafted`, as far as there is
-    room behind `drafted`."""
+    """The tokens that the constraint forces after the request's prefix and `drafted`, as far as there is
+    room after `drafted`."""
     if request.constraint is None:
         return Draft()
     room = max(request.max_tokens - len(drafted), 0)
     tokens = request.constraint.forced((*request.prefix, *drafted))[:room]
     size = len(tokens)
-    return Draft(tokens, None, (_SURE.acceptance,) * size, (FORCED,) * size, estimates=(_SURE,) * size)
+    return Draft(
+        tokens, None, (_ESTIMATE.acceptance,) * size, (FORCED,) * size, estimates=(_ESTIMATE,) * size
+    )
 
 
 def permitted(request: DraftRequest, offer: Draft) -> Draft:

@@ -20,8 +20,8 @@ from outrider.replay.run import SAMPLER, is_limited
 
 __all__ = ["hindsight_bound"]
 
-_MAX_LEAD = 8
-"""free tokens that a draft model may go on behind"""
+_MAX_PREFIX = 8
+"""lookup tokens after which a draft model may go on"""
 
 _Seconds = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
@@ -37,13 +37,13 @@ def hindsight_bound(
 ) -> float:
     """The least seconds in which the recorded answer could be decoded; see `replay` for the parameters.
 
-    Choices at each step: nothing; free tokens, of which one drafter may go on behind another; a draft
-    model's, behind up to 8 free ones or none, and with free ones behind them or not; of all that, as much
-    as is right. A draft model may be called beyond what is used of it. Where a longer call costs
+    Choices at each step: nothing; lookup tokens, of which one drafter may go on after another; a draft
+    model's, after up to 8 of these or none, and with more of them after or not; of all that, as much
+    as is correct. A draft model may be called beyond what is used of it. Where a longer call costs
     less, it can be had. Draft models are not mixed within an answer.
     """
-    runs = {name: _right_runs(recording.tokens, recording.offers[name]) for name in draft_costs or {}}
-    reach = _free_reach(recording, [SuffixDrafter()] if free is None else free, list(runs.values()))
+    runs = {name: _correct_runs(recording.tokens, recording.offers[name]) for name in draft_costs or {}}
+    reach = _lookup_reach(recording, [SuffixDrafter()] if free is None else free, list(runs.values()))
     best_s = _Problem(recording, reach, costs, own_s).least_s()
     for name, draft in (draft_costs or {}).items():
         read_s = draft.prefill_s(len(recording.prompt))
@@ -51,53 +51,54 @@ def hindsight_bound(
     return best_s
 
 
-def _right_runs(answer: Sequence[int], offers: Offers) -> list[int]:
-    """From each position on, how many tokens in a row a draft model gets right."""
+def _correct_runs(answer: Sequence[int], offers: Offers) -> list[int]:
+    """From each position on, how many tokens in a row a draft model offers that are correct."""
     runs = [0] * (len(answer) + 1)
     for i in range(len(answer) - 1, -1, -1):
         runs[i] = runs[i + 1] + 1 if offers.tokens[i] == answer[i] else 0
     return runs
 
 
-def _free_reach(
+def _lookup_reach(
     recording: Recording, free: Sequence[Drafter], runs: Sequence[Sequence[int]]
 ) -> list[_Counts]:
-    """At each position of the answer, how far the free drafters are right, by the number of right tokens that
-    others drafted before them: so many tokens in all, those included."""
+    """At each position of the answer, how far the model-free drafters are correct, by the number of correct
+    tokens that others drafted before them: so many tokens in all, those included."""
     answer, found = recording.tokens, []
     for drafter in free:
         drafter.begin(0, Request(recording.prompt))
     for position in range(len(answer)):
-        rest = answer[position:]
-        ends = [_chain(free, rest, 0)]
-        leads = range(min(ends[0], _MAX_LEAD, len(rest)) + 1)
-        most = max((lead + run[position + lead] for run in runs for lead in leads), default=0)
+        remaining = answer[position:]
+        ends = [_chain(free, remaining, 0)]
+        prefixes = range(min(ends[0], _MAX_PREFIX, len(remaining)) + 1)
+        most = max((prefix + run[position + prefix] for run in runs for prefix in prefixes), default=0)
         for others in range(1, most + 1):
-            ends.append(ends[-1] if ends[-1] > others else _chain(free, rest, others))
+            ends.append(ends[-1] if ends[-1] > others else _chain(free, remaining, others))
         found.append(np.array(ends, dtype=np.int64))
         for drafter in free:
             drafter.observe(0, answer[position : position + 1])
     return found
 
 
-def _chain(free: Sequence[Drafter], rest: Sequence[int], start: int) -> int:
-    """The end of the right tokens that free drafters offer from `start` on, one behind the other.
+def _chain(free: Sequence[Drafter], remaining: Sequence[int], start: int) -> int:
+    """The end of the correct tokens that model-free drafters offer from `start` on, one after the other.
 
-    What a drafter offers behind its own tokens it would also offer behind these as a prefix.
+    What a drafter offers after its own tokens it would also offer after these as a prefix.
     """
-    while start < len(rest):
-        request = DraftRequest(0, len(rest) - start, SAMPLER, prefix=tuple(rest[:start]))
-        stopping = _WhileRight(rest[start:])
-        right = [
-            common_prefix(drafter.propose([request], stopping)[0][0].tokens, rest[start:]) for drafter in free
+    while start < len(remaining):
+        request = DraftRequest(0, len(remaining) - start, SAMPLER, prefix=tuple(remaining[:start]))
+        stopping = _WhileCorrect(remaining[start:])
+        correct = [
+            common_prefix(drafter.propose([request], stopping)[0][0].tokens, remaining[start:])
+            for drafter in free
         ]
-        if not any(right):
+        if not any(correct):
             break
-        start += max(right)
+        start += max(correct)
     return start
 
 
-class _WhileRight:
+class _WhileCorrect:
     """Extends a draft up to its first wrong token."""
 
     def __init__(self, answer: Sequence[int]) -> None:
@@ -136,12 +137,12 @@ class _Problem:
         self._own_s = own_s
         self._draft = draft
         self._runs = runs
-        self._unread = np.arange(self._end + 2)
+        self._uncached = np.arange(self._end + 2)
         self._times_s = np.zeros((self._end + 1, self._end + 2))
-        """seconds still needed, shape (positions + 1, unread tokens + 1)"""
+        """seconds still needed, shape (positions + 1, uncached tokens + 1)"""
 
     def least_s(self) -> float:
-        """Seconds from the start on, where the last token of the prompt is all that is unread."""
+        """Seconds from the start on, where the last token of the prompt is all that is uncached."""
         for position in range(self._end - 1, -1, -1):
             calls_s = self._calls_s(position)
             best_s = self._without_model(position, calls_s)
@@ -151,42 +152,45 @@ class _Problem:
         return float(self._times_s[0, 1])
 
     def _calls_s(self, position: int) -> _Seconds:
-        """Of a step of which 0, 1, … drafted tokens are right, up to the last of the answer but one."""
+        """Of a step of which 0, 1, … drafted tokens are correct, up to the last of the answer but one."""
         room = self._end - position - 1
         context = self._prompt_tokens + position
         calls_s = self._costs.calls_s(room + 1 + self._beyond, context=context) + self._own_s
         return _or_longer(calls_s)[: room + 1]
 
     def _without_model(self, position: int, calls_s: _Seconds) -> _Seconds:
-        """By unread tokens: the least seconds if no model is asked in this step."""
+        """By uncached tokens: the least seconds if no model is asked in this step."""
         emitted = np.arange(1, min(int(self._reach[position][0]), len(calls_s) - 1) + 2)
-        unread = np.minimum(self._unread[:, None] + emitted, self._end + 1)
-        later_s = self._times_s[position + emitted, unread]
+        uncached = np.minimum(self._uncached[:, None] + emitted, self._end + 1)
+        later_s = self._times_s[position + emitted, uncached]
         best_s: _Seconds = (calls_s[: len(emitted)] + later_s).min(axis=1)
         return best_s
 
     def _with_model(self, position: int, calls_s: _Seconds, draft: CallCosts) -> _Seconds:
-        """By unread tokens: the least seconds if the model is asked, behind the best number of free ones."""
+        """By uncached tokens: the least seconds if the model is asked, after the best number of lookup
+        tokens."""
         context, reach = self._prompt_tokens + position, self._reach[position]
-        first_s = _or_longer(draft.calls_s(self._end + 2 + 2 * _MAX_LEAD, context=context))
+        first_s = _or_longer(draft.calls_s(self._end + 2 + 2 * _MAX_PREFIX, context=context))
         step_s = float(first_s[0])
-        best_s = np.full(len(self._unread), np.inf)
-        for lead in range(min(int(reach[0]), len(calls_s) - 1, _MAX_LEAD) + 1):
-            run = self._runs[position + lead]
+        best_s = np.full(len(self._uncached), np.inf)
+        for prefix in range(min(int(reach[0]), len(calls_s) - 1, _MAX_PREFIX) + 1):
+            run = self._runs[position + prefix]
             calls = np.arange(1, run + 2)
-            ends = np.minimum(reach[lead + np.minimum(calls, run)], len(calls_s) - 1)
-            rest_s = (calls - 1) * step_s + self._after(position, calls_s, lead, calls, ends)
-            first = np.maximum(self._unread, 1) + lead - 1
-            best_s = np.minimum(best_s, first_s[first] + rest_s.min())
+            ends = np.minimum(reach[prefix + np.minimum(calls, run)], len(calls_s) - 1)
+            later_steps_s = (calls - 1) * step_s + self._after(position, calls_s, prefix, calls, ends)
+            first = np.maximum(self._uncached, 1) + prefix - 1
+            best_s = np.minimum(best_s, first_s[first] + later_steps_s.min())
         return best_s
 
-    def _after(self, position: int, calls_s: _Seconds, lead: int, calls: _Counts, ends: _Counts) -> _Seconds:
+    def _after(
+        self, position: int, calls_s: _Seconds, prefix: int, calls: _Counts, ends: _Counts
+    ) -> _Seconds:
         """By the model's calls in this step: the least seconds of the target's call and all later steps,
-        where `ends` tokens can be right. The model has then read its own tokens but the last."""
-        right = np.arange(int(ends.max()) + 1)
-        unread = np.maximum(right + 1 - lead - (calls - 1)[:, None], 0)
-        later_s = calls_s[right] + self._times_s[position + right + 1, unread]
-        least_s: _Seconds = np.where(right <= ends[:, None], later_s, np.inf).min(axis=1)
+        where `ends` tokens can be correct. The model has then read its own tokens but the last."""
+        correct = np.arange(int(ends.max()) + 1)
+        uncached = np.maximum(correct + 1 - prefix - (calls - 1)[:, None], 0)
+        later_s = calls_s[correct] + self._times_s[position + correct + 1, uncached]
+        least_s: _Seconds = np.where(correct <= ends[:, None], later_s, np.inf).min(axis=1)
         return least_s
 
 

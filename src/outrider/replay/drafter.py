@@ -1,4 +1,4 @@
-"""Drafters of replays: a draft model that offers what was recorded, at the price of a cost curve."""
+"""Drafters of replays: a draft model that offers what was recorded, at the cost of a cost curve."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from outrider.core.contracts import Constraint, DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request, TokenEstimate
 from outrider.costs import CallCosts
 from outrider.policy.forced import FORCED, forced
-from outrider.replay.recorder import LONGEST_DEPARTURE, MIN_SURVIVAL
+from outrider.replay.recorder import LONGEST_DEPARTURE, MIN_PREFIX_PROB
 from outrider.replay.recording import Offers, Recording
 
 __all__ = ["ForcedDrafter", "RecordedDrafter"]
 
 _UNKNOWN = -1
-"""A token behind those that were recorded."""
+"""A token after those that were recorded."""
 
 
 class RecordedDrafter:
     """The Drafter of one recording. Its times are those of `costs`, its offers certain tokens.
 
-    Behind a wrong token of another drafter's (a request's prefix that departs from the answer) what the
-    model would offer was not recorded: the confidence it has at that place of the answer stands for it.
+    After a wrong token of another drafter's (a request's prefix that departs from the answer) what the
+    model would offer was not recorded: the confidence it has at that place of the answer is taken for it.
     Such tokens are rejected in any case.
     """
 
@@ -50,12 +50,12 @@ class RecordedDrafter:
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Tokens that it evaluated itself and that became final need not be read again."""
         del sequence
-        right = 0
+        correct = 0
         for mine, final in zip(self._path, tokens, strict=False):
             if mine != final:
                 break
-            right += 1
-        self._seen += right
+            correct += 1
+        self._seen += correct
         self._path = ()
         self._committed += len(tokens)
 
@@ -79,63 +79,42 @@ class RecordedDrafter:
         context = self._prompt_tokens + self._committed
         call_tokens = [max(1, 1 + self._committed - self._seen) + len(request.prefix)]
         self._seen = self._committed + 1
-        draft = _Growing()
+        draft = Draft()
         ahead = _Ahead(self._answer, self._offers, self._committed + len(request.prefix))
-        unread = 0
+        uncached = 0
         while (found := ahead.look()) is not None:
             estimate = TokenEstimate(found[1])
             if not _permits(request, draft.tokens, found[0]) or not stopping.accept(
                 request, draft.tokens, estimate
             ):
                 break
-            draft.add(found[0], self.name, estimate)
-            certain = stopping.append_forced(request, draft.tokens)
-            for token, source, known in zip(certain.tokens, certain.sources, certain.estimates, strict=True):
-                draft.add(token, source, known)
-            unread = 1 + len(certain)
-            ahead.go((found[0], *certain.tokens))
+            draft += Draft((found[0],), None, (found[1],), (self.name,), estimates=(estimate,))
+            forced_tokens = stopping.append_forced(request, draft.tokens)
+            draft += forced_tokens
+            uncached = 1 + len(forced_tokens)
+            ahead.go((found[0], *forced_tokens.tokens))
             if len(draft.tokens) >= request.max_tokens or not stopping.should_continue(request, draft.tokens):
                 break
-            call_tokens.append(unread)
-            unread = 0
-        self._path = (*request.prefix, *draft.tokens[: len(draft.tokens) - unread])
+            call_tokens.append(uncached)
+            uncached = 0
+        self._path = (*request.prefix, *draft.tokens[: len(draft.tokens) - uncached])
         seconds = sum(self._costs.call_s(n, context=context) for n in call_tokens)
         work += DraftWork(len(call_tokens), seconds, call_tokens=tuple(call_tokens))
-        return [draft.finished()], work
+        return [draft], work
 
 
 def _permits(request: DraftRequest, drafted: Sequence[int], token: int) -> bool:
-    """Behind a wrong token of another drafter's the constraint may not allow what stands for an offer; of
+    """After a wrong token of another drafter's the constraint may not allow what is taken for an offer; of
     unknown tokens nobody can say."""
     if request.constraint is None:
         return True
     return token != _UNKNOWN and request.constraint.permits((*request.prefix, *drafted), (token,)) == 1
 
 
-class _Growing:
-    """A draft under construction."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._sources: list[str] = []
-        self._hints: list[TokenEstimate] = []
-
-    def add(self, token: int, source: str, estimate: TokenEstimate) -> None:
-        self.tokens.append(token)
-        self._sources.append(source)
-        self._hints.append(estimate)
-
-    def finished(self) -> Draft:
-        acceptance = tuple(estimate.acceptance for estimate in self._hints)
-        return Draft(
-            tuple(self.tokens), None, acceptance, sources=tuple(self._sources), estimates=tuple(self._hints)
-        )
-
-
 class _Ahead:
-    """What the model would offer from this place of the answer on. Behind a wrong token of its own it goes on
-    as was recorded, and then as sure as last, with tokens that nobody knows and that are wrong in any case;
-    behind one of another's it goes on as at that place of the answer."""
+    """What the model would offer from this place of the answer on. After a wrong token of its own it goes on
+    as was recorded, and then with the same confidence, with tokens that nobody knows and that are wrong in
+    any case; after one of another's it goes on as at that place of the answer."""
 
     def __init__(self, answer: Sequence[int], offers: Offers, place: int) -> None:
         self._answer = answer
@@ -160,9 +139,9 @@ class _Ahead:
                 return
             if token != self._answer[self._place] and token == self._offers.tokens[self._place]:
                 path = self._offers.departures.get(self._place, ())
-                sure = [self._offers.confidence[self._place], *(confidence for _, confidence in path)]
-                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(sure) < MIN_SURVIVAL
-                self._departure, self._last = iter(path), sure[-1] if was_cut else 0.0
+                confidences = [self._offers.confidence[self._place], *(confidence for _, confidence in path)]
+                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(confidences) < MIN_PREFIX_PROB
+                self._departure, self._last = iter(path), confidences[-1] if was_cut else 0.0
             self._place += 1
 
 

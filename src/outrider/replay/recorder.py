@@ -10,7 +10,8 @@ from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Mask, Row, Span
 from outrider.core.errors import BackendError, ConstraintError
 from outrider.replay.recording import Offers
-from outrider.sampling import argmax, confidence
+from outrider.sampling import argmax
+from outrider.sampling import confidence as confidence_of
 from outrider.vocab import Alignment
 
 __all__ = ["record_offers"]
@@ -19,8 +20,9 @@ _CHUNK_TOKENS = 64
 LONGEST_DEPARTURE = 12
 _MAX_CONFIDENCE = 0.99999
 """a model is never certain"""
-MIN_SURVIVAL = 0.04
-"""A draft that has departed from the answer is followed until it would stand this rarely."""
+MIN_PREFIX_PROB = 0.04
+"""A draft that has departed from the answer is followed until its prefix acceptance probability is this
+small."""
 
 
 def record_offers(
@@ -32,7 +34,7 @@ def record_offers(
     constrain: Callable[[], Constraint] | None = None,
     sequence: int = 0,
 ) -> Offers:
-    """What the draft `model` would offer behind every prefix of `answer`, all ids the target's.
+    """What the draft `model` would offer after every prefix of `answer`, all ids the target's.
 
     `constrain` makes the request's constraint anew, where it has one: offers are made under its masks.
     The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
@@ -49,16 +51,16 @@ def record_offers(
         model.truncate(sequence, 0)
         masks = None if constrain is None else _Masks(constrain, answer)
         recorder = _Recorder(model, alignment, sequence, mine, starts, masks)
-        likeliest = recorder.follow_answer()
+        greedy = recorder.follow_answer()
         departures = {
-            i: recorder.depart(i, *likeliest[i])
+            i: recorder.depart(i, *greedy[i])
             for i in reversed(range(len(answer)))  # from the back: what was stored is only cut off
-            if likeliest[i][0] != answer[i]
+            if greedy[i][0] != answer[i]
         }
     finally:
         model.truncate(sequence, 0)
-    tokens, sure = zip(*likeliest, strict=True) if likeliest else ((), ())
-    return Offers(tuple(tokens), tuple(sure), dict(sorted(departures.items())))
+    tokens, confidences = zip(*greedy, strict=True) if greedy else ((), ())
+    return Offers(tuple(tokens), tuple(confidences), dict(sorted(departures.items())))
 
 
 class _Recorder:
@@ -81,7 +83,7 @@ class _Recorder:
         self._masks = masks
 
     def follow_answer(self) -> list[tuple[int, float]]:
-        """The most likely token and its confidence behind each prefix of the answer."""
+        """The most likely token and its confidence after each prefix of the answer."""
         found: list[tuple[int, float]] = []
         rows = max(1, min(_CHUNK_TOKENS, self._model.max_rows, self._model.max_batch_tokens))
         wanted = set(self._starts)
@@ -93,55 +95,55 @@ class _Recorder:
             logits = self._model.decode([span])[0]
             for i, row in enumerate(logits):
                 while len(found) < len(self._starts) and self._starts[len(found)] == stored + i + 1:
-                    found.append(self._likeliest(row, len(found)))
+                    found.append(self._most_likely(row, len(found)))
             stored += len(chunk)
         return found
 
-    def depart(self, position: int, token: int, sure: float) -> tuple[tuple[int, float], ...]:
-        """How the draft goes on behind a token of its own at this position of the answer, and behind what
+    def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
+        """How the draft goes on after a token of its own at this position of the answer, and after what
         the constraint forces there."""
         self._model.truncate(self._sequence, self._starts[position])
         path: list[tuple[int, float]] = []
-        behind: list[int] = []
-        survival = sure
-        while survival >= MIN_SURVIVAL and len(path) < LONGEST_DEPARTURE:
+        after: list[int] = []
+        prefix_prob = confidence
+        while prefix_prob >= MIN_PREFIX_PROB and len(path) < LONGEST_DEPARTURE:
             mine = self._alignment.read((token,))
             if token < 0 or not mine or self._model.vocabulary.ends_generation(mine[0]):
                 break
-            behind.append(token)
+            after.append(token)
             if self._masks is not None:
-                certain = self._masks.forced(position, behind)
-                behind += certain
-                mine += self._alignment.read(certain)
+                forced = self._masks.forced(position, after)
+                after += forced
+                mine += self._alignment.read(forced)
             stored = self._model.length(self._sequence)
             if stored + len(mine) > self._model.context_length or len(mine) > self._model.max_batch_tokens:
                 break
             row = self._model.decode([Span(self._sequence, tuple(mine), stored, 1)])[0][-1]
-            token, sure = self._likeliest(row, position, behind)
-            path.append((token, sure))
-            survival *= sure
+            token, confidence = self._most_likely(row, position, after)
+            path.append((token, confidence))
+            prefix_prob *= confidence
         return tuple(path)
 
-    def _likeliest(self, row: Row, position: int, behind: Sequence[int] = ()) -> tuple[int, float]:
+    def _most_likely(self, row: Row, position: int, after: Sequence[int] = ()) -> tuple[int, float]:
         """In the target's ids; -1 for a token that the target lacks, or where the constraint leaves none."""
         if self._masks is not None:
-            return self._likeliest_allowed(row, self._masks.allowed(position, behind))
+            return self._most_likely_allowed(row, self._masks.allowed(position, after))
         best = argmax(row)
         mapped = best if self._alignment.identical else int(self._alignment.to_target[best])
-        return mapped, min(round(confidence(row, best), 5), _MAX_CONFIDENCE)
+        return mapped, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
 
-    def _likeliest_allowed(self, row: Row, mask: Mask | None) -> tuple[int, float]:
+    def _most_likely_allowed(self, row: Row, mask: Mask | None) -> tuple[int, float]:
         mapped = self._alignment.in_target(row)
         if mask is not None:
             mapped = np.where(mask, mapped, np.float32(-np.inf))
         best = argmax(mapped)
         if not np.isfinite(mapped[best]):
             return -1, 1 - _MAX_CONFIDENCE
-        return best, min(round(confidence(mapped, best), 5), _MAX_CONFIDENCE)
+        return best, min(round(confidence_of(mapped, best), 5), _MAX_CONFIDENCE)
 
 
 class _Masks:
-    """What the constraint of a request allows behind each prefix of its answer, and behind a draft there."""
+    """What the constraint of a request allows after each prefix of its answer, and after a draft there."""
 
     def __init__(self, constrain: Callable[[], Constraint], answer: Sequence[int]) -> None:
         self._constrain = constrain
@@ -149,22 +151,22 @@ class _Masks:
         self._answer = tuple(answer)
         self._at = 0
 
-    def allowed(self, position: int, behind: Sequence[int]) -> Mask | None:
-        if behind:
-            return self._ask(self._drafted(position, behind))
+    def allowed(self, position: int, after: Sequence[int]) -> Mask | None:
+        if after:
+            return self._ask(self._drafted(position, after))
         self._constraint.accept(self._answer[self._at : position])
         self._at = position
         return self._ask(())
 
-    def forced(self, position: int, behind: Sequence[int]) -> tuple[int, ...]:
-        drafted = self._drafted(position, behind)
+    def forced(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
+        drafted = self._drafted(position, after)
         return self._constraint.forced(drafted)
 
-    def _drafted(self, position: int, behind: Sequence[int]) -> tuple[int, ...]:
+    def _drafted(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
         """Departures come from the back: a state that stays at the start is walked along."""
         if position < self._at:
             self._constraint, self._at = self._constrain(), 0
-        return (*self._answer[self._at : position], *behind)
+        return (*self._answer[self._at : position], *after)
 
     def _ask(self, drafted: Sequence[int]) -> Mask | None:
         try:

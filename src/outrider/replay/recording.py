@@ -1,7 +1,7 @@
 """An answer of the target's, and what each draft model offers at every position of it.
 
-As long as a draft stands, what a draft model offers next depends on the target's text alone, so its
-most likely token behind every prefix of the answer says what any draft would have been worth. Behind a
+As long as a draft is accepted, what a draft model offers next depends on the target's text alone, so its
+most likely token after every prefix of the answer says what any draft would have been worth. After a
 wrong token the draft goes on by itself: `departures` keep those tokens, for their confidence decides
 when a policy gives up. What lookups offer needs no recording: they are run again.
 """
@@ -28,7 +28,7 @@ SCHEMA = "outrider.recording/1"
 class Offers:
     """A draft model's most likely token at each position of an answer, and its confidence in it.
 
-    `departures[i]` are the tokens and confidences that it would go on with behind its token at position
+    `departures[i]` are the tokens and confidences that it would go on with after its token at position
     i, where that is not the target's.
     """
 
@@ -109,6 +109,6 @@ def _recording(line: str, where: str) -> Recording | None:
 
 
 def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
-    """How many drafted tokens are right."""
+    """How many drafted tokens are correct."""
     pairs = zip(drafted, answer, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

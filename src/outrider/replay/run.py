@@ -22,7 +22,7 @@ _ROOM = 1024
 """how long a draft may be where the end of the answer is not known"""
 
 SAMPLER = RequestSampler(SamplingParams(temperature=0), cast(Vocabulary, SimpleNamespace(size=0)), ())
-"""Recorded tokens are the target's likeliest: nothing is sampled."""
+"""Recorded tokens are the target's most likely: nothing is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ def _record(
     position: int,
     draft: Draft,
     work: DraftWork,
-    rest: tuple[int, ...],
+    remaining: tuple[int, ...],
     verify_s: float,
     own_s: float,
 ) -> StepRecord:
-    """The step in which this draft met the `rest` of the answer."""
-    accepted = common_prefix(draft.tokens, rest)
+    """The step in which this draft met the `remaining` part of the answer."""
+    accepted = common_prefix(draft.tokens, remaining)
     return StepRecord(
         request=0,
         step=step,
@@ -106,7 +106,7 @@ def _record(
         num_evaluated=1 + len(draft),
         draft=draft,
         num_accepted=accepted,
-        tokens=rest[: accepted + 1],
+        tokens=remaining[: accepted + 1],
         work=work,
         draft_s=work.model_s,
         verify_s=verify_s,

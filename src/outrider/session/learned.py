@@ -20,7 +20,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.models.cache import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.auto import LONGEST_DRAFT
-from outrider.policy.prior import PRIOR, Prior, read_prior
+from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration
 from outrider.tuning import Loaded, costs_of, keep_costs, native_of
 
 __all__ = ["AutoSettings", "Learned", "Measuring", "prior_in"]
@@ -50,13 +50,13 @@ class AutoSettings:
             raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
 
 
-def prior_in(draft: GgufModel, notices: list[str]) -> Prior | None:
+def prior_in(draft: GgufModel, notices: list[str]) -> PretrainedCalibration | None:
     """What a draft's file says of its own acceptance; None where it says nothing, or nothing that can be
     used, which `notices` then says."""
-    if not (text := draft.weights.metadata(PRIOR)):
+    if not (text := draft.weights.metadata(CALIBRATION_KEY)):
         return None
     try:
-        return read_prior(text)
+        return read_calibration(text)
     except ValueError as error:
         notices.append(f"{draft.weights.path}: what it says of its own acceptance is not used: {error}")
         return None

@@ -26,7 +26,7 @@ from outrider.lab.opened import Loaded
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.subject import Subject, offered, probed, why_unusable
 from outrider.models.hub import HubOptions
-from outrider.policy.prior import Prior
+from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session.learned import prior_in
 from outrider.vocab import compare
 
@@ -37,7 +37,7 @@ _AT_ONCE = 24
 _MIN_LEFT = 0.1
 """of the time, for more questions to be begun"""
 
-_Scored = tuple[Kind, Path, CallCosts, Prior | None, list[Answer]]
+_Scored = tuple[Kind, Path, CallCosts, PretrainedCalibration | None, list[Answer]]
 
 
 def measure(

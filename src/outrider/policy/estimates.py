@@ -1,0 +1,255 @@
+"""How likely a drafted token is to be accepted: what drafters say, calibrated by what became of it.
+
+A drafter's estimate becomes a few features; a logistic regression on them is fitted in advance
+(benchmarks/policy/fit.py) and goes on learning online, with a precision for each coefficient (assumed-density
+filtering, as in Opper's "A Bayesian approach to on-line learning", 1998, with a diagonal covariance). Each
+request has a bias of its own, which begins at 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from operator import mul
+from typing import Any, Self
+
+from outrider.core.data import TokenEstimate
+
+CERTAIN = 1.0
+"""A drafter that knows says 1, and is believed until it was wrong once."""
+
+_LOOKUP_FEATURES = ("bias", "log match length", "log odds of the share", "recently right")
+
+INITIAL_WEIGHTS: dict[str, tuple[float, ...]] = {
+    "lookup": (-2.35, 1.0, 1.2, 0.65),
+    "prediction": (-0.8, 1.0, 1.2, 0.65),
+    "draft": (0.45, 1.1),
+    "grammar (constrained)": (0.0, 1.0),
+    "lookup (constrained)": (-3.6, 1.0, 1.2, 0.65),
+}
+"""Coefficients by the drafter's name, fitted to the recordings in benchmarks/policy but for the first ones of
+"prediction" (a predicted answer is right more often than a chance match) and of "lookup (constrained)" (set
+after benchmarks/structured, where one in six was accepted)."""
+
+_PRIOR_PRECISION = 40.0
+"""of each coefficient: about what 400 verified tokens bring, of which most are all but certain"""
+_MAX_PRECISION = 400.0
+"""of a coefficient that an earlier session learned: what is new must still count"""
+_BIAS_PRECISION = 4.0
+"""of a request's bias before any token: a standard deviation of 0.5 in log odds"""
+_BIAS_MEMORY = 0.985
+"""weight of older tokens in a request's bias: about the last 70 count"""
+_RECENT_MEMORY = 0.8
+"""weight of older offers in how often a lookup was recently right"""
+
+
+@dataclass(slots=True)
+class RequestBias:
+    """How one drafter's offers to one request differ from those to others."""
+
+    value: float = 0.0
+    """in log odds"""
+    precision: float = _BIAS_PRECISION
+    recently_right: float = 0.5
+    """how often the first token of its offer was right: a moving average"""
+
+    def note_first(self, correct: bool) -> None:
+        """The first token of an offer, verified or not, turned out correct or not."""
+        self.recently_right = _RECENT_MEMORY * self.recently_right + (1 - _RECENT_MEMORY) * correct
+
+
+def features(estimate: TokenEstimate, recently_right: float) -> tuple[float, ...]:
+    """The regression's features: of a lookup how long its match was and how often it went on so, of a draft
+    model its confidence."""
+    if len(estimate.evidence) >= 3:
+        length, count, total = estimate.evidence[:3]
+        return (
+            1.0,
+            math.log(max(length, 1.0)),
+            math.log((count + 0.5) / (total - count + 0.5)),
+            recently_right,
+        )
+    return (1.0, _log_odds(estimate.acceptance))
+
+
+class Estimator:
+    """The acceptance of one drafter's tokens, over all texts."""
+
+    def __init__(self, name: str, weights: Sequence[float] | None = None) -> None:
+        self.name = name
+        self.weights = list(weights) if weights is not None else None
+        self._precision: list[float] = []
+        self._is_trusted = True
+
+    def probability(self, estimate: TokenEstimate, bias: RequestBias) -> float:
+        """The probability that the token of this estimate is accepted, given that all before it were."""
+        if estimate.acceptance >= CERTAIN and self._is_trusted:
+            return 1.0
+        return _sigmoid(self._score(features(estimate, bias.recently_right)) + bias.value)
+
+    def learn(self, estimate: TokenEstimate, bias: RequestBias, correct: bool) -> None:
+        """A token that was offered with this estimate was correct or not."""
+        if estimate.acceptance >= CERTAIN:
+            self._is_trusted = self._is_trusted and correct
+            if self._is_trusted:
+                return
+        x = features(estimate, bias.recently_right)
+        probability = _sigmoid(self._score(x) + bias.value)
+        error, information = correct - probability, probability * (1 - probability)
+        bias.precision = _BIAS_PRECISION + _BIAS_MEMORY * (bias.precision - _BIAS_PRECISION) + information
+        bias.value += error / bias.precision
+        weights, precision = self._known(len(x))
+        for i, value in enumerate(x):
+            precision[i] += information * value * value
+            weights[i] += error * value / precision[i]
+
+    @property
+    def is_well_known(self) -> bool:
+        """Whether as much was learned of this drafter as a session may take over from earlier ones."""
+        return bool(self._precision) and self._precision[0] >= _MAX_PRECISION
+
+    def as_json(self) -> dict[str, Any]:
+        """What was learned, as plain data."""
+        return {"weights": self.weights, "precision": self._precision}
+
+    @classmethod
+    def from_json(cls, name: str, data: Mapping[str, Any]) -> Self:
+        """The estimator that `as_json` made plain data of. Raises KeyError, TypeError or ValueError."""
+        if data["weights"] is None:
+            return cls(name)
+        weights, precision = [float(w) for w in data["weights"]], [float(p) for p in data["precision"]]
+        sound = all(map(math.isfinite, weights)) and all(p > 0 for p in precision)
+        if len(weights) != len(precision) or not weights or not sound:
+            raise ValueError("its coefficients are damaged")
+        estimator = cls(name, weights)
+        estimator._precision = [min(p, _MAX_PRECISION) for p in precision]
+        return estimator
+
+    def _score(self, x: Sequence[float]) -> float:
+        return float(sum(map(mul, self._known(len(x))[0], x)))
+
+    def _known(self, size: int) -> tuple[list[float], list[float]]:
+        if self.weights is None or len(self.weights) != size:
+            self.weights = list(initial_weights(self.name, size))
+            self._precision = []
+        if not self._precision:
+            self._precision = [_PRIOR_PRECISION] * size
+        return self.weights, self._precision
+
+
+def initial_weights(name: str, num_features: int) -> tuple[float, ...]:
+    """A drafter's coefficients before it was ever asked; of one that has none of its own, those of its
+    kind."""
+    if name in INITIAL_WEIGHTS and len(INITIAL_WEIGHTS[name]) == num_features:
+        return INITIAL_WEIGHTS[name]
+    kind = "lookup (constrained)" if name.endswith("(constrained)") else "lookup"
+    return INITIAL_WEIGHTS[kind if num_features == len(_LOOKUP_FEATURES) else "draft"]
+
+
+_IF_AGREED, _IF_DISAGREED = 0.97, 0.6
+"""On the recordings in benchmarks/policy: how often the model's own token is correct where it agrees with a
+lookup and where it does not"""
+_PRIOR_AGREEMENTS = 20.0
+"""tokens that these count for"""
+_AGREEMENT_MEMORY = 0.99
+"""weight of the older tokens"""
+
+
+@dataclass(slots=True)
+class DrafterAgreement:
+    """How often a draft model agrees with a lookup, and is correct then and else: weighted sums over tokens.
+    The field names are those of the stored JSON."""
+
+    asked: float = _PRIOR_AGREEMENTS
+    """expected agreements: the acceptance probabilities of the lookup's tokens"""
+    agreed: float = _PRIOR_AGREEMENTS
+    agreed_right: float = _PRIOR_AGREEMENTS * _IF_AGREED
+    disagreed: float = _PRIOR_AGREEMENTS
+    disagreed_right: float = _PRIOR_AGREEMENTS * _IF_DISAGREED
+
+    def probability(self, acceptance: float) -> float:
+        """The probability of agreement with a lookup's token of this acceptance."""
+        return min(acceptance * self.agreed / self.asked, 1.0)
+
+    @property
+    def if_agreed(self) -> float:
+        """The acceptance of a token that both offer."""
+        return self.agreed_right / self.agreed
+
+    @property
+    def if_not(self) -> float:
+        """The acceptance of the model's token where the lookup offers another."""
+        return self.disagreed_right / self.disagreed
+
+    def learn(self, acceptance: float, agrees: bool, correct: bool) -> None:
+        """The model was asked where a lookup offered a token of this acceptance; its own was correct or
+        not."""
+        for name, initial in _INITIAL_AGREEMENT.items():
+            setattr(self, name, initial + _AGREEMENT_MEMORY * (getattr(self, name) - initial))
+        self.asked += acceptance
+        if agrees:
+            self.agreed += 1
+            self.agreed_right += correct
+        else:
+            self.disagreed += 1
+            self.disagreed_right += correct
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `asdict` made plain data of. Raises KeyError, TypeError or ValueError."""
+        known = cls(**{name: float(data[name]) for name in _INITIAL_AGREEMENT})
+        sums = (known.asked, known.agreed, known.disagreed)
+        shares = (known.agreed_right / known.agreed, known.disagreed_right / known.disagreed)
+        if not (all(map(math.isfinite, sums)) and min(sums) > 0 and all(0 <= p <= 1 for p in shares)):
+            raise ValueError("its agreements are damaged")
+        return known
+
+
+_INITIAL_AGREEMENT = asdict(DrafterAgreement())
+
+
+class Calibration:
+    """Whether estimates come true: a reliability diagram and the Brier score, online.
+
+    Bin i of `NUM_BINS` holds the estimates from i / NUM_BINS on.
+    """
+
+    NUM_BINS = 10
+
+    def __init__(self) -> None:
+        self.counts = [0] * self.NUM_BINS
+        self.estimated = [0.0] * self.NUM_BINS
+        self.accepted = [0] * self.NUM_BINS
+        self._squares = 0.0
+
+    def note(self, estimate: float, correct: bool) -> None:
+        """One verified token."""
+        i = min(int(estimate * self.NUM_BINS), self.NUM_BINS - 1)
+        self.counts[i] += 1
+        self.estimated[i] += estimate
+        self.accepted[i] += correct
+        self._squares += (estimate - correct) ** 2
+
+    @property
+    def brier(self) -> float | None:
+        """Mean squared error of the estimates; None before any."""
+        return self._squares / sum(self.counts) if sum(self.counts) else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The score and, for each bin that is not empty, mean estimate, share accepted and count."""
+        bins = [
+            {"estimated": e / n, "accepted": a / n, "tokens": n}
+            for n, e, a in zip(self.counts, self.estimated, self.accepted, strict=True)
+            if n
+        ]
+        return {"brier": self.brier, "bins": bins}
+
+
+def _log_odds(probability: float) -> float:
+    clipped = min(max(probability, 1e-4), 1 - 1e-4)
+    return math.log(clipped / (1 - clipped))
+
+
+def _sigmoid(score: float) -> float:
+    return 1 / (1 + math.exp(-min(max(score, -30.0), 30.0)))

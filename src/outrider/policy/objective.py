@@ -1,0 +1,231 @@
+"""The objective of the automatic policy: every equation that decides how far to draft.
+
+Notation. A step drafts n tokens and emits G of them and the target's own; a_i is the probability that
+token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptance probability (p_0 = 1).
+
+(1) Reward. The tokens per second of a text are ΣG / ΣC. They are largest where every step maximises
+    E[G] λ − E[C] with λ the seconds that a token takes under the best policy (Dinkelbach, "On nonlinear
+    fractional programming", 1967; for renewal processes the average-reward criterion). λ is estimated by
+    what tokens took lately: `reward_per_token`.
+(2) Expected tokens. E[G] = 1 + Σ_{i≤n} p_i (Leviathan et al., "Fast Inference from Transformers via
+    Speculative Decoding", 2023, equation 1, with an acceptance of its own for each token):
+    `expected_accepted`.
+(3) Step cost. C(n) = V(n) + k·d + own time: V(n) the target's call with n drafted tokens, d a draft model's
+    step, of which k were made. `StepCosts`; V(n) has stairs and may fall, so all n are compared. A step that
+    stops with a candidate of N tokens is worth max_{n≤N} E[G] λ − C(n): `stopping_value`.
+(4) Look-ahead. How much of a candidate is drafted now is decided with the steps to come: what is not drafted
+    now can be drafted by the next step if all before it are accepted. With k tokens accepted and J(k) the
+    value to go, J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − C(n) + p_{k+n+1} / p_k · J(k+n+1) }, and J
+    = 0 where the candidate ends or breaks off (Bellman, "Dynamic Programming", 1957): `best_length`.
+    Whether to ask a draft model, and to go on, compares values of this one step: (3), (5) and (6).
+(5) Continuation value. A draft model's next acceptance is random until its step was paid for: an optimal
+    stopping problem, solved by backward induction in `stopping`.
+(6) Agreement value. Where a lookup has a candidate, one step of the draft model tells whether it agrees:
+    then the whole candidate may be taken: `agreement_value`.
+(7) Budgets. (1) to (6) hold for estimates that may be wrong. How much slower than plain decoding a text may
+    become by drafts of a model is limited (`slowdown_budget`), of a single step too (`step_slowdown_limit`),
+    and so is asking a model to learn how good it is (`exploration_budget_s`), and reading a prompt for it
+    (`amortises_prefill`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+_PRIOR_TOKENS = 30.0
+_PRIOR_RATIO = 0.85
+"""λ starts as this part of a plain step and counts for so many tokens"""
+
+_MIN_USEFUL_SHARE = 0.5
+_MIN_USEFUL_PROBABILITY = 0.02
+"""Lookup tokens are not looked for where their prefix acceptance probability is below this share of the least
+marginal cost of a token, or below this probability"""
+_ROUGH_SHARE = 0.7
+"""Candidates that are expected to bring less than this part of their cost are dropped without arithmetic
+on arrays: λ is never beyond 1 / 0.7 plain steps"""
+
+_SLOWDOWN_STEPS = 0.3
+_SLOWDOWN_STEPS_PER_TOKEN = 0.005
+"""plain steps that any text may lose to a draft model, and how many more for each of its tokens"""
+_SAVED_SHARE = 0.1
+"""the part of what all texts have saved that a text may lose besides"""
+_STEP_SLOWDOWN = 5.7
+"""plain steps that a single step may take beyond the text's budget"""
+_EXPLORATION_SHARE, _EXPLORATION_SHARE_KNOWN = 0.02, 0.005
+"""of a text's time that may go to asking a draft model against expectation; of one that is well known"""
+
+_SHORT_ANSWER = 16
+_REMAINING_RATIO = 3
+"""An answer is expected to go on for so many times its tokens beyond those that short answers have too."""
+_PREFILL_SHARE = 0.25
+"""of what the answer's tokens took plainly: more is not spent on reading its prompt"""
+
+
+def reward_per_token(spent_s: float, emitted: float, plain_s: float, num_sequences: int) -> float:
+    """λ in seconds: what a token took lately, shrunk towards a part of `plain_s`, a plain step of all
+    `num_sequences` sequences."""
+    prior_s = _PRIOR_RATIO * plain_s * _PRIOR_TOKENS
+    return (spent_s + prior_s) / (emitted + _PRIOR_TOKENS * num_sequences)
+
+
+def expected_accepted(acceptance: Sequence[float], prefix_prob: float = 1.0) -> Array:
+    """Accepted tokens to be expected of the first 0, 1, … tokens of a candidate, shape (len + 1,). What comes
+    before it is accepted with `prefix_prob`."""
+    prefix_probs = prefix_prob * np.cumprod(np.asarray(acceptance, dtype=np.float64))
+    return np.concatenate(([0.0], prefix_probs)).cumsum()
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What a step costs and earns, in seconds.
+
+    `calls_s[n]` is the target's call with n drafted tokens; `draft_step_s` one more step of the draft model
+    and `first_draft_s[i]` its first, where it also reads i tokens of a lookup's; `uncached_s` what its first
+    step of the next draft costs more where all of this one are accepted, since the last was never evaluated;
+    `reward_s` is λ.
+    """
+
+    reward_s: float
+    calls_s: Array
+    draft_step_s: float = 0.0
+    first_draft_s: Array = field(default_factory=lambda: np.zeros(1))
+    uncached_s: float = 0.0
+
+    @property
+    def max_length(self) -> int:
+        """The longest draft whose cost is known."""
+        return len(self.calls_s) - 1
+
+    def up_to(self, length: int) -> StepCosts:
+        """Those of drafts up to this length."""
+        return self if length >= self.max_length else replace(self, calls_s=self.calls_s[: length + 1])
+
+
+class MarginalCosts:
+    """What drafted tokens add to a call, in plain calls: for decisions without arithmetic on arrays, which
+    takes a noticeable part of a small target's step. `calls_s` is as in `StepCosts`."""
+
+    def __init__(self, calls_s: Array) -> None:
+        self.calls_s = calls_s
+        marginal = calls_s[1:] / calls_s[0] - 1.0
+        self.ratios: list[float] = marginal.tolist()
+        """of 1, 2, … drafted tokens together"""
+        least = float((marginal / np.arange(1, len(calls_s))).min())
+        self.min_useful_prob = min(max(_MIN_USEFUL_SHARE * least, _MIN_USEFUL_PROBABILITY), 1.0)
+        """the prefix acceptance probability below which a lookup token is not looked for"""
+
+    def may_pay(self, acceptance: Sequence[float]) -> bool:
+        """Whether drafting a candidate may be worth it in a call of its own."""
+        prefix_prob, expected = 1.0, 0.0
+        for probability, ratio in zip(acceptance, self.ratios, strict=False):
+            prefix_prob *= probability
+            expected += prefix_prob
+            if expected >= _ROUGH_SHARE * ratio:
+                return True
+        return False
+
+
+def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: int = 0) -> float:
+    """The value in seconds of a step that drafts the best part, `min_length` tokens or more, of a
+    candidate."""
+    size = min(len(acceptance), costs.max_length)
+    emitted = accumulate(accumulate(acceptance[:size], mul, initial=1.0))
+    calls_s: list[float] = costs.calls_s[: size + 1].tolist()
+    values = [costs.reward_s * tokens - cost for tokens, cost in zip(emitted, calls_s, strict=True)]
+    return max(values[min_length:])
+
+
+def best_length(
+    acceptance: Sequence[float], calls_s: Array, reward_s: float, min_length: int = 0
+) -> tuple[int, float]:
+    """How many tokens of a candidate to draft now, `min_length` or more, and the value in seconds from here
+    to where the candidate breaks off or ends: equation (4), solved from the end.
+
+    All terms are weighed by the probability that their place is reached, so nothing is divided by it.
+    """
+    size = min(len(acceptance), len(calls_s) - 1)
+    costs: list[float] = calls_s[: size + 1].tolist()
+    prefix_probs = list(accumulate(acceptance[:size], mul, initial=1.0))
+    accepted = list(accumulate(prefix_probs[1:], initial=0.0))
+    reached = [reward_s * tokens for tokens in accepted]
+    values, value_to_go = [0.0], 0.0
+    for k in range(size, -1, -1):
+        reached[k] += value_to_go
+        values = [value - prefix_probs[k] * cost for value, cost in zip(reached[k:], costs, strict=False)]
+        value_to_go = reward_s * (prefix_probs[k] - accepted[k]) + max(values)
+    length = max(range(min_length, size + 1), key=values.__getitem__)
+    return length, reward_s + values[length]
+
+
+def agreement_value(
+    costs: StepCosts,
+    length: int,
+    prefix_prob: float,
+    acceptance: Sequence[float],
+    agreement: float,
+    if_agreed: float,
+    if_not: float,
+) -> float:
+    """The value in seconds of one step of the draft model after `length` tokens, accepted with `prefix_prob`,
+    where a lookup has a candidate: beyond the reward of these tokens.
+
+    The model agrees with the probability `agreement`; its token is then accepted with `if_agreed`, and the
+    best part of the candidate follows it. Else it is accepted with `if_not`, and taken or not. −∞ without
+    room.
+    """
+    if not acceptance or length + 1 > costs.max_length:
+        return -math.inf
+    agreed = if_agreed * prefix_prob
+    tokens = agreed + expected_accepted(acceptance[1 : costs.max_length - length], agreed)
+    taken = (tokens * costs.reward_s - costs.calls_s[length + 1 : length + 1 + len(tokens)]).max()
+    other = if_not * prefix_prob * costs.reward_s - costs.calls_s[length + 1]
+    stopped = max(other, -costs.calls_s[length])
+    return float(agreement * taken + (1 - agreement) * stopped) - costs.draft_step_s
+
+
+def slowdown_budget(generated: int, saved_steps: float, slowdown_steps: float) -> float:
+    """How much slower than plain decoding a text of `generated` tokens may become, in plain steps.
+
+    `saved_steps` is what all texts have saved so far, `slowdown_steps` how much slower this text is already.
+    """
+    return (
+        _SLOWDOWN_STEPS + _SLOWDOWN_STEPS_PER_TOKEN * generated + _SAVED_SHARE * saved_steps - slowdown_steps
+    )
+
+
+def step_slowdown_limit(budget: float) -> float:
+    """How much longer than plain decoding a single step may take, in plain steps, at this slowdown budget."""
+    return max(budget + _STEP_SLOWDOWN, 0.0)
+
+
+def exploration_budget_s(decoded_s: float, explored_s: float, *, is_well_known: bool) -> float:
+    """Seconds for which a text that took `decoded_s`, of it `explored_s` for that, may still ask a draft
+    model that is not expected to pay."""
+    share = _EXPLORATION_SHARE_KNOWN if is_well_known else _EXPLORATION_SHARE
+    return share * decoded_s - explored_s
+
+
+def amortises_prefill(
+    prefill_s: float,
+    *,
+    gain_s: float,
+    usual_gain_s: float,
+    generated: int,
+    max_tokens: int | None,
+    plain_s: float,
+) -> bool:
+    """Whether a draft model's reading of the prompt is repaid by the gain of this step and half of the usual
+    gains of the steps to come; never more than a part of what the answer took so far."""
+    remaining = _REMAINING_RATIO * max(generated - _SHORT_ANSWER, 0)
+    if max_tokens is not None:
+        remaining = min(remaining, max_tokens - generated)
+    return gain_s + min(usual_gain_s * remaining / 2, _PREFILL_SHARE * generated * plain_s) > prefill_s

@@ -1,0 +1,64 @@
+"""The pretrained calibration of a draft model, kept in its file.
+
+Confidence is calibrated differently in every model: the built-in coefficients were fitted to drafts of half a
+billion parameters. A distilled draft's predictions along held-out answers are known, so its own calibration
+can come with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from outrider.core.data import TokenEstimate
+from outrider.costs import CallCosts
+from outrider.policy.state import PolicyState
+
+CALIBRATION_KEY = "outrider.draft.acceptance"
+"""string: what is known of a draft's acceptance, in JSON (`PolicyState.as_json`)"""
+
+PretrainedCalibration = Mapping[str, Any]
+_DIGITS = 4
+
+
+def pretrained_calibration(
+    name: str, answers: Iterable[Sequence[tuple[float, bool]]]
+) -> PretrainedCalibration:
+    """The calibration by the predictions of the draft model `name` along some answers: for each position, its
+    confidence in its most likely token, and whether that was correct."""
+    state = PolicyState(CallCosts(), {})
+    estimator = state.estimator(name)
+    seen: list[float] = []
+    for answer in answers:
+        text = state.new_request(1, None)
+        for confidence, correct in answer:
+            estimate, bias = TokenEstimate(confidence), text.bias(name)
+            acceptance = estimator.probability(estimate, bias)
+            state.confidence.learn(text.average_confidence, acceptance)
+            text.average_confidence = state.confidence.update(text.average_confidence, acceptance)
+            estimator.learn(estimate, bias, correct)
+            seen.append(acceptance)
+    if seen:  # not what the last answers happened to be like
+        state.confidence.mean = fmean(seen)
+    data = state.as_json()
+    # In constrained text, which held-out answers seldom are, its confidence means the same.
+    data["estimators"][f"{name} (constrained)"] = estimator.as_json()
+    rounded: PretrainedCalibration = _rounded(data)
+    return rounded
+
+
+def read_calibration(text: str) -> PretrainedCalibration:
+    """What a file says. Raises ValueError where it is damaged."""
+    data: PretrainedCalibration = json.loads(text)
+    PolicyState(CallCosts(), {}).recall(data)
+    return data
+
+
+def _rounded(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _rounded(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_rounded(value) for value in data]
+    return round(data, _DIGITS) if isinstance(data, float) else data
