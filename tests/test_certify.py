@@ -25,9 +25,9 @@ from outrider.certify import (
     reasons,
     write_certificate,
 )
+from outrider.certify.cached import CachedModel, DisturbedLogits, LogitsCache
+from outrider.certify.exact import exact_distribution
 from outrider.certify.faults import CALL_FAULTS, MASK_FAULTS, judge_with
-from outrider.certify.memo import Disturbed, Memory, RememberedModel
-from outrider.certify.sampled import exact_distribution
 from outrider.certify.texts import compare_greedy, compare_stable, repeat
 from outrider.core.contracts import Drafter
 from outrider.core.data import Logits, Request, Span
@@ -231,38 +231,38 @@ def test_runs_that_differ_under_one_seed_are_found() -> None:
 
 def test_a_remembered_model_is_the_model() -> None:
     real = FakeModel(VOCABULARY, LANGUAGE, max_batch_tokens=4, max_rows=2)
-    memory = Memory(real)
+    memory = LogitsCache(real)
     request = Request(PROMPT, SamplingParams(seed=3), max_tokens=30, ignore_end=True)
     drafter = ScriptedDrafter(oracle(LANGUAGE, 1))
     roomy = FakeModel(VOCABULARY, LANGUAGE)
-    remembered = RememberedModel(roomy, memory)
+    remembered = CachedModel(roomy, memory)
     done = Engine(remembered, [drafter], EAGER).generate(request)
     expected = Engine(FakeModel(VOCABULARY, LANGUAGE), [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER)
     assert done.tokens == expected.generate(request).tokens
     calls = memory.calls
-    assert Engine(RememberedModel(roomy, memory), [drafter], EAGER).generate(request).tokens == done.tokens
+    assert Engine(CachedModel(roomy, memory), [drafter], EAGER).generate(request).tokens == done.tokens
     assert memory.calls == calls > 0
     memory.forget()
     assert real.length(0) == 0
 
 
 def test_a_model_that_cannot_rewind_is_remembered_too() -> None:
-    memory = Memory(FakeModel(VOCABULARY, LANGUAGE, rewind="none"))
+    memory = LogitsCache(FakeModel(VOCABULARY, LANGUAGE, rewind="none"))
     request = Request(PROMPT, SamplingParams(temperature=0), max_tokens=10, ignore_end=True)
-    model = RememberedModel(memory.model, memory)
+    model = CachedModel(memory.model, memory)
     done = Engine(model, [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER).generate(request)
     assert done.tokens == plain(FakeModel(VOCABULARY, LANGUAGE), request)[0]
 
 
 def test_the_stand_in_differs_and_is_fixed() -> None:
-    memory = Memory(FakeModel(VOCABULARY, LANGUAGE))
+    memory = LogitsCache(FakeModel(VOCABULARY, LANGUAGE))
     [own] = memory.after(PROMPT, 1)
-    [first], [again], [other] = (Disturbed(memory, seed).after(PROMPT, 1) for seed in (1, 1, 2))
+    [first], [again], [other] = (DisturbedLogits(memory, seed).after(PROMPT, 1) for seed in (1, 1, 2))
     assert (first == again).all() and not (first == other).all() and not np.allclose(first, own)
 
 
 def test_the_exact_distribution_is_the_chain_rule() -> None:
-    memory = Memory(FakeModel(VOCABULARY, LANGUAGE))
+    memory = LogitsCache(FakeModel(VOCABULARY, LANGUAGE))
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
     exact = exact_distribution(memory, VOCABULARY, PROMPT, sampling, 10**6, 0.01, np.random.default_rng(0))
 

@@ -10,7 +10,7 @@ import pytest
 from outrider.backends.gguf import LoadOptions
 from outrider.bitwise import BitwiseModel
 from outrider.certify import Plan, Subject, certify, check_fault, reasons
-from outrider.certify.calls import unequal_sizes
+from outrider.certify.faults import unequal_sizes
 from outrider.core.errors import SettingError
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME

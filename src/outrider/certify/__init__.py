@@ -4,6 +4,7 @@ from outrider.certify.certificate import (
     SCHEMA,
     Certificate,
     as_json,
+    model_files,
     reasons,
     totals,
     write_certificate,
@@ -12,7 +13,6 @@ from outrider.certify.checks import certify
 from outrider.certify.faults import FAULTS, check_fault
 from outrider.certify.plan import Findings, Plan, Progress, Subject
 from outrider.certify.prompts import BUILT_IN
-from outrider.certify.provenance import model_files
 from outrider.lab.machine import machine, versions
 
 __all__ = [
