@@ -12,22 +12,12 @@ import pytest
 
 from engines import PROMPT, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle, plain, same_vocabulary
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify import (
-    FAULTS,
-    SCHEMA,
-    Certificate,
-    Findings,
-    Plan,
-    Subject,
-    as_json,
-    certify,
-    check_fault,
-    reasons,
-    write_certificate,
-)
 from outrider.certify.cached import CachedModel, DisturbedLogits, LogitsCache
+from outrider.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
+from outrider.certify.checks import certify
 from outrider.certify.exact import exact_distribution
-from outrider.certify.faults import CALL_FAULTS, MASK_FAULTS, judge_with
+from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, judge_with
+from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.texts import compare_greedy, compare_stable, repeat
 from outrider.core.contracts import Drafter
 from outrider.core.data import Logits, Request, Span
@@ -302,6 +292,8 @@ def test_the_json_says_what_was_done(sound: Findings, tmp_path: Path) -> None:
 def test_what_cannot_be_tested_is_refused() -> None:
     with pytest.raises(SettingError, match="no-residual, swapped"):
         check_fault("sloppy")
+    with pytest.raises(SettingError, match="no known fault"):
+        Plan(fault="sloppy")
     with pytest.raises(PromptError, match="there are none"):
         certify(subject_of(), [], QUICK)
     with pytest.raises(PromptError, match="prompt 2"):

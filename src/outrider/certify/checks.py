@@ -106,10 +106,10 @@ class _Texts:
 
     def greedy(self) -> list[Compared]:
         """Every prompt's greedy text."""
-        compared = []
-        for i in self._numbers("greedy", len(self.prompts)):
-            compared.append(compare_greedy(self.engine, self._request(i), i, self.constrain))
-        return compared
+        return [
+            compare_greedy(self.engine, self._request(i), i, self.constrain)
+            for i in self._numbers("greedy", len(self.prompts))
+        ]
 
     def beside(self) -> list[Compared]:
         """Greedy texts that are generated while the next prompt's is, where the target has room for two."""

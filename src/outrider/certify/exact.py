@@ -1,9 +1,9 @@
 """What sampling is tested against: where in an answer, and the exact distribution of the texts there.
 
-A few tokens tell much only where much is left to chance. A free answer is tested at its beginning. The
+A few tokens tell much only where their entropy is high. A free answer is tested at its beginning. The
 beginning of a constrained one is often all but certain (`{"name": "`), so its greedy text is followed, and
 the test begins where text is forced, if possible such that the model likes to spell in several ways, and
-where the tokens leave most to chance: there masks, forced drafts and what the draft model makes of both
+where the entropy of the tokens is highest: there masks, forced drafts and what the draft model makes of both
 decide the outcome.
 """
 
@@ -50,8 +50,8 @@ class Start:
     """The prompt that samples are generated from; its last `num_answer` tokens begin the answer.
 
     `forced` grades what is ahead: 2 where text is forced that has several likely spellings, 1 where text
-    is forced, else 0. `entropy` is what the first token (of a constrained answer: the texts' tokens
-    together) leaves to chance, in nats. Of two starts, the greater (`forced`, `entropy`) tells more.
+    is forced, else 0. `entropy` is that of the first token (of a constrained answer: the texts' tokens
+    together), in nats. Of two starts, the greater (`forced`, `entropy`) tells more.
     """
 
     prompt: Text

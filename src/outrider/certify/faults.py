@@ -96,7 +96,7 @@ RULE_FAULTS: Mapping[Fault, Rule] = {
 
 def judge_with(fault: Fault | None) -> Callable[[Request, int], Judge]:
     """What makes an engine's judges: broken ones for requests that speculate, sound ones otherwise."""
-    if fault not in RULE_FAULTS:
+    if fault is None or fault not in RULE_FAULTS:
         return Verifier.of
     return lambda request, seed: (
         BrokenJudge(fault, request, seed) if request.speculate else Verifier.of(request, seed)
@@ -199,7 +199,7 @@ def check_shows(fault: Fault, grammar: Grammar | None) -> None:
 
 def break_masks(fault: Fault | None, constrain: Constrain | None) -> Constrain | None:
     """Makes constraints with that fault; sound ones for no fault and for those of rules and calls."""
-    if constrain is None or fault not in MASK_FAULTS:
+    if constrain is None or fault is None or fault not in MASK_FAULTS:
         return constrain
     make, broken = constrain, MASK_FAULTS[fault]
     return lambda grammar: broken(make(grammar))

@@ -78,7 +78,9 @@ class Plan:
             if value < 1:
                 raise SettingError(name, f"{value} is too few", "Give 1 or more.")
         if not 0 < self.significance < 1:
-            raise SettingError("significance", f"{self.significance} is no chance", "Give one in (0, 1).")
+            raise SettingError(
+                "significance", f"{self.significance} is no probability", "Give one in (0, 1)."
+            )
         if self.seed < 0:
             raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
         if self.fault is not None:

@@ -32,7 +32,7 @@ from outrider.policy import FixedPolicy
 from outrider.vocab import compare
 
 _CANDIDATES = 24
-"""Prompts of which those that leave most to chance are chosen."""
+"""Prompts among which those of the highest entropy are chosen."""
 _REPORT_EVERY = 50
 
 
@@ -90,7 +90,7 @@ def settings_under_test(plan: Plan) -> list[Setting]:
 def sampled_tests(
     subject: Subject, prompts: Sequence[Text], plan: Plan, progress: Progress
 ) -> tuple[list[SampledTest], int]:
-    """Test every setting on the prompts that leave most to chance.
+    """Test every setting on the prompts of the highest entropy.
 
     Returns the tests, and how many calls of the real models all of them took. Without a draft model
     the target itself, disturbed, stands in for one.
@@ -151,7 +151,7 @@ class _Tester:
         self._rows.forget()
 
     def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
-        """The prompts whose samples leave most to chance, of the first few, and where these start."""
+        """Of the first few prompts those whose samples have the highest entropy, and where these start."""
         starts = [
             find_start(self._rows, self._vocabulary, prompt, self._sound())
             for prompt in prompts[:_CANDIDATES]

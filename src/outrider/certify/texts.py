@@ -59,7 +59,7 @@ class Counts:
 class Difference:
     """A token that speculation and plain decoding disagree about.
 
-    `position` counts generated tokens. None stands for a text that had ended. `margin` is by how
+    `position` counts generated tokens. None means that the text had ended. `margin` is by how
     much the best score leads the second in each run's own call shapes: in logits where decoding is
     greedy, in scores (log probability plus noise) under the seed-stable rule. A difference is a
     near-tie only when the replays alone give each run's own token.
