@@ -143,17 +143,17 @@ def compare_greedy(
     With `beside` the speculative text is generated while that request runs.
     """
     sampler = _sampler(engine, request, constrain)
+
+    def decide(row: Row, generated: Sequence[int]) -> Choice:
+        return Choice.of(sampler.adjust(row, generated))
+
     speculative = run(engine, replace(request, speculate=True), beside)
     plain = run(engine, replace(request, speculate=False))
     rows = _compare_rows(speculative, plain)
     differences: list[Difference] = []
     counts = Counts.of(speculative.completion, plain.completion)
     num_tokens = len(speculative.completion.tokens)
-    while (
-        found := _first_difference(
-            engine, speculative, plain, lambda row, generated: Choice.of(sampler.adjust(row, generated))
-        )
-    ) is not None:
+    while (found := _first_difference(engine, speculative, plain, decide)) is not None:
         differences.append(found)
         num_compared = found.position + 1
         if not found.near_tie or num_compared >= num_tokens:
