@@ -87,7 +87,7 @@ def learning_curve(distilled: Distilled, plan: DistillPlan, progress: Progress) 
                 str(stored), f"it is damaged ({error})", "Remove it: it is made again."
             ) from error
     slope = slope_of([point.tokens for point in points], [point.agreement for point in points])
-    return Curve(steps=steps, points=points, per_doubling=slope and Figure.of(slope))
+    return Curve(steps=steps, points=points, per_doubling=None if slope is None else Figure.of(slope))
 
 
 def _train(
