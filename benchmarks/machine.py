@@ -15,7 +15,8 @@ from typing import Any
 from outrider import __version__
 from outrider.backends.gguf import build_id
 from outrider.backends.gguf.options import physical_cores
-from outrider.certify import machine, model_files
+from outrider.certify.certificate import model_files
+from outrider.lab.machine import machine
 
 
 def describe(*models: Path) -> dict[str, Any]:

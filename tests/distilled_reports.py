@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from outrider.distill.report.schema import (
+from outrider.distill.report import (
     Category,
     Contender,
     Curve,
     CurvePoint,
     Data,
     Draft,
-    Evaluated,
+    Evaluation,
     Figure,
     Measured,
     Report,
@@ -57,7 +57,7 @@ def _figure(value: float, width: float = 0.03) -> Figure:
 
 def _training() -> Training:
     history = [
-        Evaluated(
+        Evaluation(
             step=100 * i,
             train_loss=None if i == 0 else 5 * 0.7**i + 0.5,
             loss=5 * 0.7**i + 0.7,

@@ -11,8 +11,8 @@ from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.data import Logits, Span
 from outrider.distill.checkpoint import Checkpoint
-from outrider.distill.provenance import Provenance
-from outrider.distill.shapes import random_weights
+from outrider.distill.export import Provenance
+from outrider.distill.starting import random_weights
 
 PROVENANCE = Provenance(
     teacher="tiny", teacher_sha256="ab" * 32, data="3 prompts, greedy and at temperature 0.7",

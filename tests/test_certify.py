@@ -12,22 +12,12 @@ import pytest
 
 from engines import PROMPT, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle, plain, same_vocabulary
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify import (
-    FAULTS,
-    SCHEMA,
-    Certificate,
-    Findings,
-    Plan,
-    Subject,
-    as_json,
-    certify,
-    check_fault,
-    reasons,
-    write_certificate,
-)
-from outrider.certify.faults import CALL_FAULTS, MASK_FAULTS, judge_with
-from outrider.certify.memo import Disturbed, Memory, RememberedModel
-from outrider.certify.sampled import exact_distribution
+from outrider.certify.cached import CachedModel, DisturbedLogits, LogitsCache
+from outrider.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
+from outrider.certify.checks import certify
+from outrider.certify.exact import exact_distribution
+from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, judge_with
+from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.texts import compare_greedy, compare_stable, repeat
 from outrider.core.contracts import Drafter
 from outrider.core.data import Logits, Request, Span
@@ -226,45 +216,45 @@ def test_runs_that_differ_under_one_seed_are_found() -> None:
     assert repeat(Engine(Drifting(VOCABULARY, LANGUAGE)), request).position is not None
 
 
-# Remembered models
+# Cached models
 
 
-def test_a_remembered_model_is_the_model() -> None:
+def test_a_cached_model_is_the_model() -> None:
     real = FakeModel(VOCABULARY, LANGUAGE, max_batch_tokens=4, max_rows=2)
-    memory = Memory(real)
+    rows = LogitsCache(real)
     request = Request(PROMPT, SamplingParams(seed=3), max_tokens=30, ignore_end=True)
     drafter = ScriptedDrafter(oracle(LANGUAGE, 1))
     roomy = FakeModel(VOCABULARY, LANGUAGE)
-    remembered = RememberedModel(roomy, memory)
-    done = Engine(remembered, [drafter], EAGER).generate(request)
+    cached = CachedModel(roomy, rows)
+    done = Engine(cached, [drafter], EAGER).generate(request)
     expected = Engine(FakeModel(VOCABULARY, LANGUAGE), [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER)
     assert done.tokens == expected.generate(request).tokens
-    calls = memory.calls
-    assert Engine(RememberedModel(roomy, memory), [drafter], EAGER).generate(request).tokens == done.tokens
-    assert memory.calls == calls > 0
-    memory.forget()
+    calls = rows.calls
+    assert Engine(CachedModel(roomy, rows), [drafter], EAGER).generate(request).tokens == done.tokens
+    assert rows.calls == calls > 0
+    rows.forget()
     assert real.length(0) == 0
 
 
-def test_a_model_that_cannot_rewind_is_remembered_too() -> None:
-    memory = Memory(FakeModel(VOCABULARY, LANGUAGE, rewind="none"))
+def test_a_model_that_cannot_rewind_is_cached_too() -> None:
+    rows = LogitsCache(FakeModel(VOCABULARY, LANGUAGE, rewind="none"))
     request = Request(PROMPT, SamplingParams(temperature=0), max_tokens=10, ignore_end=True)
-    model = RememberedModel(memory.model, memory)
+    model = CachedModel(rows.model, rows)
     done = Engine(model, [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER).generate(request)
     assert done.tokens == plain(FakeModel(VOCABULARY, LANGUAGE), request)[0]
 
 
 def test_the_stand_in_differs_and_is_fixed() -> None:
-    memory = Memory(FakeModel(VOCABULARY, LANGUAGE))
-    [own] = memory.after(PROMPT, 1)
-    [first], [again], [other] = (Disturbed(memory, seed).after(PROMPT, 1) for seed in (1, 1, 2))
+    rows = LogitsCache(FakeModel(VOCABULARY, LANGUAGE))
+    [own] = rows.after(PROMPT, 1)
+    [first], [again], [other] = (DisturbedLogits(rows, seed).after(PROMPT, 1) for seed in (1, 1, 2))
     assert (first == again).all() and not (first == other).all() and not np.allclose(first, own)
 
 
 def test_the_exact_distribution_is_the_chain_rule() -> None:
-    memory = Memory(FakeModel(VOCABULARY, LANGUAGE))
+    rows = LogitsCache(FakeModel(VOCABULARY, LANGUAGE))
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
-    exact = exact_distribution(memory, VOCABULARY, PROMPT, sampling, 10**6, 0.01, np.random.default_rng(0))
+    exact = exact_distribution(rows, VOCABULARY, PROMPT, sampling, 10**6, 0.01, np.random.default_rng(0))
 
     def softmax(tokens: Sequence[int]) -> np.ndarray:
         chances = np.exp(LANGUAGE(tokens).astype(np.float64))
@@ -302,6 +292,8 @@ def test_the_json_says_what_was_done(sound: Findings, tmp_path: Path) -> None:
 def test_what_cannot_be_tested_is_refused() -> None:
     with pytest.raises(SettingError, match="no-residual, swapped"):
         check_fault("sloppy")
+    with pytest.raises(SettingError, match="no known fault"):
+        Plan(fault="sloppy")
     with pytest.raises(PromptError, match="there are none"):
         certify(subject_of(), [], QUICK)
     with pytest.raises(PromptError, match="prompt 2"):

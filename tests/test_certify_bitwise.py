@@ -12,9 +12,11 @@ from engines import PROMPT, VOCABULARY, ScriptedDrafter, oracle
 from outrider.backends.fake import FakeModel, Rounding, random_logits
 from outrider.bitwise import BitwiseModel, EqualSizes
 from outrider.bitwise.probe import TRIED
-from outrider.certify import Certificate, Findings, Plan, Subject, as_json, certify, check_fault, reasons
-from outrider.certify.calls import unequal_sizes
-from outrider.certify.rows import compare_rows
+from outrider.certify.certificate import Certificate, as_json, reasons
+from outrider.certify.checks import certify
+from outrider.certify.faults import check_fault, unequal_sizes
+from outrider.certify.plan import Findings, Plan, Subject
+from outrider.certify.runs import compare_rows
 from outrider.cli.verdict import print_verdict
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError

@@ -12,15 +12,14 @@ import pytest
 
 from constrained import OneOf, Pieces
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify import FAULTS, Findings, Plan, Subject, as_json, certify, check_fault
-from outrider.certify.certificate import Certificate
-from outrider.certify.faults import CALL_FAULTS, MASK_FAULTS
-from outrider.certify.masks import behind
-from outrider.certify.memo import Memory
+from outrider.certify.cached import LogitsCache
+from outrider.certify.certificate import Certificate, as_json
+from outrider.certify.checks import certify
+from outrider.certify.exact import exact_distribution, find_start
+from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault
+from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.runs import generate
-from outrider.certify.sampled import exact_distribution
-from outrider.certify.starts import find_start
-from outrider.certify.texts import compare_greedy, repeat
+from outrider.certify.texts import after, compare_greedy, repeat
 from outrider.compare import compare, find_divergence
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
@@ -202,12 +201,12 @@ def test_a_divergence_is_measured_under_the_mask() -> None:
 
 
 def test_the_start_has_open_and_forced_text_ahead() -> None:
-    memory = Memory(FakeModel(WORDS, LANGUAGE))
+    memory = LogitsCache(FakeModel(WORDS, LANGUAGE))
     free = find_start(memory, WORDS, PROMPTS[0], None)
-    assert free.prompt == PROMPTS[0] and free.said == () and free.entropy > 0
+    assert free.prompt == PROMPTS[0] and free.answer == () and free.entropy > 0
     start = find_start(memory, WORDS, PROMPTS[0], partial(constrained(), GRAMMAR))
-    assert start.prompt == (*PROMPTS[0], *start.said)
-    assert any(text.startswith(WORDS.text(start.said)) for text in TEXTS)
+    assert start.prompt == (*PROMPTS[0], *start.answer)
+    assert any(text.startswith(WORDS.text(start.answer)) for text in TEXTS)
     assert start.forced == 2 and start.entropy > free.entropy / 2
     certain = find_start(memory, WORDS, PROMPTS[0], partial(constrained(["abb"], canonical=True), GRAMMAR))
     assert certain.entropy == 0 and certain.forced == 1
@@ -216,7 +215,7 @@ def test_the_start_has_open_and_forced_text_ahead() -> None:
 
 
 def test_the_exact_distribution_is_the_chain_rule_under_the_mask() -> None:
-    memory = Memory(FakeModel(WORDS, LANGUAGE))
+    memory = LogitsCache(FakeModel(WORDS, LANGUAGE))
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
     make = partial(constrained(["ab", "abc", "cab"]), GRAMMAR)
     exact = exact_distribution(memory, WORDS, (0,), sampling, 10**7, 0.01, np.random.default_rng(0), make)
@@ -247,9 +246,9 @@ def test_the_exact_distribution_is_the_chain_rule_under_the_mask() -> None:
 
 
 def test_a_constraint_can_begin_in_the_middle_of_an_answer() -> None:
-    make = behind(constrained(["abc"]), (0,))
+    make = after(constrained(["abc"]), (0,))
     assert make is not None and make(GRAMMAR).forced(()) == tuple(WORDS.tokenize("bc"))
-    assert behind(None, (0,)) is None
+    assert after(None, (0,)) is None
 
 
 def test_a_seed_repeats_a_text_whatever_was_learned_about_its_spelling() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from outrider.backends.gguf import LoadOptions
 from outrider.bitwise import BitwiseModel
-from outrider.certify import Plan, Subject, certify, check_fault, reasons
-from outrider.certify.calls import unequal_sizes
+from outrider.certify.certificate import reasons
+from outrider.certify.checks import certify
+from outrider.certify.faults import check_fault, unequal_sizes
+from outrider.certify.plan import Plan, Subject
 from outrider.core.errors import SettingError
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME

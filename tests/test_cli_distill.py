@@ -23,10 +23,9 @@ from tiny_gguf import write_tiny
 pytest.importorskip("torch")
 
 from outrider.cli.distill_progress import StepInterrupt, TimeLeft, show_distilling
-from outrider.distill import pricing
-from outrider.distill.provenance import read_provenance
-from outrider.distill.report import measure
-from outrider.distill.report.schema import Report
+from outrider.distill import evaluation, measure
+from outrider.distill.export import read_provenance
+from outrider.distill.report import Report
 from outrider.models.header import read_header
 from outrider.policy.pretrained import CALIBRATION_KEY
 
@@ -71,7 +70,7 @@ def distill(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[
     """The command among the tiny models; what calls cost is measured for a moment only."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
-    monkeypatch.setattr(pricing, "costs_of", partial(_soon, costs_of))
+    monkeypatch.setattr(evaluation, "costs_of", partial(_soon, costs_of))
     monkeypatch.setattr(measure, "DEFAULT_SECONDS", 0.1)
 
     def run(*arguments: str) -> Outcome:

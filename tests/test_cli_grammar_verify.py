@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.certify import Plan
+from outrider.certify.plan import Plan
 from outrider.cli import verify as command
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME

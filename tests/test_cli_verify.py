@@ -14,7 +14,7 @@ from time import sleep
 import pytest
 
 from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
-from outrider.certify import Plan
+from outrider.certify.plan import Plan
 from outrider.cli import verify as command
 from tiny_gguf import write_tiny
 

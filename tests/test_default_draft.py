@@ -11,8 +11,8 @@ from outrider.backends.gguf import LoadOptions, Weights
 from outrider.certify.texts import compare_greedy
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
-from outrider.distill.provenance import read_provenance
-from outrider.distill.split import is_held_out
+from outrider.distill.export import read_provenance
+from outrider.distill.questions import is_held_out
 from outrider.distill.written_prompts import written_prompts
 from outrider.models import cache_dir, embedded, embedded_draft
 from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact

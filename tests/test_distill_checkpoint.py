@@ -15,7 +15,7 @@ from gguf.quants import quantize
 from distilling import random_model, spoken
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, interleaved, read_gguf, tensor_sizes
-from outrider.distill.shapes import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
+from outrider.distill.starting import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
 from outrider.distill.subset import Subset
 from tiny_gguf import write_tiny
 

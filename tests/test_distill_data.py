@@ -23,11 +23,10 @@ from outrider.core.data import Grammar
 from outrider.core.errors import BackendError, ConstraintError, InputError, PromptError, SettingError
 from outrider.distill.corpus import Corpus, Text, batch_of, text_of
 from outrider.distill.examples import Example, example_path, read_example, read_examples, write_example
-from outrider.distill.generate import Question, generate, likeliest
+from outrider.distill.generate import generate, top_tokens
 from outrider.distill.material import Material, other_answers
 from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
-from outrider.distill.questions import asked
-from outrider.distill.split import conversation_hash, is_held_out
+from outrider.distill.questions import Question, asked, conversation_hash, is_held_out
 from outrider.distill.subset import Subset
 from outrider.distill.written_prompts import written_prompts
 from outrider.lab.loaded import LoadedTarget
@@ -85,7 +84,7 @@ class Told:
 def test_greedy_answers_are_those_of_plain_decoding(tmp_path: Path) -> None:
     questions = some_questions(30)
     told = Told()
-    generate(speaking(max_sequences=5), questions, tmp_path, max_tokens=25, told=told)
+    generate(speaking(max_sequences=5), questions, tmp_path, max_tokens=25, on_done=told)
     for each in questions:
         example = found_in(tmp_path, each)
         prompt = VOCABULARY.tokenize(each.prompt.id)
@@ -119,7 +118,7 @@ def test_labels_are_the_probabilities_of_the_model(tmp_path: Path, temperature: 
 
 
 def test_likeliest_of_a_row_with_tokens_that_are_ruled_out() -> None:
-    ids, log_probs, rest = likeliest(np.array([[0.0, -np.inf, 1.0, -np.inf]], dtype=np.float32), 3)
+    ids, log_probs, rest = top_tokens(np.array([[0.0, -np.inf, 1.0, -np.inf]], dtype=np.float32), 3)
     assert ids[0, :2].tolist() == [2, 0] and log_probs[0, 2] == -100 and rest[0] == 0
 
 
@@ -191,7 +190,7 @@ def test_a_grammar_without_a_way_on_passes_its_question_over(tmp_path: Path) -> 
     stuck = question("abca", grammar=Grammar("json"), follow_ups=("b",))
     questions = [question("ab"), stuck, question("dca"), question("bd")]
     told = Told()
-    generate(target, questions, tmp_path, max_tokens=12, told=told)
+    generate(target, questions, tmp_path, max_tokens=12, on_done=told)
     assert len(told.tokens) == 3 and not example_path(tmp_path, stuck.id).exists()
     [why] = told.passed_over
     assert "nothing may follow" in why
@@ -217,10 +216,10 @@ def test_a_generation_that_was_killed_goes_on_to_the_same_answers(tmp_path: Path
     generate(speaking(), questions, whole, max_tokens=14)
     target = speaking()
     with pytest.raises(KeyboardInterrupt):
-        generate(target, questions, parts, max_tokens=14, told=Told(most))
+        generate(target, questions, parts, max_tokens=14, on_done=Told(most))
     assert len(answers_in(parts)) == most
     told = Told()
-    generate(target, questions, parts, max_tokens=14, told=told)
+    generate(target, questions, parts, max_tokens=14, on_done=told)
     assert answers_in(parts) == answers_in(whole) and len(told.tokens) == 18
     assert told.tokens.count(0) == most, "those that were there were not answered again"
     assert all(target.model.length(sequence) == 0 for sequence in range(4))
@@ -230,7 +229,7 @@ def test_prompts_that_do_not_fit_are_passed_over_and_told(tmp_path: Path) -> Non
     target = speaking(context_length=32, max_batch_tokens=20)
     told = Told()
     questions = [question("ab" * 16), question("abcd" * 20), question("abc" * 10), question("")]
-    generate(target, questions, tmp_path, max_tokens=50, told=told)
+    generate(target, questions, tmp_path, max_tokens=50, on_done=told)
     [example] = read_examples(tmp_path)
     assert len(example.prompt) == 30 and len(example.answer) <= 2
     assert sum("tokens do not fit 32" in why for why in told.passed_over) == 2
@@ -240,7 +239,7 @@ def test_prompts_that_do_not_fit_are_passed_over_and_told(tmp_path: Path) -> Non
 def test_messages_without_a_chat_template_are_passed_over_and_told(tmp_path: Path) -> None:
     told = Told()
     chat = Question(Prompt(id="x", messages=({"role": "user", "content": "ab"},)), "chat", 0.0)
-    generate(speaking(), [chat], tmp_path, told=told)
+    generate(speaking(), [chat], tmp_path, on_done=told)
     assert "no chat template" in told.passed_over[0] and not answers_in(tmp_path)
 
 

@@ -19,9 +19,8 @@ from llama_cpp_models import SMALL
 from outrider.backends.gguf import Weights
 from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
 from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
-from outrider.distill.export import Written, read_subset, write_gguf
-from outrider.distill.provenance import read_provenance
-from outrider.distill.shapes import keep_layers, narrow, random_weights, restrict
+from outrider.distill.export import Written, read_provenance, read_subset, write_gguf
+from outrider.distill.starting import keep_layers, narrow, random_weights, restrict
 from outrider.distill.subset import OTHER, Subset
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
 from outrider.policy.pretrained import pretrained_calibration

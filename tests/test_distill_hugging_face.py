@@ -14,9 +14,8 @@ import pytest
 from distilling import random_model
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
-from outrider.distill.hugging_face import read_safetensors, write_safetensors
-from outrider.distill.safetensors import read_tensors, write_tensors
-from outrider.distill.shapes import restrict
+from outrider.distill.hugging_face import read_safetensors, read_tensors, write_safetensors, write_tensors
+from outrider.distill.starting import restrict
 from outrider.distill.subset import Subset
 from tiny_gguf import Reduced, write_tiny
 

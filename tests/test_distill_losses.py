@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny products take longer on more
 
 from exactness import dense
+from outrider.distill.evaluation import THRESHOLDS, Predictions, StepCosts, expected_speed
 from outrider.distill.losses import Labels, acceptance, loss_of
 from outrider.distill.plan import Loss
-from outrider.distill.worth import THRESHOLDS, Predictions, Prices, worth_of
 from outrider.verify.rules import accept_probability
 
 Probs = npt.NDArray[np.float64]
@@ -181,12 +181,12 @@ def random_answers(seed: int, count: int = 5) -> list[Predictions]:
     return found
 
 
-def random_prices(seed: int, most: int) -> Prices:
+def random_prices(seed: int, most: int) -> StepCosts:
     random = np.random.default_rng(seed)
-    return Prices(tuple(np.cumsum(random.random(most + 1) ** 3 + 0.05)), float(random.random() * 0.1))
+    return StepCosts(tuple(np.cumsum(random.random(most + 1) ** 3 + 0.05)), float(random.random() * 0.1))
 
 
-def simulated(answers: Sequence[Predictions], prices: Prices, threshold: float, longest: int) -> float:
+def simulated(answers: Sequence[Predictions], prices: StepCosts, threshold: float, longest: int) -> float:
     """Tokens per second, by playing every step of the draft."""
     seconds, tokens = 0.0, 0
     for answer in answers:
@@ -211,7 +211,7 @@ def simulated(answers: Sequence[Predictions], prices: Prices, threshold: float, 
 @given(st.integers(0, 10_000), st.integers(1, 6))
 def test_a_draft_is_worth_its_best_simulated_speed(seed: int, most: int) -> None:
     answers, prices = random_answers(seed), random_prices(seed + 1, most)
-    found = worth_of(answers, prices)
+    found = expected_speed(answers, prices)
     pairs = [(threshold, n) for threshold in THRESHOLDS for n in range(1, most + 1)]
     best = max(simulated(answers, prices, *pair) for pair in pairs)
     assert found.plain_tokens_per_s == 1 / prices.target_s[0]
@@ -223,14 +223,14 @@ def test_a_draft_is_worth_its_best_simulated_speed(seed: int, most: int) -> None
 
 def test_a_draft_that_is_never_right_is_worth_plain_decoding() -> None:
     answers = [predictions([0.99] * 30, [False] * 30)]
-    found = worth_of(answers, Prices((1.0, 1.1, 1.2), 0.01))
+    found = expected_speed(answers, StepCosts((1.0, 1.1, 1.2), 0.01))
     assert (found.tokens_per_s, found.speedup, found.drafted, found.longest) == (1.0, 1.0, 0, 0)
 
 
 def test_a_perfect_draft_is_as_long_as_is_best_at_the_prices() -> None:
     """Sure of everything, it must still stop where calls get dear: here behind three drafted tokens."""
-    prices = Prices((1.0, 1.05, 1.1, 1.15, 3.0, 3.2, 3.4, 3.6), 0.05)
-    found = worth_of([predictions([1.0] * 400, [True] * 400)], prices)
+    prices = StepCosts((1.0, 1.05, 1.1, 1.15, 3.0, 3.2, 3.4, 3.6), 0.05)
+    found = expected_speed([predictions([1.0] * 400, [True] * 400)], prices)
     assert found.longest == 3 and found.accepted == found.drafted == 300
     assert found.tokens_per_s == pytest.approx(4 / (1.15 + 3 * 0.05))
     assert found.acceptance == 1
@@ -239,13 +239,15 @@ def test_a_perfect_draft_is_as_long_as_is_best_at_the_prices() -> None:
 def test_a_threshold_keeps_a_draft_from_what_it_is_not_sure_of() -> None:
     """Every third token is wrong and the draft says so: asking for it costs a step, drafting it far more."""
     answers = [predictions([0.95, 0.95, 0.15] * 60, [True, True, False] * 60)]
-    found = worth_of(answers, Prices((1.0, 1.2, 1.4, 4.0), 0.01))
+    found = expected_speed(answers, StepCosts((1.0, 1.2, 1.4, 4.0), 0.01))
     assert found.acceptance == 1 and found.longest == 2
 
 
 def test_no_answers_and_no_room_for_a_draft_are_plain() -> None:
     answer = predictions([0.9], [True])
-    assert worth_of([], Prices((1.0, 1.1), 0.1)).speedup == 1
-    assert worth_of([predictions([], [])], Prices((1.0, 1.1), 0.1)).speedup == 1
-    assert worth_of([answer], Prices((1.0, 1.1), 0.1)).drafted == 0, "the last token is never drafted"
-    assert worth_of([answer] * 9, Prices((1.0,), 0.1)).speedup == 1
+    assert expected_speed([], StepCosts((1.0, 1.1), 0.1)).speedup == 1
+    assert expected_speed([predictions([], [])], StepCosts((1.0, 1.1), 0.1)).speedup == 1
+    assert expected_speed([answer], StepCosts((1.0, 1.1), 0.1)).drafted == 0, (
+        "the last token is never drafted"
+    )
+    assert expected_speed([answer] * 9, StepCosts((1.0,), 0.1)).speedup == 1

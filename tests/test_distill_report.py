@@ -18,9 +18,8 @@ from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel
 from outrider.core.params import SamplingParams
 from outrider.distill.examples import Example
-from outrider.distill.report.figures import own_times, with_draft, without_draft
-from outrider.distill.report.pictures import pictures
-from outrider.distill.report.schema import Contender, Figure
+from outrider.distill.pictures import pictures
+from outrider.distill.report import Contender, Figure
 from outrider.lab.answers import Answer, Question
 from outrider.lab.facts import ModelFacts
 from outrider.lab.intervals import Interval
@@ -34,6 +33,7 @@ from recordings import FLAT, SMALL, DraftKind, TextKind, curve, recording
 
 pytest.importorskip("torch")
 from outrider.distill.learning_curve import PARTS, nested, slope_of
+from outrider.distill.measure import own_times, with_draft, without_draft
 
 FACTS = ModelFacts("m", "m.gguf", "llama", "Q8_0", 1000, 1000, 0, 0, 1000, 900, 4096)
 DRAFT = Path("draft.gguf")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import SettingError
-from outrider.distill.split import HELD_OUT_SHARE, conversation_hash, is_held_out
+from outrider.distill.questions import HELD_OUT_SHARE, conversation_hash, is_held_out
 from outrider.distill.subset import Subset, choose_subset, coverage
 from outrider.lab.prompts import Prompt
 from vocabularies import TableVocabulary, Token

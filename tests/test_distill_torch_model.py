@@ -19,8 +19,7 @@ from outrider.core.data import Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.distill.checkpoint import read_gguf
-from outrider.distill.network import Network
-from outrider.distill.torch_model import TorchModel
+from outrider.distill.network import Network, TorchModel
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy

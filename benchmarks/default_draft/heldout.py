@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from outrider.distill.split import is_held_out
+from outrider.distill.questions import is_held_out
 from outrider.distill.written_prompts import written_prompts
 
 

@@ -24,9 +24,8 @@ from machine import describe
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.data import Span
 from outrider.distill.checkpoint import Checkpoint, read_gguf
-from outrider.distill.export import write_gguf
-from outrider.distill.provenance import Provenance
-from outrider.distill.shapes import random_weights
+from outrider.distill.export import Provenance, write_gguf
+from outrider.distill.starting import random_weights
 from outrider.distill.subset import Subset, choose_subset
 from outrider.models.embedded import embedded_default
 from rows import Row, append, resume

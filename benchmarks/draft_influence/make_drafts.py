@@ -27,18 +27,18 @@ from outrider import LoadOptions, Pair, __version__
 from outrider.core.errors import OutriderError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Corpus, text_of
+from outrider.distill.evaluation import StepCosts
 from outrider.distill.examples import Example
-from outrider.distill.export import write_gguf
+from outrider.distill.export import Provenance, write_gguf
 from outrider.distill.plan import DraftPlan
-from outrider.distill.provenance import Provenance
+from outrider.distill.report import Evaluation
 from outrider.distill.starting import first_draft
 from outrider.distill.subset import Subset
-from outrider.distill.train import Evaluation, Trainer, TrainingSettings
-from outrider.distill.worth import Prices
+from outrider.distill.train import Trainer, TrainingSettings
 from outrider.models import embedded_draft
 from outrider.models.hashing import file_sha256
 
-_PRICES = Prices(target_s=tuple(1 + 0.01 * n for n in range(17)), draft_s=0.001)
+_PRICES = StepCosts(target_s=tuple(1 + 0.01 * n for n in range(17)), draft_s=0.001)
 """Of no machine: drafting is all but free, so that the draft which is right most often is kept."""
 _HELD_OUT = 0.1
 _SEED = 9
@@ -193,7 +193,7 @@ def _tune(
     print(file=sys.stderr)
     history = trainer.state.history
     best = next(found for found in history if found.step == trainer.state.best_step)
-    provenance = _provenance(pair, _DATA[name], trainer.trained_tokens, best.step)
+    provenance = _provenance(pair, _DATA[name], trainer.state.trained_tokens, best.step)
     path = out / f"{name}.gguf"
     _write(draft, path, begun.subset, pair, effort, provenance)
     return {
@@ -201,7 +201,7 @@ def _tune(
         "agreement": best.agreement,
         "agreement_before": history[0].agreement,
         "steps": best.step,
-        "trained_tokens": trainer.trained_tokens,
+        "trained_tokens": trainer.state.trained_tokens,
         "history": [_shown(found) for found in history],
         "seconds": perf_counter() - before,
     }

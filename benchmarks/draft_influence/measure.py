@@ -24,7 +24,7 @@ from draft_influence import parts
 from draft_influence.positions import positions, texts_of
 from draft_influence.subjects import Candidate, Sizes, Tokens, encoded, opened_draft, opened_target
 from machine import describe
-from outrider.certify import BUILT_IN
+from outrider.certify.prompts import BUILT_IN
 from outrider.core.contracts import Model
 from outrider.core.errors import OutriderError
 from rows import resume

@@ -12,9 +12,11 @@ import numpy as np
 from draft_influence import texts
 from draft_influence.subjects import FILTERS, Candidate, Sizes, Tokens, engine_of
 from draft_influence.two_samples import two_samples
-from outrider.certify import Plan, Subject, certify, reasons, totals
-from outrider.certify.memo import Memory, RememberedModel
-from outrider.certify.sampled import LENGTH
+from outrider.certify.cached import CachedModel, LogitsCache
+from outrider.certify.certificate import reasons, totals
+from outrider.certify.checks import certify
+from outrider.certify.exact import LENGTH
+from outrider.certify.plan import Plan, Subject
 from outrider.certify.texts import compare_greedy
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
@@ -155,14 +157,14 @@ def first_tokens(
 ) -> Iterator[Cell]:
     """Each draft's short texts against plain ones, by a two-sample test; and plain ones against other plain
     ones. The models' rows are remembered: what differs is the rule's doing alone."""
-    memory = Memory(target)
+    memory = LogitsCache(target)
     for number, prompt in enumerate(prompts):
         source = _Short(memory, target, prompt, sizes, number)
         plain = source.counts(None, 1.0)
         yield source.compared("none", 1.0, plain, source.counts(None, 1.0))
         for candidate in candidates:
-            rows = Memory(candidate.model)
-            remembered = replace(candidate, model=RememberedModel(candidate.model, rows))
+            rows = LogitsCache(candidate.model)
+            remembered = replace(candidate, model=CachedModel(candidate.model, rows))
             for lenience in (1.0, *sizes.leniences):
                 found = source.counts(remembered, lenience)
                 yield source.compared(candidate.name, lenience, plain, found)
@@ -173,8 +175,8 @@ def first_tokens(
 class _Short:
     """Short texts behind one prompt; no two of them have the same seed."""
 
-    def __init__(self, memory: Memory, target: Model, prompt: Tokens, sizes: Sizes, number: int) -> None:
-        self._target = RememberedModel(target, memory)
+    def __init__(self, memory: LogitsCache, target: Model, prompt: Tokens, sizes: Sizes, number: int) -> None:
+        self._target = CachedModel(target, memory)
         self._prompt = prompt
         self._sizes = sizes
         self._number = number

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from draft_influence.onestep import BLOCK, TOKEN, Rule, Step, greedy_step, mass, one_step, total_variation
 from draft_influence.parts import Cell
 from draft_influence.subjects import FILTERS, Candidate, Sizes, Tokens, engine_of
-from outrider.certify.memo import Memory
+from outrider.certify.cached import LogitsCache
 from outrider.core.contracts import DraftRequest, Model
 from outrider.core.data import Distribution, Request, Row, point_mass
 from outrider.core.params import SamplingParams
@@ -55,7 +55,7 @@ def positions(
     target: Model, candidate: Candidate, prompts: Sequence[Tokens], said: Sequence[Tokens], sizes: Sizes
 ) -> Iterator[Cell]:
     """For every prompt, filter, kind of draft, rule and lenience the means over a text."""
-    ours, theirs = Memory(target), Memory(candidate.model)
+    ours, theirs = LogitsCache(target), LogitsCache(candidate.model)
     for number, (prompt, text) in enumerate(zip(prompts, said, strict=True)):
         pairs = [
             (ours.after(before, 1)[0], theirs.after(candidate.alignment.read(before), 1)[0])

@@ -9,7 +9,7 @@ Definitions (tokens and seconds throughout):
 - `tokens_per_target_call` = generated / target calls; plain decoding has 1.
 - `target_calls_saved` = 1 - target calls / generated.
 - `acceptance_rate` = accepted / drafted; None where nothing was drafted. A drafted token counts
-  as accepted only when it was emitted: not behind a stop, an end token or the token limit.
+  as accepted only when it was emitted: not after a stop, an end token or the token limit.
 - `acceptance_by_position[i]`: the share of accepted tokens among those drafted at position i;
   None where none was.
 - `calls_saved`, for each drafter: its tokens that were emitted in front of the last one of their step.
@@ -23,7 +23,7 @@ Definitions (tokens and seconds throughout):
 - `overhead`: the share of `decode_s` that is not spent in a model call.
 - Tokens that a grammar forces are drafts of the source "grammar".
 - `rule`: the verification rule in force; `drawn_tokens`: drafted tokens that were drawn from the
-  draft model's distribution, not its likeliest. `lossy`: the output may differ from plain
+  draft model's distribution, not its argmax. `lossy`: the output may differ from plain
   decoding's because the request asked for it.
 - `burst_latency_s`: seconds between successive steps that emitted tokens.
 - `character_gap_s`: seconds between successive characters (code points) of the answer as the steps
@@ -48,7 +48,7 @@ from outrider.core.data import Completion, StepRecord
 
 @dataclass(frozen=True, slots=True)
 class DrafterCounts:
-    """What one drafter, or all of them, offered and how much of it stood."""
+    """What one drafter, or all of them, offered and how much of it was accepted."""
 
     drafted_tokens: int
     accepted_tokens: int

@@ -1,7 +1,7 @@
 """Step records as JSON lines, one object a step: what `--trace` writes and a replay reads.
 
 The keys are those of `StepRecord`. `outrider run` puts the answer and what each draft model offers at
-every position of it behind them (`outrider.replay.recording`). Distributions of sampled drafts are left
+every position of it after them (`outrider.replay.recording`). Distributions of sampled drafts are left
 out: they would be most of the file, and what was offered and what became of it is there without them.
 """
 
@@ -29,8 +29,8 @@ def as_json(record: StepRecord) -> dict[str, Any]:
 def write_trace(
     path: Path, records: Iterable[StepRecord], recordings: Iterable[Mapping[str, Any]] = ()
 ) -> None:
-    """Write the records to `path`, and behind them what a replay needs beside them, a line each: all of
-    it or, with SettingError, nothing."""
+    """Write the records to `path`, then what a replay needs besides, a line each: all of it or, with
+    SettingError, nothing."""
     objects = [*map(as_json, records), *recordings]
     lines = (json.dumps(data, separators=(",", ":")) + "\n" for data in objects)
     write_whole(path, "".join(lines), "trace")

@@ -8,31 +8,23 @@ p-value.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.certify.exact import LENGTH, POWER_SHIFT
 from outrider.certify.plan import Findings, Plan
-from outrider.certify.sampled import LENGTH, POWER_SHIFT
 from outrider.certify.texts import Compared, Counts
 from outrider.files import write_whole
-
-__all__ = [
-    "BIT_EQUAL",
-    "NEAR_TIES",
-    "SCHEMA",
-    "Certificate",
-    "as_json",
-    "reasons",
-    "totals",
-    "write_certificate",
-]
+from outrider.models.hashing import file_sha256
+from outrider.models.shards import local_shards
 
 SCHEMA = "outrider.verify/1"
 BIT_EQUAL = "bit-equal"
-"""the kind of verdict under which no text may differ, nor any bit of the logits behind it"""
+"""the kind of verdict under which no text may differ, nor any bit of its logits"""
 NEAR_TIES = "equal but for near-ties"
-"""the kind under which two tokens as good as level may change places"""
+"""the kind under which two tokens of all but equal logits may change places"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +52,7 @@ class Certificate:
 
 
 def totals(findings: Findings) -> Counts:
-    """What all runs on the real models took, those behind the samples left out."""
+    """What all runs on the real models took, those of the samples left out."""
     texts = [part.counts for part in findings.texts]
     return sum((*texts, *(run.counts for run in findings.repeated)), Counts())
 
@@ -223,3 +215,14 @@ def write_certificate(path: Path, certificate: Certificate) -> None:
     """Write the JSON to `path`, all of it or nothing. Raises SettingError when it cannot be written."""
     text = json.dumps(as_json(certificate), indent=1, allow_nan=False) + "\n"
     write_whole(path, text, "certificate")
+
+
+def model_files(path: Path, on_bytes: Callable[[int], None] = lambda _count: None) -> list[dict[str, Any]]:
+    """Name, size and SHA-256 of each of a model's files; `on_bytes` is called with how much was read.
+
+    Raises ModelFileError when a file is gone or cannot be read.
+    """
+    return [
+        {"name": file.name, "bytes": file.stat().st_size, "sha256": file_sha256(file, on_bytes)}
+        for file in local_shards(path)
+    ]

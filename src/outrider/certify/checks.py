@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
-from outrider.certify.calls import break_calls, check_shown
-from outrider.certify.faults import CALL_FAULTS, judge_with
-from outrider.certify.masks import Constrain, break_masks
-from outrider.certify.plan import Findings, Plan, Progress, Subject
-from outrider.certify.remembered import sampled_tests
-from outrider.certify.rows import NotingModel
-from outrider.certify.sampled import LENGTH, SampledTest
-from outrider.certify.starts import LOOKED_AT
+from outrider.certify.exact import LENGTH, SEARCHED_TOKENS
+from outrider.certify.faults import (
+    CALL_FAULTS,
+    Constrain,
+    break_calls,
+    break_masks,
+    check_shown,
+    judge_with,
+)
+from outrider.certify.plan import Findings, Plan, Progress, SampledTest, Subject
+from outrider.certify.runs import RowRecorder
+from outrider.certify.sampled import sampled_tests
 from outrider.certify.texts import Compared, Repeated, compare_greedy, compare_stable, repeat
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.statistics import holm
-
-__all__ = ["certify"]
 
 _TEMPERATURES = (0.7, 1.0)
 
@@ -39,24 +42,21 @@ def certify(
     for a fault that cannot show.
     """
     _check(subject, prompts, plan)
-    constrain, speculates = subject.constrain, subject.speculates(plan.grammar)
+    speculates = subject.speculates(plan.grammar)
     target = break_calls(plan.fault, subject.target)
     if plan.fault in CALL_FAULTS and not speculates:
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
     engine = Engine(
-        NotingModel(target) if subject.bit_equal else target,
+        RowRecorder(target) if subject.bit_equal else target,
         subject.drafters,
         subject.policy,
         verifier=judge_with(plan.fault),
-        constrain=break_masks(plan.fault, constrain),
+        constrain=break_masks(plan.fault, subject.constrain),
     )
-    greedy = []
-    for i, prompt in enumerate(prompts):
-        progress("greedy", i, len(prompts))
-        greedy.append(compare_greedy(engine, _greedy(prompt, plan), i, constrain))
-    beside = _check_beside(engine, prompts, plan, progress, constrain) if subject.bit_equal else []
-    stable, repeated = _check_seeds(engine, prompts, plan, progress, constrain)
+    texts = _Texts(engine, prompts, plan, progress, subject.constrain)
+    greedy, beside = texts.greedy(), texts.beside() if subject.bit_equal else []
+    stable, repeated = texts.seeded()
     check_shown(plan.fault, target)
     engine.reset()
     tests: list[SampledTest] = []
@@ -77,38 +77,14 @@ def certify(
     )
 
 
-def _greedy(prompt: tuple[int, ...], plan: Plan) -> Request:
-    sampling = SamplingParams(temperature=0)
-    return Request(prompt, sampling, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
-
-
-def _check_beside(
-    engine: Engine,
-    prompts: Sequence[tuple[int, ...]],
-    plan: Plan,
-    progress: Progress,
-    constrain: Constrain | None,
-) -> list[Compared]:
-    """Greedy texts that are generated while the next prompt's is, where the target has room for two."""
-    if engine.target.max_sequences < 2:
-        return []
-    chosen = list(enumerate(prompts))[: plan.num_repeated]
-    compared = []
-    for done, (i, prompt) in enumerate(chosen):
-        progress("beside", done, len(chosen))
-        other = replace(_greedy(prompts[(i + 1) % len(prompts)], plan), grammar=None, ignore_end=True)
-        compared.append(compare_greedy(engine, _greedy(prompt, plan), i, constrain, other))
-    return compared
-
-
 def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan) -> None:
     target = subject.target
     if not prompts:
         raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
     if plan.grammar is not None and subject.constrain is None:
         raise SettingError("grammar", "this subject was made without constraints", "Give it `constrain`.")
-    looked_at = LENGTH if plan.grammar is None else LOOKED_AT + LENGTH
-    room = max(plan.num_tokens, plan.num_seeded, looked_at)
+    searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH
+    room = max(plan.num_tokens, plan.num_seeded, searched)
     for i, prompt in enumerate(prompts, 1):
         if len(prompt) + room >= target.context_length:
             raise PromptError(
@@ -118,29 +94,66 @@ def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan) -> 
             )
 
 
-def _check_seeds(
-    engine: Engine,
-    prompts: Sequence[tuple[int, ...]],
-    plan: Plan,
-    progress: Progress,
-    constrain: Constrain | None,
-) -> tuple[list[Compared], list[Repeated]]:
-    """The same seed twice, and with and without the drafters where the rule promises that."""
-    rules: tuple[Rule, ...] = ("auto", "stable") if plan.rule == "auto" else (plan.rule,)
-    if plan.lenience < 1:
-        rules = (plan.rule,)
-    chosen = list(enumerate(prompts))[: plan.num_repeated]
-    stable, repeated = [], []
-    for done, (i, prompt) in enumerate(chosen):
-        progress("seeds", done, len(chosen))
-        for temperature in _TEMPERATURES:
-            sampling = SamplingParams(temperature=temperature, seed=plan.seed + i)
-            for rule in rules:
-                verification = Verification(rule, lenience=plan.lenience)
-                request = Request(
-                    prompt, sampling, plan.num_seeded, verification=verification, grammar=plan.grammar
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The comparisons of texts, token by token."""
+
+    engine: Engine
+    prompts: Sequence[tuple[int, ...]]
+    plan: Plan
+    progress: Progress
+    constrain: Constrain | None
+
+    def greedy(self) -> list[Compared]:
+        """Every prompt's greedy text."""
+        return [
+            compare_greedy(self.engine, self._request(i), i, self.constrain)
+            for i in self._numbers("greedy", len(self.prompts))
+        ]
+
+    def beside(self) -> list[Compared]:
+        """Greedy texts that are generated while the next prompt's is, where the target has room for two."""
+        if self.engine.target.max_sequences < 2:
+            return []
+        compared = []
+        for i in self._numbers("beside", self.plan.num_repeated):
+            other = replace(self._request((i + 1) % len(self.prompts)), grammar=None, ignore_end=True)
+            compared.append(compare_greedy(self.engine, self._request(i), i, self.constrain, other))
+        return compared
+
+    def seeded(self) -> tuple[list[Compared], list[Repeated]]:
+        """The same seed twice, and with and without the drafters where the rule promises that."""
+        plan = self.plan
+        rules: tuple[Rule, ...] = ("auto", "stable") if plan.rule == "auto" else (plan.rule,)
+        if plan.lenience < 1:
+            rules = (plan.rule,)
+        stable, repeated = [], []
+        for i in self._numbers("seeds", plan.num_repeated):
+            for temperature, rule in product(_TEMPERATURES, rules):
+                request = replace(
+                    self._request(i),
+                    sampling=SamplingParams(temperature=temperature, seed=plan.seed + i),
+                    max_tokens=plan.num_seeded,
+                    verification=Verification(rule, lenience=plan.lenience),
                 )
-                repeated.append(repeat(engine, request, i))
+                repeated.append(repeat(self.engine, request, i))
                 if rule == "stable":
-                    stable.append(compare_stable(engine, request, i, constrain))
-    return stable, repeated
+                    stable.append(compare_stable(self.engine, request, i, self.constrain))
+        return stable, repeated
+
+    def _numbers(self, stage: str, count: int) -> Iterator[int]:
+        """The first prompts' numbers, each reported."""
+        count = min(count, len(self.prompts))
+        for i in range(count):
+            self.progress(stage, i, count)
+            yield i
+
+    def _request(self, i: int) -> Request:
+        plan = self.plan
+        return Request(
+            self.prompts[i],
+            SamplingParams(temperature=0),
+            plan.num_tokens,
+            verification=plan.verification,
+            grammar=plan.grammar,
+        )

@@ -1,61 +1,33 @@
-"""Rules that are broken on purpose, to show that the certificate finds them out.
+"""Deliberate faults (`--inject`), to show that the certificate detects them.
 
-Each rule is token-wise rejection sampling with one mistake that real implementations have made.
+`FAULTS` lists them all. A broken rule is token-wise rejection sampling with a mistake that real
+implementations have made; a broken mask or call gets past the grammar, or past the calls of equal bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import cast
 
 import numpy as np
 
-from outrider.core.data import Distribution, Draft, Request, Verdict
+from outrider.bitwise import BitwiseModel, EqualSizes
+from outrider.bitwise.probe import TRIED
+from outrider.certify.wrapping import WrappedConstraint, WrappedModel
+from outrider.core.contracts import Constraint, Model
+from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
 from outrider.core.errors import SettingError
 from outrider.sampling import draw, point_mass
 from outrider.verify import VerificationRule, Verifier, accept_probability, residual, verify_tokens
 
-__all__ = [
-    "CALL_FAULTS",
-    "FAULTS",
-    "MASK_FAULTS",
-    "CallFault",
-    "Fault",
-    "MaskFault",
-    "check_fault",
-    "judge_with",
-]
+Fault = str
+"""A name in `FAULTS`."""
 
-Fault = Literal[
-    "no-residual",
-    "swapped",
-    "argmax-draft",
-    "reused-random",
-    "kept-rejected",
-    "unmasked-drafts",
-    "forcing-mask",
-    "unequal-calls",
-]
-"""no-residual: a rejected token is replaced by one from the target's whole distribution.
-swapped: target and draft exchange their roles in the decision and in the residual.
-argmax-draft: the most likely token is offered as if it had been drawn.
-reused-random: one random number serves all decisions and draws of a step.
-kept-rejected: a rejected token is emitted all the same.
-The next two break a grammar's masks, not the rule (`outrider.certify.masks`), the last one the calls of
-bit-equal text (`outrider.certify.calls`)."""
+Constrain = Callable[[Grammar], Constraint]
+"""Makes a fresh constraint of a grammar."""
 
-MaskFault = Literal["unmasked-drafts", "forcing-mask"]
-"""unmasked-drafts: behind a drafted token everything is allowed.
-forcing-mask: where text is forced only its usual tokens are allowed, as in canonical decoding."""
-
-MASK_FAULTS: tuple[MaskFault, ...] = get_args(MaskFault)
-
-CallFault = Literal["unequal-calls"]
-"""unequal-calls: drafts are checked in calls of sizes that do not give equal bits."""
-
-CALL_FAULTS: tuple[CallFault, ...] = get_args(CallFault)
-
-FAULTS: tuple[Fault, ...] = get_args(Fault)
+Rule = Callable[[Sequence[Distribution], Draft, np.random.Generator], Verdict]
 
 
 def check_fault(name: str) -> Fault:
@@ -65,16 +37,70 @@ def check_fault(name: str) -> Fault:
     return name
 
 
+# Rules
+
+
+def _rejection(
+    target: Sequence[Distribution],
+    draft: Draft,
+    rng: np.random.Generator,
+    *,
+    accept: Callable[[Distribution, Distribution, int], float] = accept_probability,
+    recover: Callable[[Distribution, Distribution], Distribution] = residual,
+) -> Verdict:
+    """Token-wise rejection sampling with other parts: `accept(p, q, token)` is the acceptance probability of
+    a token, `recover(p, q)` the distribution that replaces a rejected one."""
+    for i, token in enumerate(draft.tokens):
+        p, q = target[i], point_mass(token) if draft.probs is None else draft.probs[i]
+        if rng.random() >= accept(p, q, token):
+            return Verdict(i, draw(recover(p, q), rng), "recovered")
+    return Verdict(len(draft), draw(target[len(draft)], rng), "bonus")
+
+
+def _reuse_random(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
+    class Stuck:
+        """A generator whose every uniform is the same."""
+
+        value = rng.random()
+
+        def random(self) -> float:
+            return self.value
+
+    return verify_tokens(target, draft, cast(np.random.Generator, Stuck()))
+
+
+def _keep_rejected(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
+    verdict = verify_tokens(target, draft, rng)
+    if verdict.num_accepted == len(draft):
+        return verdict
+    return Verdict(verdict.num_accepted, draft.tokens[verdict.num_accepted], "recovered")
+
+
+RULE_FAULTS: Mapping[Fault, Rule] = {
+    # A rejected token is replaced by one from the target's whole distribution.
+    "no-residual": partial(_rejection, recover=lambda p, _q: p),
+    # Target and draft exchange their roles in the decision and in the residual.
+    "swapped": partial(
+        _rejection,
+        accept=lambda p, q, token: accept_probability(q, p, token),
+        recover=lambda p, q: residual(q, p),
+    ),
+    # The most likely token is offered as if it had been drawn (`BrokenJudge.drawing`).
+    "argmax-draft": verify_tokens,
+    # One random number serves all decisions and draws of a step.
+    "reused-random": _reuse_random,
+    # A rejected token is emitted all the same.
+    "kept-rejected": _keep_rejected,
+}
+
+
 def judge_with(fault: Fault | None) -> Callable[[Request, int], VerificationRule]:
-    """What makes an engine's judges: broken ones for requests that speculate, sound ones else."""
-    if fault is None or fault in MASK_FAULTS or fault in CALL_FAULTS:
+    """What makes an engine's judges: broken ones for requests that speculate, sound ones otherwise."""
+    if fault is None or fault not in RULE_FAULTS:
         return Verifier.of
-    broken = fault
-
-    def make(request: Request, seed: int) -> VerificationRule:
-        return BrokenJudge(broken, request, seed) if request.speculate else Verifier.of(request, seed)
-
-    return make
+    return lambda request, seed: (
+        BrokenJudge(fault, request, seed) if request.speculate else Verifier.of(request, seed)
+    )
 
 
 class BrokenJudge:
@@ -100,45 +126,146 @@ class BrokenJudge:
 
     def verify(self, target: Sequence[Distribution], draft: Draft, position: int) -> Verdict:
         del position
-        if self._fault == "no-residual":
-            return _judge(target, draft, self._rng, accept_probability, lambda p, _q: p)
-        if self._fault == "swapped":
-            return _judge(
-                target,
-                draft,
-                self._rng,
-                lambda p, q, token: accept_probability(q, p, token),
-                lambda p, q: residual(q, p),
-            )
-        rng = self._rng
-        if self._fault == "reused-random":
-            rng = cast(np.random.Generator, _Stuck(rng.random()))
-        verdict = verify_tokens(target, draft, rng)
-        if self._fault == "kept-rejected" and verdict.num_accepted < len(draft):
-            return Verdict(verdict.num_accepted, draft.tokens[verdict.num_accepted], "recovered")
-        return verdict
+        return RULE_FAULTS[self._fault](target, draft, self._rng)
 
 
-class _Stuck:
-    """A generator whose every uniform is the same."""
-
-    def __init__(self, value: float) -> None:
-        self._value = value
-
-    def random(self) -> float:
-        return self._value
+# Masks of a grammar
 
 
-def _judge(
-    target: Sequence[Distribution],
-    draft: Draft,
-    rng: np.random.Generator,
-    accept: Callable[[Distribution, Distribution, int], float],
-    replacement: Callable[[Distribution, Distribution], Distribution],
-) -> Verdict:
-    """Token-wise rejection with other parts put in."""
-    for i, token in enumerate(draft.tokens):
-        p, q = target[i], point_mass(token) if draft.probs is None else draft.probs[i]
-        if rng.random() >= accept(p, q, token):
-            return Verdict(i, draw(replacement(p, q), rng), "recovered")
-    return Verdict(len(draft), draw(target[len(draft)], rng), "bonus")
+class _UnmaskedDrafts(WrappedConstraint):
+    """After a drafted token everything is allowed: the mask was made once for the step. What was emitted
+    against the grammar is emitted all the same, and from then on nothing is limited."""
+
+    def __init__(self, inner: Constraint) -> None:
+        super().__init__(inner)
+        self._lost = False
+
+    def allowed(self, drafted: Sequence[int]) -> Mask | None:
+        return None if drafted or self._lost else self.inner.allowed(())
+
+    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+        first = () if drafted or self._lost else tokens[:1]
+        return len(tokens) if self.inner.permits((), first) == len(first) else 0
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        if self._lost or self.inner.permits((), drafted) < len(drafted):
+            return ()
+        return self.inner.forced(drafted)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self._lost = self._lost or self.inner.permits((), tokens) < len(tokens)
+        if not self._lost:
+            self.inner.accept(tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._lost and self.inner.is_complete
+
+    @property
+    def is_accepted(self) -> bool:
+        return not self._lost and self.inner.is_accepted
+
+
+class _ForcingMask(WrappedConstraint):
+    """Where text is forced only its usual tokens are allowed, as in canonical decoding: the mask that the
+    library gives by default."""
+
+    def allowed(self, drafted: Sequence[int]) -> Mask | None:
+        mask, forced = self.inner.allowed(drafted), self.inner.forced(drafted)
+        if mask is None or not forced:
+            return mask
+        only = np.zeros_like(mask)
+        only[forced[0]] = True
+        return only
+
+
+MASK_FAULTS: Mapping[Fault, Callable[[Constraint], Constraint]] = {
+    "unmasked-drafts": _UnmaskedDrafts,
+    "forcing-mask": _ForcingMask,
+}
+
+
+def check_shows(fault: Fault, grammar: Grammar | None) -> None:
+    """Refuse a fault of masks where there are none to break. Raises SettingError."""
+    if fault not in MASK_FAULTS:
+        return
+    if grammar is None:
+        why = "it breaks the masks of a grammar, and there is none"
+        raise SettingError(f"--inject {fault}", why, "Add --json-schema or another kind.")
+    if fault == "forcing-mask" and grammar.fast_forward != "exact":
+        why = f"with --fast-forward {grammar.fast_forward} it changes nothing"
+        raise SettingError(f"--inject {fault}", why, "Use --fast-forward exact.")
+
+
+def break_masks(fault: Fault | None, constrain: Constrain | None) -> Constrain | None:
+    """Makes constraints with that fault; sound ones for no fault and for those of rules and calls."""
+    if constrain is None or fault is None or fault not in MASK_FAULTS:
+        return constrain
+    make, broken = constrain, MASK_FAULTS[fault]
+    return lambda grammar: broken(make(grammar))
+
+
+# Calls of equal bits
+
+CALL_FAULTS = ("unequal-calls",)
+"""unequal-calls: drafts are checked in calls of sizes that do not give equal bits."""
+
+
+def unequal_sizes(model: BitwiseModel) -> tuple[int, ...]:
+    """The sizes of calls that were tried and give other bits than the equal ones, ascending."""
+    limit = min(model.max_rows, model.max_batch_tokens)
+    return tuple(size for size in TRIED if size <= limit and size not in model.sizes.sizes)
+
+
+def break_calls(fault: Fault | None, target: Model) -> Model:
+    """The target with that fault; itself for no fault and for those of rules and masks.
+
+    Raises SettingError where the fault could not show.
+    """
+    if fault not in CALL_FAULTS:
+        return target
+    if not isinstance(target, BitwiseModel):
+        why = "it breaks calls of equal bits, and this target's are not kept to them"
+        raise SettingError(f"--inject {fault}", why, "Add --bitwise.")
+    unequal = unequal_sizes(target)
+    if not unequal:
+        why = f"calls of every size give equal bits here ({target.sizes} tokens), so it changes nothing"
+        raise SettingError(f"--inject {fault}", why, "Choose another --backend, or another fault.")
+    return _UnequalCalls(target, EqualSizes(unequal))
+
+
+def check_shown(fault: Fault | None, target: Model) -> None:
+    """Refuse to judge by texts in which nothing was checked that this fault breaks; `target` is what
+    `break_calls` gave. Raises SettingError."""
+    if isinstance(target, _UnequalCalls) and not target.num_broken:
+        why = "no draft was checked in these texts, so it could not show"
+        raise SettingError(f"--inject {fault}", why, "Give a draft (-md), more tokens (-n) or other prompts.")
+
+
+class _UnequalCalls(WrappedModel):
+    """A model of equal calls that makes calls of other sizes for spans that are checked: padding is left
+    out, or there is too much of it. `num_broken` counts them."""
+
+    def __init__(self, sound: BitwiseModel, unequal: EqualSizes) -> None:
+        super().__init__(sound)
+        self._sound = sound
+        self._unequal = unequal
+        self.num_broken = 0
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        equal = self._sound.sizes
+        if any(span.rows > 1 for span in spans) and all(map(self._fits, spans)):
+            self._sound.sizes = self._unequal
+            self.num_broken += 1
+        try:
+            return self._sound.decode(spans)
+        finally:
+            self._sound.sizes = equal
+
+    def _fits(self, span: Span) -> bool:
+        """Whether the padding has room in the context."""
+        taken, size = self._unequal.parts(len(span.tokens))[-1]
+        return span.start + len(span.tokens) - taken + size <= self.context_length
+
+
+FAULTS: tuple[Fault, ...] = (*RULE_FAULTS, *MASK_FAULTS, *CALL_FAULTS)

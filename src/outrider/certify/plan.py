@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.bitwise import BitwiseModel
-from outrider.certify.faults import Fault
-from outrider.certify.masks import Constrain, check_shows
-from outrider.certify.sampled import SampledTest
+from outrider.certify.faults import Constrain, Fault, check_fault, check_shows
 from outrider.certify.texts import Compared, Repeated
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Grammar
@@ -17,17 +15,15 @@ from outrider.core.params import Rule, Verification
 from outrider.policy import FixedPolicy
 from outrider.vocab import Alignment
 
-__all__ = ["Findings", "Plan", "Progress", "Subject"]
-
 Progress = Callable[[str, int, int], None]
-"""Told the stage, how much of it is done and how much there is."""
+"""Called with the stage, how much of it is done and how much there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What is put to the test: a target with its drafters, and the policy that asks them.
 
-    `draft` is the model behind a model drafter, `alignment` how its tokens map to the target's.
+    `draft` is the model of a model drafter, `alignment` how its tokens map to the target's.
     `constrain` makes the constraint of a grammar; needed where the plan has one.
     """
 
@@ -55,7 +51,7 @@ class Plan:
     """How much is tested, and how.
 
     `num_tokens` per prompt and greedy run; `num_seeded` per run with a seed, on `num_repeated` prompts;
-    `samples` for each setting on each of `num_sampled` prompts. `significance` is the chance that sound
+    `samples` for each setting on each of `num_sampled` prompts. `significance` is the probability that sound
     sampling fails at all. A `rule` that is not auto is tested alone. `grammar` limits every output.
 
     Raises SettingError for a value out of range, and for a fault that cannot show.
@@ -82,17 +78,44 @@ class Plan:
             if value < 1:
                 raise SettingError(name, f"{value} is too few", "Give 1 or more.")
         if not 0 < self.significance < 1:
-            raise SettingError("significance", f"{self.significance} is no chance", "Give one in (0, 1).")
+            raise SettingError(
+                "significance", f"{self.significance} is no probability", "Give one in (0, 1)."
+            )
         if self.seed < 0:
             raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
         if self.fault is not None:
-            check_shows(self.fault, self.grammar)
+            check_shows(check_fault(self.fault), self.grammar)
         _ = self.verification
 
     @property
     def verification(self) -> Verification:
         """The rule in force, as a request has it."""
         return Verification(self.rule, lenience=self.lenience)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTest:
+    """One test: did the texts of a setting follow their exact distribution?
+
+    `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
+    gives, make it infinite. `power` is the probability to find a shift of total variation 0.05 at the
+    level of the corrected test, `detectable_shift` the smallest that is found with probability 0.95
+    (None: no shift is), both in the direction that is hardest to find. `behind_tokens` of a constrained
+    answer came before the texts, the same for all of them.
+    """
+
+    setting: str
+    prompt: int
+    behind_tokens: int
+    samples: int
+    cells: int
+    impossible: int
+    statistic: float | None
+    p_value: float
+    power: float
+    detectable_shift: float | None
+    drafted_tokens: int
+    accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +131,7 @@ class Findings:
     sampled: tuple[SampledTest, ...]
     rejected: tuple[bool, ...]
     sampled_calls: int
-    """calls of the real models behind all samples"""
+    """calls of the real models for all samples"""
 
     bit_equal: bool = False
     """whether texts had to be equal without exception, and the bits of logits too"""

@@ -1,14 +1,55 @@
-"""Requests run to their end, whatever ends them."""
+"""Requests run to their end on a real model, with the bits of its logits where texts must be bit-equal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import cast
 
-from outrider.core.data import Completion, Request, Update
+from outrider.certify.wrapping import WrappedModel
+from outrider.core.contracts import Model
+from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import ConstraintError
 from outrider.engine import Engine
 
-__all__ = ["generate"]
+_STEPS_AHEAD = 3
+"""made by a request that runs beside another one before that begins"""
+
+RowDigests = Mapping[tuple[int, ...], bytes]
+"""A digest of the logits' bits after each prefix of a text, prompt included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A generation from `prompt`, which may hold generated tokens of an earlier run. `rows` are digests of
+    its logits, where they were recorded."""
+
+    prompt: tuple[int, ...]
+    completion: Completion
+    rows: RowDigests | None = None
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """All tokens, the prompt's included."""
+        return self.prompt + self.completion.tokens
+
+
+def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
+    """Run a request on an empty KV cache; `beside` is in the middle of its own generation all the while."""
+    engine.reset()
+    target = engine.target
+    if isinstance(target, RowRecorder):
+        target.rows.clear()
+    if beside is None:
+        completion = generate(engine, request)
+    else:
+        with closing(engine.stream(beside)) as other:
+            for _ in range(_STEPS_AHEAD):
+                next(other, None)
+            completion = generate(engine, request)
+    return Run(request.prompt, completion, dict(target.rows) if isinstance(target, RowRecorder) else None)
 
 
 def generate(engine: Engine, request: Request) -> Completion:
@@ -34,3 +75,59 @@ def generate(engine: Engine, request: Request) -> Completion:
             records=tuple(update.record for update in updates),
             is_complete=False,
         )
+
+
+class RowRecorder(WrappedModel):
+    """A Model that gives what `inner` gives, and records a digest of every row's bits in `rows`."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__(inner)
+        self.rows: dict[tuple[int, ...], bytes] = {}
+        self._stored: dict[int, list[int]] = {}
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        try:
+            found = self.inner.decode(spans)
+        except BaseException:  # a failing call may have forgotten some of what was stored
+            for span in spans:
+                self._forget(span.sequence, self.inner.length(span.sequence))
+            raise
+        for span, logits in zip(spans, found, strict=True):
+            stored = self._stored.setdefault(span.sequence, [])
+            stored.extend(span.tokens)
+            for i, row in enumerate(logits, len(stored) - len(logits) + 1):
+                self.rows[tuple(stored[:i])] = blake2b(row.tobytes(), digest_size=16).digest()
+        return found
+
+    def _forget(self, sequence: int, length: int) -> None:
+        del self._stored.get(sequence, [])[length:]
+
+    def truncate(self, sequence: int, length: int) -> None:
+        super().truncate(sequence, length)
+        self._forget(sequence, length)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        super().copy(source, sequence, length)
+        self._stored[sequence] = self._stored.get(source, [])[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRows:
+    """At how many positions two runs' logits were compared, at how many their bits differ, and the first
+    of these, in generated tokens (None where none does)."""
+
+    positions: int
+    differing: int
+    first: int | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether all bits are equal."""
+        return self.differing == 0
+
+
+def compare_rows(ours: RowDigests, theirs: RowDigests, num_prompt: int) -> ComparedRows:
+    """Compare the rows after every prefix that both runs evaluated, from a prompt of so many tokens on."""
+    shared = [prefix for prefix in theirs if prefix in ours and len(prefix) >= num_prompt]
+    differing = sorted(len(prefix) - num_prompt for prefix in shared if ours[prefix] != theirs[prefix])
+    return ComparedRows(len(shared), len(differing), differing[0] if differing else None)

@@ -1,9 +1,9 @@
 """Sampling with speculation, against the distribution that plain decoding samples from.
 
-The real engine generates the first tokens of an answer thousands of times, on the models' remembered
-logits, and the counts of the texts are tested against their exact probabilities: the chain rule over
-the same logits, through the same sampler. What a text of several tokens tells apart: decisions within
-a draft, recovered and bonus tokens, and penalties that must see the drafted prefix.
+The real engine generates a few tokens of an answer thousands of times, on the models' cached logits, and
+the counts of the texts are tested against their exact probabilities: the chain rule over the same logits,
+through the same sampler. What a text of several tokens tells apart: decisions within a draft, recovered
+and bonus tokens, and penalties that must see the drafted prefix.
 """
 
 from __future__ import annotations
@@ -12,43 +12,28 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from outrider.certify.memo import Rows
+from outrider.certify.cached import CachedModel, DisturbedLogits, LogitsCache
+from outrider.certify.exact import LENGTH, Exact, MakeConstraint, Start, Text, exact_distribution, find_start
+from outrider.certify.faults import break_masks, judge_with
+from outrider.certify.plan import Plan, Progress, SampledTest, Subject
 from outrider.certify.runs import generate
-from outrider.certify.statistics import Null, pool, simulate_null
-from outrider.core.contracts import Constraint, Vocabulary
-from outrider.core.data import Grammar, Request
-from outrider.core.errors import ConstraintError
+from outrider.certify.texts import after
+from outrider.core.contracts import Drafter
+from outrider.core.data import Request
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
-from outrider.sampling import RequestSampler
+from outrider.policy import FixedPolicy
+from outrider.vocab import compare
 
-__all__ = [
-    "LENGTH",
-    "Exact",
-    "SampledTest",
-    "Setting",
-    "exact_distribution",
-    "sample",
-    "settings_under_test",
-]
-
-LENGTH = 3
-"""Tokens of a short continuation: room for a draft of two."""
-
-_EXPAND = 50
-"""A text is followed further while so many samples are expected to begin with it."""
-
-POWER_SHIFT = 0.05
-"""Total variation of the shift that the stated power is about."""
-
-_DRAWS_PER_LEVEL = 4
-"""Null draws times the level of a test: p-values reach this far below it."""
-
-_Text = tuple[int, ...]
+_CANDIDATES = 24
+"""Prompts among which those of the highest entropy are chosen."""
+_REPORT_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +55,11 @@ class Setting:
         return f"{rule}{f', {kind}' if kind else ''}, T={self.sampling.temperature:g}{penalties}"
 
 
-def settings_under_test(rule: Rule = "auto", lenience: float = 1.0, *, forces: bool = False) -> list[Setting]:
+def settings_under_test(plan: Plan) -> list[Setting]:
     """Every rule with both kinds of draft at two temperatures, and one with penalties; of a rule
-    that is asked for (not auto) only the settings with that rule. `forces`: also what a grammar forces
-    alone, without a drafter."""
+    that is asked for (not auto) only the settings with that rule. Under a grammar that forces text also
+    what that does alone, without a drafter."""
+    rule, is_lossy = plan.rule, plan.lenience < 1
     kinds: list[tuple[str, Rule, DraftSampling]] = [
         ("model", "token", "sampled"),
         ("model", "token", "greedy"),
@@ -83,188 +69,183 @@ def settings_under_test(rule: Rule = "auto", lenience: float = 1.0, *, forces: b
         ("model", "auto", "auto"),
         ("lookup", "auto", "auto"),
     ]
-    if lenience < 1:
+    if is_lossy:
         kinds = [kind for kind in kinds if kind[1] in ("token", "auto")]
     if rule != "auto":
         kinds = [kind for kind in kinds if kind[1] == rule] + [("lookup", rule, "auto")]
-    if forces:
+    if plan.grammar is not None and plan.grammar.fast_forward != "off":
         kinds.append(("none", rule, "auto"))
-    plain = [SamplingParams(temperature=temperature) for temperature in (0.7, 1.0)]
-    found = [
-        Setting(drafter, Verification(rule, drafts, lenience), sampling)
-        for sampling in plain
+    settings = [
+        Setting(drafter, Verification(rule, drafts, plan.lenience), SamplingParams(temperature=temperature))
+        for temperature in (0.7, 1.0)
         for drafter, rule, drafts in kinds
     ]
     penalised = SamplingParams(
         temperature=1.0, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.4
     )
-    last = replace(found[0].verification, rule="block" if rule == "auto" and lenience == 1 else kinds[0][1])
-    return [*found, Setting("model", last, penalised)]
+    last: Rule = "block" if rule == "auto" and not is_lossy else kinds[0][1]
+    return [*settings, Setting("model", replace(settings[0].verification, rule=last), penalised)]
 
 
-@dataclass(frozen=True, slots=True)
-class Exact:
-    """The exact distribution over beginnings of a text: `cells` are texts of which none begins
-    another, and every text begins with one of them. `pooled[i]` is the cell of the test that
-    cell i belongs to."""
+def sampled_tests(
+    subject: Subject, prompts: Sequence[Text], plan: Plan, progress: Progress
+) -> tuple[list[SampledTest], int]:
+    """Test every setting on the prompts of the highest entropy.
 
-    cells: dict[_Text, int]
-    pooled: tuple[int, ...]
-    null: Null
-    power: float
-    detectable_shift: float | None
-
-    def cell(self, tokens: Sequence[int]) -> int | None:
-        """The test's cell of a text; None for one that plain decoding never gives."""
-        for length in range(len(tokens) + 1):
-            if (found := self.cells.get(tuple(tokens[:length]))) is not None:
-                return self.pooled[found]
-        return None
-
-
-def exact_distribution(
-    rows: Rows,
-    vocabulary: Vocabulary,
-    prompt: _Text,
-    sampling: SamplingParams,
-    num_samples: int,
-    level: float,
-    rng: np.random.Generator,
-    constrain: Callable[[], Constraint] | None = None,
-) -> Exact:
-    """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and the
-    power of a test at `level`. `constrain` makes the constraint behind the prompt, if there is one."""
-    cells = _chain_rule(rows, vocabulary, prompt, sampling, num_samples, constrain)
-    probs = np.array(list(cells.values()))
-    groups = pool(probs, num_samples)
-    num_draws = math.ceil(_DRAWS_PER_LEVEL / level)
-    masses = np.bincount(groups, weights=probs).astype(np.float64)
-    null = simulate_null(masses, num_samples, num_draws, rng)
-    return Exact(
-        cells={text: i for i, text in enumerate(cells)},
-        pooled=tuple(groups.tolist()),
-        null=null,
-        power=null.power(POWER_SHIFT, level, rng),
-        detectable_shift=null.detectable_shift(level, rng),
-    )
-
-
-def _chain_rule(
-    rows: Rows,
-    vocabulary: Vocabulary,
-    prompt: _Text,
-    sampling: SamplingParams,
-    num_samples: int,
-    constrain: Callable[[], Constraint] | None,
-) -> dict[_Text, float]:
-    """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
-    sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
-    cells: dict[_Text, float] = {}
-    open_texts: list[tuple[_Text, float]] = [((), 1.0)]
-    while open_texts:
-        text, mass = open_texts.pop()
-        rare = len(text) == LENGTH or mass * num_samples < _EXPAND
-        if text and (rare or _has_ended(text, vocabulary, constrain)):
-            cells[text] = mass
-            continue
-        [row] = rows.after((*prompt, *text), 1)
-        try:
-            following = sampler.distribution(row, text)
-        except ConstraintError:  # a dead end is an end
-            cells[text] = mass
-            continue
-        for token, chance in zip(following.tokens.tolist(), following.probs.tolist(), strict=True):
-            open_texts.append(((*text, token), mass * chance))
-    return cells
-
-
-def _has_ended(text: _Text, vocabulary: Vocabulary, constrain: Callable[[], Constraint] | None) -> bool:
-    """Whether the engine would end a text here: an end token, or nothing else may follow."""
-    if vocabulary.ends_generation(text[-1]):
-        return True
-    if constrain is None:
-        return False
-    constraint = constrain()
-    constraint.accept(text)
-    return constraint.is_complete
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTest:
-    """One test: did the texts of a setting follow their exact distribution?
-
-    `statistic` is chi-square over `cells`; None where `impossible` samples, which plain decoding never
-    gives, make it infinite. `power` is the chance to find a shift of total variation 0.05 at the
-    level of the corrected test, `detectable_shift` the least that is found with probability 0.95
-    (None: no shift is), both in the direction that is hardest to find. `behind_tokens` of a constrained
-    answer stood before the texts, the same for all of them.
+    Returns the tests, and how many calls of the real models all of them took. Without a draft model
+    the target itself, disturbed, stands in for one.
     """
-
-    setting: str
-    prompt: int
-    behind_tokens: int
-    samples: int
-    cells: int
-    impossible: int
-    statistic: float | None
-    p_value: float
-    power: float
-    detectable_shift: float | None
-    drafted_tokens: int
-    accepted_tokens: int
-
-
-def sample(
-    engine: Engine,
-    prompt: _Text,
-    setting: Setting,
-    exact: Exact,
-    seeds: Sequence[int],
-    *,
-    index: int = 0,
-    behind_tokens: int = 0,
-    grammar: Grammar | None = None,
-    on_sample: Callable[[], None] = lambda: None,
-) -> SampledTest:
-    """Generate one text for each seed, and test their counts; `index` is the prompt's number, and its last
-    `behind_tokens` are part of the answer."""
-    request = Request(
-        prompt, setting.sampling, max_tokens=LENGTH, verification=setting.verification, grammar=grammar
-    )
-    texts: Counter[_Text] = Counter()
-    drafted = accepted = 0
-    for seed in seeds:
-        done = generate(engine, replace(request, sampling=replace(setting.sampling, seed=seed)))
-        texts[done.tokens] += 1
-        drafted += sum(len(record.draft) for record in done.records)
-        accepted += sum(record.num_accepted for record in done.records)
-        on_sample()
-    counts, impossible = _cell_counts(exact, texts)
-    statistic = None if impossible else exact.null.statistic(counts)
-    return SampledTest(
-        setting=setting.name,
-        prompt=index,
-        behind_tokens=behind_tokens,
-        samples=len(seeds),
-        cells=len(counts),
-        impossible=impossible,
-        statistic=statistic,
-        p_value=exact.null.p_value(math.inf if statistic is None else statistic),
-        power=exact.power,
-        detectable_shift=exact.detectable_shift,
-        drafted_tokens=drafted,
-        accepted_tokens=accepted,
-    )
+    settings = settings_under_test(plan)
+    tester = _Tester(subject, plan)
+    try:
+        chosen = tester.most_uncertain(prompts)
+        level = plan.significance / (len(chosen) * len(settings))
+        step = _steps(progress, len(chosen) * len(settings) * plan.samples)
+        tests: list[SampledTest] = []
+        for index, start in chosen:
+            tests += tester.test(index, start, settings, level, len(tests), step)
+            tester.forget()
+        return tests, tester.calls
+    finally:
+        tester.forget()
 
 
-def _cell_counts(exact: Exact, texts: Counter[_Text]) -> tuple[npt.NDArray[np.int64], int]:
-    """Samples in each of the test's cells, and how many lie in none."""
-    counts = np.zeros(len(exact.null.probs), dtype=np.int64)
-    impossible = 0
-    for text, count in texts.items():
-        cell = exact.cell(text)
-        if cell is None:
-            impossible += count
-        else:
-            counts[cell] += count
-    return counts, impossible
+def _steps(progress: Progress, total: int) -> Callable[[], None]:
+    """Counts samples, and reports some of them."""
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        if done % _REPORT_EVERY == 0:
+            progress("sampled", done, total)
+        done += 1
+
+    return step
+
+
+class _Tester:
+    """A subject's models, cached, and engines on them."""
+
+    def __init__(self, subject: Subject, plan: Plan) -> None:
+        self._plan = plan
+        self._target = subject.target
+        self._vocabulary = subject.target.vocabulary
+        self._constrain = subject.constrain
+        self._draft = subject.draft or subject.target
+        self._rows = LogitsCache(subject.target)
+        self._draft_rows: DisturbedLogits | LogitsCache = (
+            LogitsCache(subject.draft)
+            if subject.draft is not None
+            else DisturbedLogits(self._rows, plan.seed)
+        )
+        self._alignment = subject.alignment or compare(self._vocabulary, self._draft.vocabulary)
+
+    @property
+    def calls(self) -> int:
+        """Calls of the real models so far."""
+        return self._rows.calls + (self._draft_rows.calls if isinstance(self._draft_rows, LogitsCache) else 0)
+
+    def forget(self) -> None:
+        """Free all rows, and the models' sequences."""
+        self._draft_rows.forget()
+        self._rows.forget()
+
+    def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
+        """Of the first few prompts those whose samples have the highest entropy, and where these start."""
+        starts = [
+            find_start(self._rows, self._vocabulary, prompt, self._sound())
+            for prompt in prompts[:_CANDIDATES]
+        ]
+        ranked = sorted(
+            enumerate(starts), key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True
+        )
+        return sorted(ranked[: self._plan.num_sampled], key=lambda entry: entry[0])
+
+    def _sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
+        """Makes the constraint of an answer that begins with these tokens."""
+        make, grammar = after(self._constrain, answer), self._plan.grammar
+        return None if make is None or grammar is None else partial(make, grammar)
+
+    def test(
+        self,
+        index: int,
+        start: Start,
+        settings: Sequence[Setting],
+        level: float,
+        num_before: int,
+        step: Callable[[], None],
+    ) -> list[SampledTest]:
+        """All settings on one prompt. Seeds belong to the number of the test and of the sample."""
+        plan = self._plan
+        exact: dict[SamplingParams, Exact] = {}
+        tests = []
+        for number, setting in enumerate(settings, num_before):
+            sampling = setting.sampling
+            if sampling not in exact:
+                exact[sampling] = exact_distribution(
+                    self._rows,
+                    self._vocabulary,
+                    start.prompt,
+                    sampling,
+                    plan.samples,
+                    level,
+                    np.random.default_rng((plan.seed, number)),
+                    self._sound(start.answer),
+                )
+            # A stream of its own: the null distribution must not be made of the samples' seeds.
+            seeds = np.random.SeedSequence((plan.seed, number, 1)).generate_state(plan.samples, np.uint64)
+            tests.append(self._sample(index, start, setting, exact[sampling], seeds.tolist(), step))
+        return tests
+
+    def _sample(
+        self,
+        index: int,
+        start: Start,
+        setting: Setting,
+        exact: Exact,
+        seeds: Sequence[int],
+        step: Callable[[], None],
+    ) -> SampledTest:
+        """Generate one text for each seed, and test their counts."""
+        engine = self._engine(setting, start)
+        texts: Counter[Text] = Counter()
+        drafted = accepted = 0
+        for seed in seeds:
+            sampling = replace(setting.sampling, seed=seed)
+            request = Request(
+                start.prompt, sampling, LENGTH, verification=setting.verification, grammar=self._plan.grammar
+            )
+            done = generate(engine, request)
+            texts[done.tokens] += 1
+            drafted += sum(len(record.draft) for record in done.records)
+            accepted += sum(record.num_accepted for record in done.records)
+            step()
+        counts, impossible = exact.counts(texts)
+        statistic = None if impossible else exact.null.statistic(counts)
+        return SampledTest(
+            setting=setting.name,
+            prompt=index,
+            behind_tokens=start.num_answer,
+            samples=len(seeds),
+            cells=len(counts),
+            impossible=impossible,
+            statistic=statistic,
+            p_value=exact.null.p_value(math.inf if statistic is None else statistic),
+            power=exact.power,
+            detectable_shift=exact.detectable_shift,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+        )
+
+    def _engine(self, setting: Setting, start: Start) -> Engine:
+        drafters: list[Drafter] = []
+        if setting.drafter == "lookup":
+            drafters.append(SuffixDrafter(min_match=1))
+        elif setting.drafter == "model":
+            drafters.append(ModelDrafter(CachedModel(self._draft, self._draft_rows), self._alignment))
+        # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
+        policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
+        target = CachedModel(self._target, self._rows)
+        fault = self._plan.fault
+        constrain = break_masks(fault, after(self._constrain, start.answer))
+        return Engine(target, drafters, policy, verifier=judge_with(fault), constrain=constrain)

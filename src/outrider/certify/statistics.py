@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from outrider.core.errors import SettingError
 
-__all__ = ["Null", "pool", "simulate_null"]
-
 Probs = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 

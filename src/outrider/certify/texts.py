@@ -1,26 +1,28 @@
-"""Speculation and plain decoding, token by token: greedy, and under a seed."""
+"""Speculative and plain texts compared token by token, greedily and under a seed, every difference audited.
+
+A model call over several tokens adds up in another order than a call over one, so its logits differ in
+their last bits, and of two candidates that are all but equal either may win. The audit replays the committed
+text in the call shapes of each run, without a drafter. Where that alone yields each run's token, no drafter
+and no rule had a hand in the difference, which is a near-tie; otherwise something did.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.certify.audit import Choice, Decide, Difference, Run, audit, best_of, first_difference
-from outrider.certify.masks import Constrain, behind
-from outrider.certify.rows import ComparedRows, NotingModel, compare_rows
-from outrider.certify.runs import generate
-from outrider.core.contracts import Vocabulary
-from outrider.core.data import Completion, Request, Row
+import numpy as np
+import numpy.typing as npt
+
+from outrider.certify.faults import Constrain
+from outrider.certify.runs import ComparedRows, Run, compare_rows, run
+from outrider.core.contracts import Constraint, Model, Vocabulary
+from outrider.core.data import Completion, Grammar, Request, Row, Span
+from outrider.core.errors import RewindUnsupported
 from outrider.engine import Engine
 from outrider.sampling import RequestSampler
 from outrider.verify import scores
-
-__all__ = ["Compared", "Counts", "Repeated", "compare_greedy", "compare_stable", "repeat"]
-
-_STEPS_AHEAD = 3
-"""that a request which runs beside another one has made when that begins"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,36 @@ class Counts:
             self.accepted_tokens + other.accepted_tokens,
         )
 
+    @classmethod
+    def of(cls, *completions: Completion) -> Counts:
+        """Those of some runs together."""
+        records = [record for completion in completions for record in completion.records]
+        return cls(
+            sum(len(completion.tokens) for completion in completions),
+            len(records),
+            sum(len(record.draft) for record in records),
+            sum(record.num_accepted for record in records),
+        )
 
-def _count(completion: Completion) -> Counts:
-    records = completion.records
-    return Counts(
-        len(completion.tokens),
-        len(records),
-        sum(len(record.draft) for record in records),
-        sum(record.num_accepted for record in records),
-    )
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A token that speculation and plain decoding disagree about.
+
+    `position` counts generated tokens. None means that the text had ended. `margin` is by how
+    much the best score leads the second in each run's own call shapes: in logits where decoding is
+    greedy, in scores (log probability plus noise) under the seed-stable rule. A difference is a
+    near-tie only when the replays alone give each run's own token.
+    """
+
+    position: int
+    speculative_token: int | None
+    plain_token: int | None
+    speculative_text: str
+    plain_text: str
+    near_tie: bool
+    speculative_margin: float | None = None
+    plain_margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +106,27 @@ class Repeated:
     counts: Counts
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The token that a row of logits decides for, and by how much its score leads the second best."""
+
+    token: int
+    margin: float
+
+    @classmethod
+    def of(cls, scores: npt.NDArray[np.floating], tokens: npt.NDArray[np.int64] | None = None) -> Choice:
+        """The token of the greatest score, the lowest id on a tie; `tokens` are the ids of the scores,
+        ascending (None: all)."""
+        best = int(np.argmax(scores))
+        others = np.delete(scores, best)
+        margin = float(scores[best] - others.max()) if len(others) else math.inf
+        return cls(best if tokens is None else int(tokens[best]), margin)
+
+
+Decide = Callable[[Row, Sequence[int]], Choice]
+"""What plain decoding makes of a row of logits, given the generated tokens before it."""
+
+
 def compare_greedy(
     engine: Engine,
     request: Request,
@@ -93,26 +137,30 @@ def compare_greedy(
     """Compare the greedy text of `request` with plain decoding's; `constrain` makes the constraint of its
     grammar.
 
-    Behind a near-tie plain decoding goes on from the speculative text, the flipped token included, so
+    After a near-tie plain decoding goes on from the speculative text, the flipped token included, so
     that every token is compared. A difference that is none ends the comparison. Where the engine's target
-    notes its rows (`NotingModel`) no difference is excused, and the bits of the logits are compared too.
+    records its rows (`RowRecorder`) no difference is excused, and the bits of the logits are compared too.
     With `beside` the speculative text is generated while that request runs.
     """
-    decide = _likeliest(_sampler(engine, request, constrain))
-    speculative = _run(engine, replace(request, speculate=True), beside)
-    plain = _run(engine, replace(request, speculate=False))
-    rows = _rows(speculative, plain)
+    sampler = _sampler(engine, request, constrain)
+
+    def decide(row: Row, generated: Sequence[int]) -> Choice:
+        return Choice.of(sampler.adjust(row, generated))
+
+    speculative = run(engine, replace(request, speculate=True), beside)
+    plain = run(engine, replace(request, speculate=False))
+    rows = _compare_rows(speculative, plain)
     differences: list[Difference] = []
-    counts = _count(speculative.completion) + _count(plain.completion)
+    counts = Counts.of(speculative.completion, plain.completion)
     num_tokens = len(speculative.completion.tokens)
-    while (found := _differ(engine, speculative, plain, decide)) is not None:
+    while (found := _first_difference(engine, speculative, plain, decide)) is not None:
         differences.append(found)
         num_compared = found.position + 1
         if not found.near_tie or num_compared >= num_tokens:
             num_tokens = min(num_tokens, num_compared)
             break
         plain = _resume(engine, request, speculative.completion.tokens[:num_compared], constrain)
-        counts += _count(plain.completion)
+        counts += Counts.of(plain.completion)
     engine.reset()
     return Compared(prompt, 0.0, num_tokens, tuple(differences), counts, rows)
 
@@ -125,58 +173,61 @@ def compare_stable(
     The first difference is audited, with log probability plus noise in place of logits, and ends
     the comparison: the noise belongs to a place in the request, which cannot be entered midway.
     """
-    speculative = _run(engine, replace(request, speculate=True))
-    plain = _run(engine, replace(request, speculate=False))
-    seed = request.sampling.seed or 0
-    found = _differ(engine, speculative, plain, _noisy(_sampler(engine, request, constrain), seed))
+    sampler, seed = _sampler(engine, request, constrain), request.sampling.seed or 0
+
+    def decide(row: Row, generated: Sequence[int]) -> Choice:
+        distribution = sampler.distribution(row, generated)
+        return Choice.of(scores(distribution, seed, len(generated)), distribution.tokens)
+
+    speculative = run(engine, replace(request, speculate=True))
+    plain = run(engine, replace(request, speculate=False))
+    found = _first_difference(engine, speculative, plain, decide)
     engine.reset()
-    tokens = len(speculative.completion.tokens) if found is None else found.position + 1
-    counts = _count(speculative.completion) + _count(plain.completion)
-    differences = () if found is None else (found,)
-    rows = _rows(speculative, plain)
-    return Compared(prompt, request.sampling.temperature, tokens, differences, counts, rows)
+    return Compared(
+        prompt,
+        request.sampling.temperature,
+        tokens=len(speculative.completion.tokens) if found is None else found.position + 1,
+        differences=() if found is None else (found,),
+        counts=Counts.of(speculative.completion, plain.completion),
+        rows=_compare_rows(speculative, plain),
+    )
 
 
 def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
     """Run a request twice from a cold start; its seed must be given."""
-    first, second = (_run_cold(engine, request).completion for _ in range(2))
+    runs = []
+    for _ in range(2):
+        engine.preferred.forget()
+        runs.append(run(engine, request).completion)
     engine.reset()
-    position = first_difference(first.tokens, second.tokens)
-    counts = _count(first) + _count(second)
-    return Repeated(prompt, request.sampling.temperature, request.verification.rule, position, counts)
+    position = first_difference(runs[0].tokens, runs[1].tokens)
+    temperature, rule = request.sampling.temperature, request.verification.rule
+    return Repeated(prompt, temperature, rule, position, Counts.of(*runs))
 
 
-def _run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
-    """A run from a cold start; another request is in the middle of its own all the while, if given."""
-    engine.reset()
-    target = engine.target
-    if isinstance(target, NotingModel):
-        target.rows.clear()
-    if beside is None:
-        completion = generate(engine, request)
-    else:
-        with closing(engine.stream(beside)) as other:
-            for _ in range(_STEPS_AHEAD):
-                next(other, None)
-            completion = generate(engine, request)
-    return Run(request.prompt, completion, dict(target.rows) if isinstance(target, NotingModel) else None)
+def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | None:
+    """Makes constraints that have read these tokens: for prompts that end with part of an answer."""
+    if constrain is None or not tokens:
+        return constrain
+    make = constrain
 
+    def advanced(grammar: Grammar) -> Constraint:
+        constraint = make(grammar)
+        constraint.accept(tokens)
+        return constraint
 
-def _run_cold(engine: Engine, request: Request) -> Run:
-    """A run whose drafts depend on no earlier one."""
-    engine.preferred.forget()
-    return _run(engine, request)
+    return advanced
 
 
 def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: Constrain | None) -> Run:
-    """Plain decoding on the same target that goes on behind these tokens of the answer."""
+    """Plain decoding on the same target that goes on after these tokens of the answer."""
     engine.reset()
     limit = None if request.max_tokens is None else request.max_tokens - len(tokens)
     resumed = replace(request, prompt=(*request.prompt, *tokens), max_tokens=limit, speculate=False)
-    plain = Engine(engine.target, constrain=behind(constrain, tokens))
-    run = _run(plain, resumed)
+    plain = Engine(engine.target, constrain=after(constrain, tokens))
+    found = run(plain, resumed)
     plain.reset()
-    return run
+    return found
 
 
 def _sampler(engine: Engine, request: Request, constrain: Constrain | None) -> RequestSampler:
@@ -187,26 +238,32 @@ def _sampler(engine: Engine, request: Request, constrain: Constrain | None) -> R
     return RequestSampler(request.sampling, engine.target.vocabulary, request.prompt, constraint)
 
 
-def _rows(speculative: Run, plain: Run) -> ComparedRows | None:
-    """How the bits of two runs' logits compare; None where they were not noted."""
+def _compare_rows(speculative: Run, plain: Run) -> ComparedRows | None:
+    """How the bits of two runs' logits compare; None where they were not recorded."""
     if speculative.rows is None or plain.rows is None:
         return None
     return compare_rows(speculative.rows, plain.rows, len(plain.prompt))
 
 
-def _differ(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Difference | None:
-    """The first difference behind the plain run's prompt, audited."""
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Where two token sequences part, the end of the shorter included; None where they are equal."""
+    pairs = zip(a, b, strict=False)
+    found = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
+    return min(len(a), len(b)) if found is None and len(a) != len(b) else found
+
+
+def _first_difference(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Difference | None:
+    """The first difference after the plain run's prompt, audited."""
     num_prompt, start = len(speculative.prompt), len(plain.prompt)
     ours, theirs = speculative.text[start:], plain.text[start:]
     at = first_difference(ours, theirs)
     if at is None:
         return None
-    position = start + at - num_prompt
     our_token = ours[at] if at < len(ours) else None
     their_token = theirs[at] if at < len(theirs) else None
     vocabulary = engine.target.vocabulary
     difference = Difference(
-        position,
+        start + at - num_prompt,
         our_token,
         their_token,
         _shown(vocabulary, our_token),
@@ -217,12 +274,15 @@ def _differ(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Dif
         return difference
     if our_token is None or their_token is None:  # no rounding ends a text early
         return difference
-    spoken, said = audit(engine.target, speculative, plain, start + at, decide)
+    ours_replayed, theirs_replayed = (
+        decide(_replay(engine.target, replayed, start + at), replayed.text[num_prompt : start + at])
+        for replayed in (speculative, plain)
+    )
     return replace(
         difference,
-        near_tie=spoken.token == our_token and said.token == their_token,
-        speculative_margin=_finite(spoken.margin),
-        plain_margin=_finite(said.margin),
+        near_tie=ours_replayed.token == our_token and theirs_replayed.token == their_token,
+        speculative_margin=_finite(ours_replayed.margin),
+        plain_margin=_finite(theirs_replayed.margin),
     )
 
 
@@ -231,24 +291,36 @@ def _finite(margin: float) -> float | None:
     return margin if math.isfinite(margin) else None
 
 
-def _likeliest(sampler: RequestSampler) -> Decide:
-    """What greedy decoding picks."""
-    return lambda row, generated: best_of(sampler.adjust(row, generated))
-
-
-def _noisy(sampler: RequestSampler, seed: int) -> Decide:
-    """What the seed-stable rule picks: the greatest log probability plus noise."""
-
-    def decide(row: Row, generated: Sequence[int]) -> Choice:
-        distribution = sampler.distribution(row, generated)
-        return best_of(scores(distribution, seed, len(generated)), distribution.tokens)
-
-    return decide
-
-
 def _shown(vocabulary: Vocabulary, token: int | None) -> str:
     """A token's text for people; control tokens by their spelling."""
     if token is None:
         return "(end of the text)"
     piece = vocabulary.piece(token) or vocabulary.spelling(token)
     return piece.decode(errors="replace")
+
+
+def _replay(target: Model, replayed: Run, position: int) -> Row:
+    """The logits that decide the token at `position` of the whole text, in the call shapes of a run. Uses
+    sequence 0 of the target, whose KV it forgets.
+
+    Tokens that a run evaluated beyond its text (rejected drafts) are filled in from the text after
+    them, or with its last token: causal attention keeps them out of every row that is read.
+    """
+    text = replayed.text
+    target.truncate(0, 0)
+    for record in replayed.completion.records:
+        start = target.length(0)
+        tokens = tuple(text[min(i, len(text) - 1)] for i in range(start, start + record.num_evaluated))
+        if record.kind == "prefill":
+            target.decode([Span(0, tokens, start, 0)])
+            continue
+        logits = target.decode([Span(0, tokens, start, len(tokens))])[0]
+        if record.position <= position < record.position + len(record.tokens):
+            row: Row = logits[position - record.position].copy()
+            target.truncate(0, 0)
+            return row
+        try:
+            target.truncate(0, record.position + len(record.tokens) - 1)
+        except RewindUnsupported:  # the engine then evaluates everything anew, and its records say so
+            target.truncate(0, 0)
+    raise ValueError(f"the run has no token at {position}")

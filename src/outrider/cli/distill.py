@@ -75,7 +75,9 @@ def _distill(work: _Work) -> None:
     from outrider.cli.distill_progress import StepInterrupt, show_distilling
     from outrider.cli.distill_report import print_distilled
     from outrider.distill.learning_curve import learning_curve
-    from outrider.distill.report.build import measure_held_out, report_of, write_report
+    from outrider.distill.measure import measure_held_out
+    from outrider.distill.pictures import write_report
+    from outrider.distill.report import report_of
     from outrider.distill.run import distill as run
 
     settings, file, plan = work.settings, work.file, work.plan
@@ -86,7 +88,7 @@ def _distill(work: _Work) -> None:
         measured = None
         if not settings.no_report:
             measured = measure_held_out(file, plan, made, progress, notices)
-        report = report_of(file, plan, made, measured, curve, notices)
+        report = report_of(file, made, measured, curve, notices)
         files = [] if settings.no_report else write_report(report, plan.out)
     for notice in report.notices:
         work.errors.print(Text(readable(f"note: {notice}"), style="yellow"))

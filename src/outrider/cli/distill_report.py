@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.output import readable
-from outrider.distill.report.schema import (
+from outrider.distill.report import (
     Contender,
     Curve,
     Data,

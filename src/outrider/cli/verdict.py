@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.certify import Certificate, reasons, totals
-from outrider.certify.audit import Difference
+from outrider.certify.certificate import Certificate, reasons, totals
 from outrider.certify.plan import Findings
-from outrider.certify.texts import Compared
+from outrider.certify.texts import Compared, Difference
 from outrider.cli.output import readable
 from outrider.cli.report import structure_line
 

@@ -15,19 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from outrider import __version__
-from outrider.certify import (
-    BUILT_IN,
-    Certificate,
-    Plan,
-    Subject,
-    as_json,
-    certify,
-    check_fault,
-    machine,
-    model_files,
-    versions,
-    write_certificate,
-)
+from outrider.certify.certificate import Certificate, as_json, model_files, write_certificate
+from outrider.certify.checks import certify
+from outrider.certify.faults import check_fault
+from outrider.certify.plan import Plan, Subject
+from outrider.certify.prompts import BUILT_IN
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import write
 from outrider.cli.prompt import encodable, read_prompt, unescape
@@ -39,6 +31,7 @@ from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.files import check_writable
+from outrider.lab.machine import machine, versions
 from outrider.session import Pair, Session, settings_of
 
 DEFAULT_OUTPUT = Path("outrider-verify.json")

@@ -21,17 +21,6 @@ from gguf.quants import dequantize
 from outrider.core.errors import ModelFileError
 from outrider.models.header import read_header
 
-__all__ = [
-    "ARCHITECTURES",
-    "Array",
-    "Checkpoint",
-    "Shape",
-    "check_weights",
-    "interleaved",
-    "read_gguf",
-    "tensor_sizes",
-]
-
 Array = npt.NDArray[np.float32]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -173,9 +162,9 @@ def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
     inner, outer = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     width, units = shape.width, shape.feed_forward
     layer: dict[str, tuple[int, ...]] = {
-        "attn_norm": (width,), "attn_q": (inner, width), "attn_k": (outer, width), "attn_v": (outer, width),
-        "attn_output": (width, inner), "ffn_norm": (width,), "ffn_gate": (units, width),
-        "ffn_up": (units, width), "ffn_down": (width, units),
+        "attn_q": (inner, width), "attn_k": (outer, width), "attn_v": (outer, width),
+        "attn_output": (width, inner), "ffn_gate": (units, width), "ffn_up": (units, width),
+        "ffn_down": (width, units), "attn_norm": (width,), "ffn_norm": (width,),
     }  # fmt: skip
     if shape.architecture == "qwen3":
         layer |= {"attn_q_norm": (shape.head_width,), "attn_k_norm": (shape.head_width,)}

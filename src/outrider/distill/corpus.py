@@ -14,12 +14,10 @@ from outrider.distill.examples import Example
 from outrider.distill.losses import Labels
 from outrider.distill.subset import Subset
 
-__all__ = ["Batch", "Corpus", "Text", "batch_of", "text_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One answer behind its prompt, in the draft's ids.
+    """One answer after its prompt, in the draft's ids.
 
     `tokens` (prompt and answer but its last token) are read; at the last `len(ids)` of them the target's
     distribution is known: `ids` and `probs` (answer, K + 1; the last column is
@@ -38,8 +36,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts side by side: `tokens` (texts, longest) padded behind, the labels of all their positions in the
-    order of the texts, and where these positions are, as indices into the flattened `tokens`."""
+    """Texts side by side: `tokens` (texts, longest) padded at the end, the labels of all their positions in
+    the order of the texts, and where these positions are, as indices into the flattened `tokens`."""
 
     tokens: Tensor
     places: Tensor
@@ -78,11 +76,6 @@ class Corpus:
         self.texts = list(texts)
         self._batch_tokens = batch_tokens
         self._seed = seed
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions whose distribution is known."""
-        return sum(len(text.ids) for text in self.texts)
 
     def batches(self) -> Iterator[list[int]]:
         """The texts of each batch, by their numbers, epoch after epoch without an end."""

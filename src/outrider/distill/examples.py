@@ -18,8 +18,6 @@ import numpy.typing as npt
 from outrider.core.errors import InputError
 from outrider.files import write_whole
 
-__all__ = ["Example", "example_path", "read_example", "read_examples", "write_example"]
-
 Tokens = npt.NDArray[np.int32]
 
 _ARRAYS = ("prompt", "answer", "ids", "log_probs", "rest")
@@ -29,10 +27,10 @@ _ARRAYS = ("prompt", "answer", "ids", "log_probs", "rest")
 class Example:
     """One answer of the target.
 
-    `prompt` (int32) and `answer` (int32) are token ids of the target. At position i of the answer the
-    target, given all before it, held `ids[i]` (int32, K of them, the most likely first) likeliest, with the
-    natural logarithms of their probabilities in `log_probs[i]` (float16) and `rest[i]` (float16) left for all
-    other tokens. Where a grammar held, these are the probabilities under its mask.
+    `prompt` (int32) and `answer` (int32) are token ids of the target. At position i of the answer
+    `ids[i]` (int32, K of them, the most likely first) are the target's most likely tokens, given all before
+    it, `log_probs[i]` (float16) the natural logarithms of their probabilities, and `rest[i]` (float16) the
+    probability of all other tokens. Under a grammar these are the probabilities under its mask.
     """
 
     id: str
@@ -44,9 +42,9 @@ class Example:
     rest: npt.NDArray[np.float16]
     temperature: float
     text: str
-    """the answer as text, for a question behind it"""
+    """the answer as text, for a follow-up question"""
     conversation: str = ""
-    """`split.conversation_hash` of what was asked: on which side of the split it is"""
+    """`questions.conversation_hash` of what was asked: which side of the split it is on"""
 
 
 def example_path(folder: Path, id: str) -> Path:

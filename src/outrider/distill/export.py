@@ -1,4 +1,4 @@
-"""A draft as a GGUF file that any llama.cpp loads, with what Outrider needs to know of it in its header."""
+"""A draft as a GGUF file that any llama.cpp loads, with provenance and what Outrider needs in its header."""
 
 from __future__ import annotations
 
@@ -18,17 +18,67 @@ from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.file_types import read_type
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import SettingError, VocabularyMismatch
+from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, interleaved
-from outrider.distill.provenance import Provenance, add_provenance
-from outrider.distill.subset import Subset
-from outrider.distill.tokenizer_fields import Field, read_field, tokenizer_fields
+from outrider.distill.subset import Field, Subset, read_field, tokenizer_fields
 from outrider.files import check_writable
+from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
 from outrider.vocab import align, tokenizer_id
 
-__all__ = ["Written", "read_subset", "write_gguf"]
+_PREFIX = "outrider.distill."
+_TEXTS = ("teacher", "teacher_sha256", "data", "version")
+_NUMBERS = ("tokens", "steps", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How a draft was made.
+
+    `teacher`: the target's name; `teacher_sha256`: of its file; `data`: what prompts at which temperatures,
+    in one sentence; `tokens`: label positions trained on, each as often as it was; `version`: of Outrider;
+    `licence`: the teacher's, None where its file names none. Of a draft that was continued, `tokens` and
+    `steps` count what went before too.
+    """
+
+    teacher: str
+    teacher_sha256: str
+    data: str
+    tokens: int
+    steps: int
+    seed: int
+    version: str
+    licence: str | None = None
+
+
+def add_provenance(writer: GGUFWriter, provenance: Provenance) -> None:
+    """Put it into the header of a file that is being written."""
+    for name in _TEXTS:
+        writer.add_string(_PREFIX + name, getattr(provenance, name))
+    for name in _NUMBERS:
+        writer.add_int64(_PREFIX + name, getattr(provenance, name))
+    if provenance.licence:
+        writer.add_license(provenance.licence)
+
+
+def read_provenance(path: Path) -> Provenance | None:
+    """How a draft was made, by its file; None for one that was not distilled here.
+
+    Raises ModelFileError when the header cannot be read, or says it in part only.
+    """
+    header = read_header(path)
+    if not any(key.startswith(_PREFIX) for key in header.fields):
+        return None
+    texts = {name: header.text(_PREFIX + name) for name in _TEXTS}
+    numbers = {name: header.number(_PREFIX + name) for name in _NUMBERS}
+    lacking = [name for name, value in (texts | numbers).items() if value is None]
+    if lacking:
+        reason = f"its header lacks {', '.join(_PREFIX + name for name in lacking)}"
+        raise ModelFileError(str(path), reason, "Fetch the draft anew, or make it again.")
+    licence = header.text(Keys.General.LICENSE)
+    return Provenance(**texts, **numbers, licence=licence)  # type: ignore[arg-type]  # none is None
+
 
 _WAY_OUT = "Take a draft that was made for this target, or start from the target itself."
 
@@ -75,8 +125,8 @@ def write_gguf(
         reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
     check_writable(path, "draft")
-    tokenizer = tokenizer_fields(checkpoint.metadata, subset, target.size)
-    fields = dict(tokenizer.fields) | _licence(checkpoint) | _map(subset, target, window)
+    fields, notes = tokenizer_fields(checkpoint.metadata, subset, target.size)
+    fields |= _licence(checkpoint) | _map(subset, target, window)
     if prior is not None:
         fields[CALIBRATION_KEY] = Field(json.dumps(prior), GGUFValueType.STRING)
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
@@ -86,9 +136,9 @@ def write_gguf(
             raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
         if to == (ends or to) == floats:
             partial.replace(path.resolve())
-            return Written(path, path.stat().st_size, {to: 1.0}, tokenizer.notes)
+            return Written(path, path.stat().st_size, {to: 1.0}, tuple(notes))
         made = quantize(partial, to, path, ends=ends, threads=threads, force=True)
-    return Written(path, made.file_bytes, made.tensor_types, (*tokenizer.notes, *made.notes))
+    return Written(path, made.file_bytes, made.tensor_types, (*notes, *made.notes))
 
 
 def read_subset(path: Path, target: Vocabulary) -> Subset:

@@ -3,21 +3,198 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.constants import Keys
+from gguf.quants import dequantize, quantize
 
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.distill.checkpoint import Array, Checkpoint, check_weights
-from outrider.distill.hugging_face_config import CLASSES, config_of, shape_of
-from outrider.distill.safetensors import DataType, read_tensors, write_tensors
-from outrider.distill.subset import OTHER
-from outrider.distill.tokenizer_fields import token_spellings
+from outrider.distill.checkpoint import ARCHITECTURES, Array, Checkpoint, Shape, check_weights
+from outrider.distill.subset import OTHER, read_field, token_spellings
 
-__all__ = ["read_safetensors", "write_safetensors"]
+DataType = Literal["F32", "F16", "BF16"]
+
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_MAX_HEADER_BYTES = 100_000_000
+"""what readers of the format allow"""
+_AGAIN = "Download it again."
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Array], kind: DataType) -> None:
+    """Write the tensors as numbers of one type. Raises SettingError for what it cannot hold, and OSError."""
+    ends = list(accumulate(values.size * _BYTES[kind] for values in tensors.values()))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for (name, values), end in zip(tensors.items(), ends, strict=True):
+        offsets = [end - values.size * _BYTES[kind], end]
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": offsets}
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name, values in tensors.items():
+            with np.errstate(over="ignore"):
+                stored = quantize(np.ascontiguousarray(values), GGMLQuantizationType[kind])
+            if not np.isfinite(values).all() or (kind == "F16" and not np.isfinite(stored).all()):
+                reason = f"{name} holds numbers that are infinite, none at all, or too large for {kind}"
+                raise SettingError("the draft", reason, "Train it anew with a lower learning rate.")
+            file.write(stored.tobytes())
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
+    """The tensors of a file, one after the other, in 32 bits. Raises ModelFileError when it is missing,
+    damaged, or holds other types than F32, F16 and BF16."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+                raise ModelFileError(str(path), "it is no safetensors file, or is cut short", _AGAIN)
+            header = _header(path, file.read(length))
+            for name, entry in header.items():
+                start, end, kind, shape = _place(path, name, entry, size - 8 - length)
+                file.seek(8 + length + start)
+                yield name, _decoded(file.read(end - start), kind).reshape(shape)
+    except OSError as error:
+        reason = (error.strerror or "it cannot be read").lower()
+        raise ModelFileError(str(path), reason, "Check the path.") from error
+
+
+def _header(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(str(path), f"its header is no JSON ({error})", _AGAIN) from error
+    if not isinstance(header, dict):
+        raise ModelFileError(str(path), "its header is no JSON object", _AGAIN)
+    header.pop("__metadata__", None)
+    return header
+
+
+def _place(path: Path, name: str, entry: Any, size: int) -> tuple[int, int, str, list[int]]:
+    """Where a tensor's numbers lie after the header, their type, and its shape."""
+    try:
+        kind, shape, (start, end) = entry["dtype"], list(entry["shape"]), entry["data_offsets"]
+        counts = (*shape, start, end)
+        is_sound = all(isinstance(n, int) and n >= 0 for n in counts) and start <= end <= size
+    except (KeyError, TypeError, ValueError):
+        raise ModelFileError(str(path), f"its entry for {name!r} is damaged", _AGAIN) from None
+    if not isinstance(kind, str) or kind not in _BYTES:
+        reason = f"{name} is of the type {kind}, and only {', '.join(_BYTES)} can be read"
+        raise ModelFileError(str(path), reason, "Get the model without quantization.")
+    if not is_sound or end - start != math.prod(shape) * _BYTES[kind]:
+        raise ModelFileError(str(path), f"its entry for {name!r} is damaged, or it is cut short", _AGAIN)
+    return start, end, kind, shape
+
+
+def _decoded(data: bytes, kind: str) -> Array:
+    values = dequantize(np.frombuffer(data, dtype=np.uint8), GGMLQuantizationType[kind])
+    return np.array(values, dtype=np.float32)
+
+
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""What transformers calls the architectures"""
+_SHAPE_KEYS = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "feed_forward": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "context_length": "max_position_embeddings",
+    "rope_base": "rope_theta",
+    "norm_epsilon": "rms_norm_eps",
+}
+"""Fields of a shape, and their keys in config.json"""
+_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def config_of(checkpoint: Checkpoint, kind: DataType) -> dict[str, Any]:
+    """config.json of a model whose weights are stored as such numbers."""
+    shape = checkpoint.shape
+    ids = {"bos_token_id": Keys.Tokenizer.BOS_ID, "eos_token_id": Keys.Tokenizer.EOS_ID}
+    given = {name: checkpoint.metadata[key] for name, key in ids.items() if key in checkpoint.metadata}
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[shape.architecture]],
+        "model_type": shape.architecture,
+        **{key: getattr(shape, field) for field, key in _SHAPE_KEYS.items()},
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in checkpoint.weights,
+        "torch_dtype": _TYPES[kind],
+        "use_cache": True,
+        **{name: read_field(field).value for name, field in given.items()},
+    }
+    if shape.architecture != "qwen2":
+        config["attention_bias"] = False
+    return config
+
+
+def shape_of(path: Path, config: Mapping[str, Any]) -> Shape:
+    """The shape that a configuration, read from `path`, describes. Raises ModelFileError for a model that is
+    not known here."""
+    architecture = config.get("model_type")
+    if architecture not in ARCHITECTURES:
+        reason = f"the model type {architecture!r} cannot be trained here (known: {', '.join(ARCHITECTURES)})"
+        raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
+    if odd := _unsupported(config):
+        reason = f"it sets {odd}, which cannot be trained here"
+        raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
+
+    def number(key: str, default: float | None = None) -> float:
+        value = config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
+            raise ModelFileError(
+                str(path), f"its {key} is {value!r}, not a number above 0", "Download it again."
+            )
+        return value
+
+    heads, width = int(number("num_attention_heads")), int(number("hidden_size"))
+    rope = config.get("rope_parameters")
+    defaults: dict[str, float] = {
+        "num_key_value_heads": heads,
+        "head_dim": 128 if architecture == "qwen3" else width // heads,
+        "rope_theta": (rope.get("rope_theta") if isinstance(rope, dict) else None) or 10_000.0,
+        "rms_norm_eps": 1e-6,
+    }
+    values: dict[str, Any] = {}
+    for field, key in _SHAPE_KEYS.items():
+        value = number(key, defaults.get(key))
+        values[field] = float(value) if field in ("rope_base", "norm_epsilon") else int(value)
+    return Shape(architecture=architecture, **values)
+
+
+def _unsupported(config: Mapping[str, Any]) -> str | None:
+    """The first setting that changes the forward pass in a way that is not known here."""
+    usual: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu", "swish", None),
+        "quantization_config": (None,),
+        "use_sliding_window": (False, None),
+        "partial_rotary_factor": (1, None),
+    }
+    for key, values in usual.items():
+        if config.get(key) not in values:
+            return key
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = config.get(key) or {}
+        if (
+            not isinstance(scaling, dict)
+            or scaling.get("rope_type", scaling.get("type", "default")) != "default"
+        ):
+            return key
+    return None
+
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _OUTER = {

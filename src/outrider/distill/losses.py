@@ -20,8 +20,6 @@ from torch.nn import functional
 
 from outrider.distill.plan import Loss
 
-__all__ = ["Labels", "acceptance", "loss_of"]
-
 _HYBRID_RATE = 3.0
 _MIN_P = 1e-9
 _MIN_Q = 1e-7

@@ -11,15 +11,11 @@ from outrider.core.errors import PromptError, SettingError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Text, text_of
 from outrider.distill.examples import Example, example_path, read_example, read_examples
-from outrider.distill.generate import Question
 from outrider.distill.plan import DistillPlan
-from outrider.distill.questions import Asked
-from outrider.distill.split import is_held_out
+from outrider.distill.questions import Asked, Question, is_held_out
 from outrider.distill.starting import first_draft
 from outrider.distill.subset import Subset
 from outrider.lab.models import ModelFile
-
-__all__ = ["Material", "check_draft", "other_answers", "read_material"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class Material:
     window: int
 
     def texts(self, examples: Sequence[Example], max_tokens: int) -> list[Text]:
-        """Answers in the draft's ids behind what it reads of their prompts, cut to their last `max_tokens`;
+        """Answers in the draft's ids after what it reads of their prompts, cut to their last `max_tokens`;
         empty ones are left out."""
         seen = (replace(example, prompt=example.prompt[-self.window :]) for example in examples)
         found = (text_of(example, self.subset, max_tokens) for example in seen)
@@ -57,7 +53,7 @@ def read_material(file: ModelFile, vocabulary: Vocabulary, questions: Asked, pla
     """The answers to a plan's questions, and the draft before training. Raises PromptError when one side has
     none, and as `first_draft` does."""
     training, held_out = (
-        list(_read(side, plan.answers_folder)) for side in (questions.training, questions.held_out)
+        list(_answers(side, plan.answers_folder)) for side in (questions.training, questions.held_out)
     )
     known = {example.id for example in training}
     training += (example for folder in plan.data.more for example in other_answers(folder, known))
@@ -76,7 +72,7 @@ def other_answers(folder: Path, known: Collection[str]) -> Iterator[Example]:
             yield example
 
 
-def _read(questions: Sequence[Question], folder: Path) -> Iterator[Example]:
+def _answers(questions: Sequence[Question], folder: Path) -> Iterator[Example]:
     """The answers to questions and their follow-ups; those passed over have none."""
     for question in questions:
         for turn in range(1 + len(question.prompt.follow_ups)):

@@ -1,8 +1,8 @@
-"""Training on the draft's own text: it continues the target's answers, and the target says what it held
-likely there.
+"""Training on the draft's own text: it continues the target's answers, and the target's most likely tokens
+there are the labels.
 
 DistillSpec (arXiv 2310.08461, section 4) found this to matter more than any choice of loss. Under exact
-verification a draft is judged behind what the target accepted, so it is a share of the steps here, not all.
+verification a draft is verified after what the target accepted, so it is a share of the steps here, not all.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.distill.corpus import Text, text_of
 from outrider.distill.examples import Example
-from outrider.distill.generate import likeliest
-from outrider.distill.network import Network
+from outrider.distill.generate import top_tokens
+from outrider.distill.network import Network, TorchModel
 from outrider.distill.subset import Subset
-from outrider.distill.torch_model import TorchModel
-
-__all__ = ["OnPolicy"]
 
 _CONTINUED_TOKENS = 24
 """More than is ever drafted at once on most machines."""
@@ -75,7 +72,7 @@ class OnPolicy:
     def _continue(
         self, network: Network, begun: Sequence[npt.NDArray[np.int32]], random: np.random.Generator
     ) -> list[list[int]]:
-        """Tokens drawn from the draft behind each beginning, in the target's ids, up to the end of the
+        """Tokens drawn from the draft after each beginning, in the target's ids, up to the end of the
         answer; none that it does not know."""
         longest = max(len(tokens) for tokens in begun) + _CONTINUED_TOKENS
         model = TorchModel("draft", network, self._target.vocabulary, len(begun), longest)
@@ -110,7 +107,7 @@ class OnPolicy:
         for at in range(0, read, size):
             target.decode([Span(0, tokens[at : min(at + size, read)], at, 0)])
         rows = target.decode([Span(0, tokens[read:], read, len(own))])[0]
-        ids, log_probs, rest = likeliest(np.array(rows), example.ids.shape[1])
+        ids, log_probs, rest = top_tokens(np.array(rows), example.ids.shape[1])
         target.truncate(0, 0)
         answer = np.asarray(own, dtype=np.int32)
         made = replace(example, prompt=begun, answer=answer, ids=ids, log_probs=log_probs, rest=rest)
@@ -118,6 +115,6 @@ class OnPolicy:
 
 
 def _begun(example: Example, random: np.random.Generator) -> npt.NDArray[np.int32]:
-    """An answer's beginning, of random length, behind its prompt."""
+    """An answer's beginning, of random length, after its prompt."""
     cut = int(random.integers(len(example.answer)))
     return np.concatenate([example.prompt, example.answer[:cut]])

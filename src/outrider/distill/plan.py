@@ -12,10 +12,6 @@ from typing import Any, Literal
 from outrider.core.errors import InputError, SettingError
 from outrider.files import write_whole
 
-__all__ = [
-    "USUAL_VOCABULARY", "DataPlan", "DistillPlan", "DraftPlan", "TrainingPlan", "claim", "claim_answers",
-]  # fmt: skip
-
 Loss = Literal["kl", "tv", "hybrid"]
 LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
 Start = Literal["prune", "random", "continue"]
@@ -40,14 +36,14 @@ class DataPlan:
     more: tuple[Path, ...] = ()
     """folders with answers that other runs recorded, to train on too"""
     parallel: int | None = None
-    """answers under way at once; None: what suits whoever makes the calls"""
+    """answers under way at once; None: what suits the teacher"""
     teacher: TeacherKind = "auto"
 
     def __post_init__(self) -> None:
-        _least("--num-prompts", self.num_prompts, 2)
-        _least("--max-tokens", self.max_tokens, 1)
-        _least("--parallel", self.parallel, 1)
-        _least("--top", self.top, 1)
+        _at_least("--num-prompts", self.num_prompts, 2)
+        _at_least("--max-tokens", self.max_tokens, 1)
+        _at_least("--parallel", self.parallel, 1)
+        _at_least("--top", self.top, 1)
         if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
             raise SettingError("--temps", "temperatures are 0 or more", "Give for instance 0,0.7.")
 
@@ -71,17 +67,17 @@ class DraftPlan:
     safetensors: bool = False
 
     def __post_init__(self) -> None:
-        _least("--layers", self.layers, 1)
-        _least("--feed-forward", self.feed_forward, 1)
-        _least("--vocabulary", self.vocabulary, 0)
-        _least("--window", self.window, 0)
+        _at_least("--layers", self.layers, 1)
+        _at_least("--feed-forward", self.feed_forward, 1)
+        _at_least("--vocabulary", self.vocabulary, 0)
+        _at_least("--window", self.window, 0)
         if self.start == "continue" and self.base is None:
             raise SettingError("--continue", "it names no draft", "Give a GGUF file or a folder.")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How long and by what. `steps` None: as many as fit `minutes`, found out by the first of them."""
+    """How long and by what. `steps` None: as many as fit `minutes`, by the time of the first few."""
 
     steps: int | None = None
     minutes: float = 20.0
@@ -95,10 +91,10 @@ class TrainingPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _least("--steps", self.steps, 1)
-        _least("--batch-tokens", self.batch_tokens, 64)
-        _least("--patience", self.patience, 1)
-        _least("--evaluations", self.evaluations, 1)
+        _at_least("--steps", self.steps, 1)
+        _at_least("--batch-tokens", self.batch_tokens, 64)
+        _at_least("--patience", self.patience, 1)
+        _at_least("--evaluations", self.evaluations, 1)
         if self.loss not in LOSSES:
             raise SettingError("--loss", f"{self.loss!r} is none of {', '.join(LOSSES)}", "Name one of them.")
         if not 0 <= self.on_policy <= 1:
@@ -124,7 +120,7 @@ class DistillPlan:
     """tokens of the longest prompt with its answer; longer prompts are passed over"""
 
     def __post_init__(self) -> None:
-        _least("--context", self.context, 64)
+        _at_least("--context", self.context, 64)
 
     @property
     def answers_folder(self) -> Path:
@@ -132,9 +128,9 @@ class DistillPlan:
         return self.data.folder or self.out / "answers"
 
 
-_OF_ANSWERS = ("target", "data.max_tokens", "data.top")
+_ANSWER_KEYS = ("target", "data.max_tokens", "data.top")
 """what answers depend on besides their questions"""
-_OF_ANY_LENGTH = ("target", "data.top")
+_SHARED_KEYS = ("target", "data.top")
 """what answers of other runs must have in common with this one's"""
 
 
@@ -145,7 +141,7 @@ def claim(plan: DistillPlan) -> None:
     Raises SettingError when a folder cannot be made, InputError when it holds a run with another plan, or
     answers that were made otherwise.
     """
-    _make(plan.out)
+    make_folder(plan.out)
     claim_answers(plan)
     _claim(plan.out / "plan.json", _as_json(plan), "a run with another plan")
 
@@ -156,22 +152,24 @@ def claim_answers(plan: DistillPlan) -> None:
     Raises SettingError when it cannot be made, InputError when one holds answers that were made otherwise.
     """
     wanted = _as_json(plan)
-    _make(plan.answers_folder)
-    answers = {key: wanted[key] for key in _OF_ANSWERS}
-    _claim(plan.answers_folder / "answers.json", answers, "answers that were made otherwise")
-    for folder in plan.data.more:
-        if not (folder / "answers.json").is_file():
+    make_folder(plan.answers_folder)
+    for folder in (plan.answers_folder, *plan.data.more):
+        is_own = folder == plan.answers_folder
+        if not is_own and not (folder / "answers.json").is_file():
             raise InputError(str(folder), "it holds no answers", "Name the answers folder of another run.")
-        same = {key: wanted[key] for key in _OF_ANY_LENGTH}
-        _claim(folder / "answers.json", same, "answers that were made otherwise")
+        keys = _ANSWER_KEYS if is_own else _SHARED_KEYS
+        _claim(
+            folder / "answers.json", {key: wanted[key] for key in keys}, "answers that were made otherwise"
+        )
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path, way_out: str = "Name another folder.") -> None:
+    """Make a folder, and those that it lies in. Raises SettingError when it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
-        raise SettingError(str(folder), reason, "Name another folder.") from error
+        raise SettingError(str(folder), reason, way_out) from error
 
 
 def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
@@ -199,6 +197,6 @@ def _as_json(plan: DistillPlan) -> dict[str, Any]:
     return json.loads(json.dumps(flat, default=str))  # type: ignore[no-any-return]
 
 
-def _least(what: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise SettingError(f"{what} {value}", f"it must be at least {least}", "Give more.")
+def _at_least(flag: str, value: int | None, minimum: int) -> None:
+    if value is not None and value < minimum:
+        raise SettingError(f"{flag} {value}", f"it must be at least {minimum}", "Give more.")

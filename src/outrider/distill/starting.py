@@ -4,20 +4,137 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
-from outrider.distill.checkpoint import Checkpoint, read_gguf
+from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, tensor_sizes
 from outrider.distill.examples import Example
 from outrider.distill.export import read_subset
 from outrider.distill.hugging_face import read_safetensors
 from outrider.distill.plan import USUAL_VOCABULARY, DraftPlan
-from outrider.distill.shapes import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
 from outrider.distill.subset import Subset, choose_subset
 
-__all__ = ["first_draft"]
+
+def kept_layers(layers: int, count: int) -> tuple[int, ...]:
+    """Which layers to keep of a model: the first and the last ones, the odd one at the front.
+
+    The first turn tokens into what the others work with, the last turn that into predictions; those between
+    resemble each other most.
+    """
+    if not 1 <= count <= layers:
+        raise SettingError(
+            "layers", f"{count} of {layers} cannot be kept", f"Give a number from 1 to {layers}."
+        )
+    first = (count + 1) // 2
+    return (*range(first), *range(layers - (count - first), layers))
+
+
+def keep_layers(model: Checkpoint, layers: Sequence[int]) -> Checkpoint:
+    """The model with these of its layers alone, in this order."""
+    kept = {name: values for name, values in model.weights.items() if not name.startswith("blk.")}
+    for new, old in enumerate(layers):
+        prefix = f"blk.{old}."
+        for name, values in model.weights.items():
+            if name.startswith(prefix):
+                kept[f"blk.{new}.{name.removeprefix(prefix)}"] = values
+    return model.with_weights(replace(model.shape, layers=len(layers)), kept)
+
+
+def narrow(model: Checkpoint, feed_forward: int) -> Checkpoint:
+    """The model with so many units in every feed-forward layer: the most important ones.
+
+    A unit's importance is the product of the norms of its input and output weights; nothing is known of how
+    often it is active. Raises SettingError for more units than there are.
+    """
+    have = model.shape.feed_forward
+    if not 1 <= feed_forward <= have:
+        reason = f"{feed_forward} units cannot be kept of {have}"
+        raise SettingError("feed-forward", reason, f"Give a number from 1 to {have}.")
+    weights = dict(model.weights)
+    for layer in range(model.shape.layers):
+        names = [f"blk.{layer}.ffn_{part}.weight" for part in ("gate", "up", "down")]
+        gate, up, down = (weights[name] for name in names)
+        norms = (np.linalg.norm(m, axis=axis) for m, axis in ((gate, 1), (up, 1), (down, 0)))
+        units = np.sort(np.argsort(-np.prod(list(norms), axis=0), kind="stable")[:feed_forward])
+        weights |= zip(names, (gate[units], up[units], down[:, units]), strict=True)
+    return model.with_weights(replace(model.shape, feed_forward=feed_forward), weights)
+
+
+def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
+    """The model with the tokens of a subset alone; `<|other|>` starts as the mean of those it stands for."""
+    if not subset.has_other:
+        return model
+    weights = dict(model.weights)
+    known = subset.to_target[:-1]
+    others = np.ones(model.shape.vocabulary, dtype=bool)
+    others[known] = False
+    for name in ("token_embd.weight", "output.weight"):
+        if name in weights:
+            rows = weights[name]
+            weights[name] = np.concatenate([rows[known], rows[others].mean(axis=0, keepdims=True)])
+    return model.with_weights(replace(model.shape, vocabulary=subset.size), weights)
+
+
+def relearned(draft: Checkpoint, known: Subset, subset: Subset, target: Checkpoint) -> Checkpoint:
+    """A draft that knows the tokens `known`, with those of `subset` instead.
+
+    What it has not learnt yet starts as the target's rows, scaled to the norm of the draft's rows;
+    `<|other|>` stays. The tokenizer is the target's.
+    Raises SettingError where the target's rows are of another width.
+    """
+    weights = dict(draft.weights)
+    for name in ("token_embd.weight", "output.weight"):
+        if name not in weights:
+            continue
+        rows, theirs = weights[name], target.weights.get(name, target.weights["token_embd.weight"])
+        if theirs.shape[1] != rows.shape[1]:
+            width = rows.shape[1]
+            reason = f"new tokens begin as the target's rows, which are not {width} wide as the draft's"
+            raise SettingError("--vocabulary", reason, "Leave it out: the draft keeps the tokens it knows.")
+        both = subset.to_target[: subset.size - subset.has_other]
+        found = theirs[both]
+        is_known = known.to_draft[both] < known.size - known.has_other
+        mine = rows[known.to_draft[both]]
+        ratio = np.linalg.norm(mine[is_known]) / np.linalg.norm(found[is_known])
+        made = np.where(is_known[:, None], mine, ratio * found)
+        if subset.has_other:
+            last = rows[-1:] if known.has_other else rows.mean(axis=0, keepdims=True)
+            made = np.concatenate([made, last])
+        weights[name] = np.asarray(made, dtype=np.float32)
+    shape = replace(draft.shape, vocabulary=subset.size)
+    return replace(draft.with_weights(shape, weights), metadata=target.metadata)
+
+
+def random_weights(model: Checkpoint, shape: Shape, seed: int) -> Checkpoint:
+    """A model of another shape with random weights, and the tokenizer of `model`.
+
+    Matrices are normal with standard deviation 1 / √inputs, those that add to the residual stream smaller by
+    1 / √(2 layers) (GPT-2, section 2.3); norms are 1; input and output embeddings are shared.
+    """
+    random = np.random.default_rng(seed)
+    weights: dict[str, Array] = {}
+    for name, size in tensor_sizes(shape).items():
+        if len(size) == 1:
+            weights[name] = np.ones(size, dtype=np.float32)
+            continue
+        scale = (
+            (2 * shape.layers) ** -0.5 if name.endswith(("attn_output.weight", "ffn_down.weight")) else 1.0
+        )
+        weights[name] = scale * np.asarray(random.standard_normal(size) * size[1] ** -0.5, dtype=np.float32)
+    if shape.architecture == "qwen2":
+        for layer, part in product(range(shape.layers), ("attn_q", "attn_k", "attn_v")):
+            name = f"blk.{layer}.{part}"
+            weights[f"{name}.bias"] = np.zeros(len(weights[f"{name}.weight"]), dtype=np.float32)
+    return model.with_weights(shape, dict(sorted(weights.items(), key=_layer)))
+
+
+def _layer(weight: tuple[str, Array]) -> int:
+    """The number of a named weight's layer: checkpoints hold the optimizer's state in the weights' order."""
+    name, _ = weight
+    return int(name.split(".")[1]) if name.startswith("blk.") else -1
 
 
 def first_draft(
@@ -27,19 +144,25 @@ def first_draft(
 
     Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
     """
-    size = USUAL_VOCABULARY if plan.vocabulary is None else plan.vocabulary
-    if plan.start == "continue":
-        draft, known = _continued(target, plan, vocabulary)
-        if plan.vocabulary is None:
-            return draft, known
-        subset = _chosen(vocabulary, examples, size)
-        return relearned(draft, known, subset, target), subset
-    base = target if plan.base is None else _read(plan, target)
-    _check_vocabulary(plan, base, vocabulary.size)
-    subset = _chosen(vocabulary, examples, size)
+    is_gguf = plan.base is None or not (plan.base.is_dir() or plan.base.suffix == ".safetensors")
+    base, known = target, None
+    if plan.base is not None:
+        base = read_gguf(plan.base) if is_gguf else read_safetensors(plan.base, target)
+    if plan.start == "continue" and plan.base is not None and is_gguf:
+        known = read_subset(plan.base, vocabulary)
+    elif base.shape.vocabulary != vocabulary.size:
+        reason = f"it knows {base.shape.vocabulary} tokens, the target {vocabulary.size}"
+        raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")
+    elif plan.start == "continue":
+        known = Subset.whole(vocabulary.size)
+    if known is not None and plan.vocabulary is None:
+        return base, known
+    subset = _chosen(vocabulary, examples, USUAL_VOCABULARY if plan.vocabulary is None else plan.vocabulary)
+    if known is not None:
+        return relearned(base, known, subset, target), subset
     if plan.start == "random":
-        wide = plan.feed_forward or base.shape.feed_forward
-        shape = replace(base.shape, layers=plan.layers, feed_forward=wide, vocabulary=subset.size)
+        width = plan.feed_forward or base.shape.feed_forward
+        shape = replace(base.shape, layers=plan.layers, feed_forward=width, vocabulary=subset.size)
         return random_weights(base, shape, seed), subset
     kept = keep_layers(base, kept_layers(base.shape.layers, plan.layers))
     if plan.feed_forward is not None:
@@ -47,40 +170,11 @@ def first_draft(
     return restrict(kept, subset), subset
 
 
-def _continued(target: Checkpoint, plan: DraftPlan, vocabulary: Vocabulary) -> tuple[Checkpoint, Subset]:
-    """A draft as it is, with the tokens that it knows."""
-    draft = _read(plan, target)
-    if plan.base is not None and plan.base.is_file() and plan.base.suffix != ".safetensors":
-        subset = read_subset(plan.base, vocabulary)
-        if subset is not None:
-            return draft, subset
-    _check_vocabulary(plan, draft, vocabulary.size)
-    return draft, Subset.whole(vocabulary.size)
-
-
 def _chosen(vocabulary: Vocabulary, examples: Sequence[Example], size: int) -> Subset:
     """The tokens that the answers use most, `size` of them with `<|other|>`; 0: all."""
     if not size:
         return Subset.whole(vocabulary.size)
-    return choose_subset(vocabulary, _uses(examples, vocabulary.size), size)
-
-
-def _read(plan: DraftPlan, target: Checkpoint) -> Checkpoint:
-    assert plan.base is not None
-    if plan.base.is_dir() or plan.base.suffix == ".safetensors":
-        return read_safetensors(plan.base, target)
-    return read_gguf(plan.base)
-
-
-def _check_vocabulary(plan: DraftPlan, draft: Checkpoint, size: int) -> None:
-    if draft.shape.vocabulary != size:
-        reason = f"it knows {draft.shape.vocabulary} tokens, the target {size}"
-        raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")
-
-
-def _uses(examples: Sequence[Example], size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """How often the target's answers use each token."""
-    counts = np.zeros(size, dtype=np.int64)
+    counts = np.zeros(vocabulary.size, dtype=np.int64)
     for example in examples:
-        counts += np.bincount(example.answer, minlength=size)
-    return counts
+        counts += np.bincount(example.answer, minlength=vocabulary.size)
+    return choose_subset(vocabulary, counts, size)

@@ -1,4 +1,4 @@
-"""The training of a draft: steps, evaluation on held-out answers, checkpoints, and going on after a kill.
+"""The training of a draft: steps, evaluation on held-out answers, checkpoints, and resuming after a kill.
 
 What a step sees depends on the seed and its number alone, and a checkpoint holds everything else, so that
 an interrupted training ends in the same weights as one that ran through.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -19,18 +19,84 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.errors import InputError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint
 from outrider.distill.corpus import Batch, Corpus, Text, batch_of
-from outrider.distill.device import device_of, has_fast_half
-from outrider.distill.evaluation import Evaluation, evaluate, grouped, predictions_of
+from outrider.distill.evaluation import Predictions, StepCosts, evaluate, grouped, predictions_of
 from outrider.distill.losses import loss_of
-from outrider.distill.network import Network, causal
-from outrider.distill.rounding import rounded
-from outrider.distill.schedule import TrainingSettings, optimizers_of, rate_at
-from outrider.distill.training_file import read_training, write_training
-from outrider.distill.worth import Predictions, Prices
+from outrider.distill.network import Network, causal, device_of, has_fast_half
+from outrider.distill.plan import Loss
+from outrider.distill.report import Evaluation
 
-__all__ = ["Evaluation", "Trainer", "TrainingSettings"]
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """How a draft is trained. `batch_tokens`: of a step, padding included; `patience`: evaluations without
+    a better one before training ends early."""
+
+    steps: int
+    batch_tokens: int = 8192
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
+    least_rate: float = 0.05
+    """of the learning rate, at the last step"""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    loss: Loss = "hybrid"
+    on_policy: float = 0.0
+    """share of the steps of the second half that train on the draft's own text"""
+    quantization: str = "F32"
+    """of the file that the draft will be written to, and of its embedding: evaluations see the weights as
+    they will be there, and so do the steps after `round_from` of all"""
+    embedding_quantization: str = "F32"
+    round_from: float = 0.5
+    evaluate_every: int = 200
+    patience: int = 5
+    seed: int = 0
+
+
+def optimizers_of(
+    weights: Mapping[str, Tensor], settings: TrainingSettings
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the layers' matrices (Jordan et al. 2024), scaled so that AdamW's rate suits it (Liu et al.
+    2025, arXiv 2502.16982, section 2.2); AdamW for embeddings, norms and biases."""
+    layers = [w for name, w in weights.items() if w.dim() > 1 and name.startswith("blk.")]
+    others = [w for name, w in weights.items() if w.dim() < 2 or not name.startswith("blk.")]
+    rate = settings.learning_rate
+    muon = torch.optim.Muon(
+        layers, lr=rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return muon, torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def rate_at(step: int, settings: TrainingSettings) -> float:
+    """A linear start, then half a cosine down to `least_rate`."""
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    done = (step - settings.warmup_steps) / max(settings.steps - settings.warmup_steps, 1)
+    return settings.least_rate + (1 - settings.least_rate) * (1 + math.cos(math.pi * done)) / 2
+
+
+ROUNDED = {"Q4_0": 8, "Q5_0": 16}
+"""Quantizations of one scale for each 32 numbers, and the steps below zero that they have."""
+
+_BLOCK = 32
+
+
+def rounded(weight: Tensor, quantization: str) -> Tensor:
+    """A matrix (outputs, inputs) as `quantization` would hold it; as it is where that is not known here, or
+    where the inputs are no whole blocks. The gradient passes unchanged."""
+    steps = ROUNDED.get(quantization)
+    if steps is None or weight.dim() != 2 or weight.shape[1] % _BLOCK:
+        return weight
+    blocks = weight.detach().reshape(-1, _BLOCK)
+    largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+    scale = largest / -steps
+    inverse = scale.reciprocal().nan_to_num(posinf=0.0, neginf=0.0)
+    levels = (blocks * inverse + steps + 0.5).floor().clamp(0, 2 * steps - 1) - steps
+    held = (levels * scale.half().float()).reshape(weight.shape)
+    return weight + (held - weight).detach()
+
 
 _CHECKPOINT = "checkpoint.pt"
 
@@ -42,7 +108,9 @@ OwnTexts = Callable[[Network, int], Sequence[Text]]
 
 
 @dataclass(slots=True)
-class _State:
+class TrainingState:
+    """Where a training is: all but its weights and optimizers."""
+
     step: int = 0
     history: list[Evaluation] = field(default_factory=list)
     best_step: int = 0
@@ -64,7 +132,7 @@ class Trainer:
         start: Checkpoint,
         corpus: Corpus,
         held_out: Sequence[Text],
-        prices: Prices,
+        costs: StepCosts,
         settings: TrainingSettings,
         folder: Path,
         *,
@@ -74,7 +142,7 @@ class Trainer:
         self.settings = settings
         self.corpus = corpus
         self._held_out = held_out
-        self._prices = prices
+        self._costs = costs
         self._folder = folder
         self._start = start
         self._own_texts = own_texts
@@ -85,7 +153,7 @@ class Trainer:
             weight.requires_grad_()
         self._half = has_fast_half(self.device)
         self._optimizers = optimizers_of(self.network.weights, settings)
-        self.state = _State()
+        self.state = TrainingState()
         self._best: dict[str, Tensor] = self._copy()
         self._load()
 
@@ -96,8 +164,8 @@ class Trainer:
         since_best = sum(found.step > state.best_step for found in state.history)
         return state.step >= settings.steps or since_best >= settings.patience
 
-    def run(self, told: Callable[[Trainer], None] | None = None) -> Checkpoint:
-        """Train to the end: the best draft by expected tokens per second. `told` is called behind each
+    def run(self, on_step: Callable[[Trainer], None] | None = None) -> Checkpoint:
+        """Train to the end: the best draft by expected tokens per second. `on_step` is called after each
         step."""
         if not self.state.history:
             self._evaluate()
@@ -107,8 +175,8 @@ class Trainer:
             if self.state.step % self.settings.evaluate_every == 0 or self.state.step == self.settings.steps:
                 self._evaluate()
                 self.save()
-            if told is not None:
-                told(self)
+            if on_step is not None:
+                on_step(self)
         return self.best()
 
     def time_steps(self, count: int) -> list[float]:
@@ -119,11 +187,6 @@ class Trainer:
             self._step(numbers)
             times.append(perf_counter() - before)
         return times
-
-    @property
-    def trained_tokens(self) -> int:
-        """Labelled positions that it was trained on, each as often as it was."""
-        return self.state.trained_tokens
 
     def best(self) -> Checkpoint:
         """The best draft so far."""
@@ -158,7 +221,7 @@ class Trainer:
     def _backward(self, batch: Batch, network: Network) -> float:
         """Add a batch's gradients to the weights'; its mean loss.
 
-        The output layer is gone through in pieces, forth and back: the logits of a whole batch would fill
+        The output layer is computed in pieces, forward and backward: the logits of a whole batch would fill
         more memory than everything else, and moving them would take longer than computing them.
         """
         states = self._states(batch, network)
@@ -179,12 +242,10 @@ class Trainer:
         step, settings = self.state.step, self.settings
         is_late = 2 * step >= settings.steps
         texts: Sequence[Text] = ()
-        if self._own_texts is not None and is_late and self._chance(step) < settings.on_policy:
-            texts = self._own_texts(self.network, step)
+        if self._own_texts is not None and is_late:
+            drawn = np.random.default_rng((settings.seed, step)).random()
+            texts = self._own_texts(self.network, step) if drawn < settings.on_policy else ()
         return texts or [self.corpus.texts[i] for i in numbers]
-
-    def _chance(self, step: int) -> float:
-        return float(np.random.default_rng((self.settings.seed, step)).random())
 
     def _as_written(self, weights: Mapping[str, Tensor] | None = None) -> Network:
         """The draft with its weights (None: those in training) rounded as in its file."""
@@ -218,11 +279,20 @@ class Trainer:
         with torch.no_grad():
             logits_of = partial(self._logits, network=self._as_written())
         found = evaluate(
-            self._held_out, logits_of, settings.loss, settings.batch_tokens, self._prices, self.device
+            self._held_out, logits_of, settings.loss, settings.batch_tokens, self._costs, self.device
         )
-        trained = float(np.mean(state.losses)) if state.losses else math.nan
+        trained = float(np.mean(state.losses)) if state.losses else None
         state.losses.clear()
-        evaluation = Evaluation(state.step, trained, *found)
+        loss, accepted, agreement, tokens_per_s, speedup = found
+        evaluation = Evaluation(
+            step=state.step,
+            train_loss=trained,
+            loss=loss,
+            acceptance=accepted,
+            agreement=agreement,
+            tokens_per_s=tokens_per_s,
+            speedup=speedup,
+        )
         if not state.history or evaluation.rank > max(e.rank for e in state.history):
             state.best_step = state.step
             self._best = self._copy()
@@ -235,25 +305,48 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint, whole or not at all. Raises SettingError when the disk is full."""
+        history = [evaluation.model_dump() for evaluation in self.state.history]
         content = {
             "settings": asdict(self.settings),
             "weights": {name: w.detach() for name, w in self.network.weights.items()},
             "best": self._best,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "state": asdict(self.state),
+            "state": asdict(self.state) | {"history": history},
         }
-        write_training(self._folder / _CHECKPOINT, content)
+        path = self._folder / _CHECKPOINT
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            torch.save(content, partial)
+            partial.replace(path)
+        except (OSError, RuntimeError) as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            reason = f"the checkpoint could not be written ({error})"
+            way_out = "Free some space; training goes on from the last."
+            raise SettingError(str(self._folder), reason, way_out) from error
 
     def _load(self) -> None:
-        path = self._folder / _CHECKPOINT
+        path, weights = self._folder / _CHECKPOINT, self.network.weights
         if not path.exists():
             return
-        content = read_training(path, asdict(self.settings), self.network.weights, self.device)
+        try:
+            content = torch.load(path, map_location=self.device, weights_only=True)
+            settings, stored, best, optimizers, state = (
+                content[part] for part in ("settings", "weights", "best", "optimizers", "state")
+            )
+            shapes = {name: w.shape for name, w in stored.items()}
+        except Exception as error:  # torch.load raises whatever its parts do
+            reason = f"it is damaged ({error})"
+            raise InputError(str(path), reason, "Remove it: training starts anew.") from error
+        if changed := [name for name, value in asdict(self.settings).items() if settings.get(name) != value]:
+            reason = f"it is of a training with other settings ({', '.join(changed)})"
+            raise InputError(str(path), reason, "Use the same settings, or another folder.")
+        if shapes != {name: w.shape for name, w in weights.items()}:
+            raise InputError(str(path), "it is of a draft of another shape", "Use another folder.")
         with torch.no_grad():
-            for name, weight in self.network.weights.items():
-                weight.copy_(content["weights"][name])
-        self._best = content["best"]
-        for optimizer, held in zip(self._optimizers, content["optimizers"], strict=True):
-            optimizer.load_state_dict(held)
-        state = content["state"]
-        self.state = _State(**state | {"history": [Evaluation(**found) for found in state["history"]]})
+            for name, weight in weights.items():
+                weight.copy_(stored[name])
+        self._best = best
+        for optimizer, values in zip(self._optimizers, optimizers, strict=True):
+            optimizer.load_state_dict(values)
+        self.state = TrainingState(**state | {"history": [Evaluation(**found) for found in state["history"]]})

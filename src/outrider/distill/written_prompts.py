@@ -16,8 +16,6 @@ from typing import Any
 from outrider.core.errors import SettingError
 from outrider.lab.prompts import Prompt
 
-__all__ = ["Template", "Written", "written_prompts"]
-
 FIELD = re.compile(r"\{([a-z_]+)(?::([0-9]))?(?:\.([a-z_]+))?\}")
 """A slot in a template: its name, which of several values (1 if not said), the field of that value."""
 

@@ -1,8 +1,8 @@
 """Models that are asked once for each prefix: thousands of engine runs at the cost of a few calls.
 
-A `RememberedModel` keeps the contract of a Model, down to rewinding and overwritten rows, so the
-whole engine runs on it. Its logits are the real model's, each as its first call gave it; what a batch
-shape may change in them is therefore fixed, and the distribution of a text is known exactly.
+A `CachedModel` keeps the contract of a Model, down to rewinding and overwritten rows, so the whole engine
+runs on it. Its logits are the real model's, each as its first call gave it; what a batch shape may change
+in them is therefore fixed, and the distribution of a text is known exactly.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from outrider.core.contracts import Model, RewindKind, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import BackendError, RewindUnsupported
 
-__all__ = ["Disturbed", "Memory", "RememberedModel", "Rows"]
-
 _CHUNK_TOKENS = 256
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """A source of logits by prefix."""
 
     def after(self, tokens: Sequence[int], count: int) -> list[Row]:
-        """The rows behind the last `count` prefixes of `tokens`, the whole of it included."""
+        """The rows after the last `count` prefixes of `tokens`, the whole of it included."""
+        ...
+
+    def forget(self) -> None:
+        """Free the rows."""
         ...
 
 
-class Memory:
+class LogitsCache:
     """The rows of a real model, by prefix; it uses the model's sequence 0. `calls` counts the
     model calls that it took."""
 
@@ -37,7 +39,7 @@ class Memory:
         self.model = model
         self.calls = 0
         self._rows: dict[tuple[int, ...], Row] = {}
-        self._held: list[int] = []
+        self._stored: list[int] = []
 
     def after(self, tokens: Sequence[int], count: int) -> list[Row]:
         prefixes = [tuple(tokens[: len(tokens) - count + i + 1]) for i in range(count)]
@@ -51,20 +53,20 @@ class Memory:
         start = len(tokens) - count
         self._rewind(tokens, start)
         chunk = min(_CHUNK_TOKENS, self.model.max_batch_tokens)
-        while len(self._held) < start:
-            self._decode(tokens[len(self._held) : min(len(self._held) + chunk, start)], 0)
+        while len(self._stored) < start:
+            self._decode(tokens[len(self._stored) : min(len(self._stored) + chunk, start)], 0)
         chunk = min(chunk, self.model.max_rows)
-        while len(self._held) < len(tokens):
-            part = tokens[len(self._held) : len(self._held) + chunk]
+        while len(self._stored) < len(tokens):
+            part = tokens[len(self._stored) : len(self._stored) + chunk]
             for i, row in enumerate(self._decode(part, len(part))):
-                end = len(self._held) - len(part) + i + 1
+                end = len(self._stored) - len(part) + i + 1
                 kept = self._rows.setdefault(tuple(tokens[:end]), row.copy())
                 kept.setflags(write=False)
 
     def _rewind(self, tokens: Sequence[int], limit: int) -> None:
         """Keep what is stored of the first `limit` tokens."""
         keep = 0
-        while keep < min(limit, len(self._held)) and self._held[keep] == tokens[keep]:
+        while keep < min(limit, len(self._stored)) and self._stored[keep] == tokens[keep]:
             keep += 1
         if keep < self.model.length(0):
             try:
@@ -72,29 +74,29 @@ class Memory:
             except RewindUnsupported:
                 keep = 0
                 self.model.truncate(0, 0)
-        self._held = list(tokens[:keep])
+        self._stored = list(tokens[:keep])
 
     def _decode(self, tokens: Sequence[int], rows: int) -> Logits:
-        logits = self.model.decode([Span(0, tuple(tokens), len(self._held), rows)])[0]
+        logits = self.model.decode([Span(0, tuple(tokens), len(self._stored), rows)])[0]
         self.calls += 1
-        self._held.extend(tokens)
+        self._stored.extend(tokens)
         return logits
 
     def forget(self) -> None:
         """Free the rows and the model's sequence."""
         self._rows.clear()
-        self._held.clear()
+        self._stored.clear()
         self.model.truncate(0, 0)
 
 
-class Disturbed:
+class DisturbedLogits:
     """Another source's rows, flattened and with normal noise of its own on every logit: a draft model
     that is right often enough to be accepted, and wrong often enough to be rejected."""
 
     SCALE = 0.8
     NOISE = 1.0
 
-    def __init__(self, source: Rows, seed: int) -> None:
+    def __init__(self, source: RowSource, seed: int) -> None:
         self._source = source
         self._seed = seed
         self._rows: dict[tuple[int, ...], Row] = {}
@@ -111,24 +113,22 @@ class Disturbed:
         return self._rows[prefix]
 
     def forget(self) -> None:
-        """Free the rows."""
         self._rows.clear()
 
 
-class RememberedModel:
+class CachedModel:
     """A Model with one sequence whose rows come from `rows`; limits and vocabulary are those of
     `model`. It can always rewind: nothing is computed."""
 
     max_sequences = 1
     rewind: RewindKind = "free"
 
-    def __init__(self, model: Model, rows: Rows, name: str | None = None) -> None:
-        self.name = name or model.name
+    def __init__(self, model: Model, rows: RowSource) -> None:
+        self.name = model.name
         self.vocabulary: Vocabulary = model.vocabulary
         self.context_length = self.capacity_tokens = model.context_length
         self.max_batch_tokens = model.max_batch_tokens
         self.max_rows = model.max_rows
-        self.calls = 0
         self._rows = rows
         self._stored: list[int] = []
 
@@ -139,7 +139,6 @@ class RememberedModel:
         tokens = [*self._stored, *span.tokens]
         rows = self._rows.after(tokens, span.rows) if span.rows else []
         self._stored = tokens
-        self.calls += 1
         return [np.array(rows) if rows else np.empty((0, self.vocabulary.size), dtype=np.float32)]
 
     def length(self, sequence: int) -> int:

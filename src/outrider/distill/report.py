@@ -6,27 +6,17 @@ Shares are 0 to 1, speed-ups factors, times seconds. Intervals hold 95 %; an end
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.lab.statistics import Interval
 
-__all__ = [
-    "SCHEMA",
-    "Category",
-    "Contender",
-    "Curve",
-    "CurvePoint",
-    "Data",
-    "Draft",
-    "Evaluated",
-    "Figure",
-    "Kind",
-    "Measured",
-    "Report",
-    "Training",
-]
+if TYPE_CHECKING:
+    from outrider.distill.run import Distilled
+    from outrider.lab.models import ModelFile
 
 SCHEMA = "outrider.distill/1"
 
@@ -81,9 +71,13 @@ class Data(_Part):
     folder: str
 
 
-class Evaluated(_Part):
-    """The draft after so many steps, on the held-out answers at the measured prices; `train_loss` is the mean
-    since the evaluation before."""
+class Evaluation(_Part):
+    """The draft after so many steps, on the held-out answers.
+
+    `train_loss`: the mean since the evaluation before (None: there was no step); `loss`: that of training,
+    over all; `acceptance`: mean Σ min(p, q), over all; `agreement`: share of positions of greedy answers
+    where its most likely token is the target's; `tokens_per_s` and `speedup`: expected at the measured costs.
+    """
 
     step: int
     train_loss: float | None
@@ -92,6 +86,11 @@ class Evaluated(_Part):
     agreement: float
     tokens_per_s: float
     speedup: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The higher, the better: expected speed, and where no draft pays at these costs, agreement."""
+        return self.tokens_per_s, self.agreement
 
 
 class Training(_Part):
@@ -108,7 +107,7 @@ class Training(_Part):
     seed: int
     start: str
     seconds: float
-    history: list[Evaluated]
+    history: list[Evaluation]
 
 
 class Category(_Part):
@@ -125,10 +124,10 @@ class Contender(_Part):
     """One way to draft, replayed over the answers at measured costs.
 
     `agreement`: how often the draft's most likely token is the answer's, over all positions, and at the
-    first, second, … place of a draft, those before it being right. `accepted_of_three`: accepted over
+    first, second, … place of a draft, those before it being correct. `accepted_of_three`: accepted over
     drafted tokens of drafts of three, `accepted_by_choice` of those that the automatic choice makes with
     the draft alone (None where it makes none). Speeds are those of the automatic choice with lookup
-    beside the draft; `bound` is the most that hindsight would allow over plain decoding, and `of_bound`
+    and the draft; `bound` is the most that hindsight would allow over plain decoding, and `of_bound`
     the share reached.
     """
 
@@ -167,7 +166,8 @@ class Measured(_Part):
 
 
 class CurvePoint(_Part):
-    """A short training on a part of the answers."""
+    """A short training on some answers of `tokens` tokens together, and what its draft does on held-out
+    ones."""
 
     answers: int
     tokens: int
@@ -178,7 +178,8 @@ class CurvePoint(_Part):
 
 
 class Curve(_Part):
-    """Short trainings of `steps` steps each; `per_doubling`: what twice the data added to the agreement."""
+    """Short trainings of `steps` steps each; `per_doubling`: what doubling the data added to the agreement,
+    with the 95 % interval of the straight line through the points (None: too few of them)."""
 
     steps: int
     points: list[CurvePoint]
@@ -198,3 +199,24 @@ class Report(_Part):
     measured: Measured | None
     learning_curve: Curve | None
     notices: list[str]
+
+
+def report_of(
+    file: ModelFile,
+    distilled: Distilled,
+    measured: Measured | None,
+    curve: Curve | None,
+    notices: Sequence[str],
+) -> Report:
+    """Everything that a run found."""
+    return Report(
+        outrider=version("outrider"),
+        target=str(file.path),
+        target_name=file.name,
+        draft=distilled.draft,
+        data=distilled.data,
+        training=distilled.training,
+        measured=measured,
+        learning_curve=curve,
+        notices=list(dict.fromkeys(notices)),
+    )

@@ -1,17 +1,17 @@
-"""The report's pictures: how training went, acceptance by place in the draft, what more data would bring."""
+"""The report's pictures: the training, acceptance by position in the draft, what more data would bring."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
-from outrider.distill.report.schema import Contender, Curve, Kind, Measured, Report, Training
+from outrider.distill.report import Contender, Curve, Kind, Measured, Report, Training
+from outrider.files import write_whole
 from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, STYLES, draw, legend_below
-
-__all__ = ["pictures"]
 
 _NAMES: dict[Kind, str] = {
     "first": "before training",
@@ -43,7 +43,7 @@ def pictures(report: Report) -> dict[str, str]:
 
 
 def _file(name: str, size: tuple[int, int], alternative: str, paint: Callable[[Axes], None]) -> str:
-    """A drawing that stands by itself."""
+    """A drawing that is a file of its own."""
     svg = draw(f"distill-{name}", *size, alternative, paint)
     head, body = svg.split(">", 1)
     return f'{head} xmlns="http://www.w3.org/2000/svg">{_COLOURS}{body}\n'
@@ -51,7 +51,7 @@ def _file(name: str, size: tuple[int, int], alternative: str, paint: Callable[[A
 
 def _training(training: Training) -> str:
     first = training.history[0]
-    best = max(training.history, key=lambda found: (found.tokens_per_s, found.agreement))
+    best = max(training.history, key=lambda found: found.rank)
     alternative = (
         f"Over {training.steps} steps the most likely token's agreement on held-out answers went from "
         f"{first.agreement:.0%} to {best.agreement:.0%} and the expected speed-up from {first.speedup:.2f}x "
@@ -70,7 +70,9 @@ def _paint_training(axes: Axes, training: Training) -> None:
         _line(losses, trained, 1, "training")
     _line(losses, [(found.step, found.loss) for found in training.history], 0, "held out")
     losses.set_ylabel(f"loss ({training.loss})")
-    _line(shares, [(found.step, found.agreement) for found in training.history], 0, "likeliest token agrees")
+    _line(
+        shares, [(found.step, found.agreement) for found in training.history], 0, "most likely token agrees"
+    )
     _line(shares, [(found.step, found.acceptance) for found in training.history], 2, "Σ min(p, q)")
     shares.set_ylabel("on held-out answers")
     _percent(shares)
@@ -126,7 +128,7 @@ def _positions(measured: Measured) -> str:
                 _line(axes, known, number, _NAMES[draft.kind])
         _percent(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("place in the draft, all before it right")
+        axes.set_xlabel("position in the draft, all before it correct")
         axes.set_ylabel("accepted")
         legend_below(axes, columns=3)
 
@@ -141,7 +143,9 @@ def _data(curve: Curve) -> str:
 
     def paint(axes: Axes) -> None:
         tokens = [point.tokens for point in curve.points]
-        _line(axes, [(point.tokens, point.agreement) for point in curve.points], 0, "likeliest token agrees")
+        _line(
+            axes, [(point.tokens, point.agreement) for point in curve.points], 0, "most likely token agrees"
+        )
         _line(axes, [(point.tokens, point.acceptance) for point in curve.points], 2, "Σ min(p, q)")
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [f"{count:,}" for count in tokens])
@@ -154,3 +158,13 @@ def _data(curve: Curve) -> str:
         legend_below(axes)
 
     return _file("data", (560, 340), alternative + ".", paint)
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write report.json and the pictures, report-*.svg; all their paths. Raises SettingError."""
+    written = [folder / "report.json"]
+    write_whole(written[0], report.model_dump_json(by_alias=True, indent=1) + "\n", "report")
+    for name, svg in pictures(report).items():
+        written.append(folder / f"report-{name}.svg")
+        write_whole(written[-1], svg, "picture")
+    return written

@@ -1,0 +1,193 @@
+"""What sampling is tested against: where in an answer, and the exact distribution of the texts there.
+
+A few tokens tell much only where their entropy is high. A free answer is tested at its beginning. The
+beginning of a constrained one is often all but certain (`{"name": "`), so its greedy text is followed, and
+the test begins where text is forced, if possible such that the model likes to spell in several ways, and
+where the entropy of the tokens is highest: there masks, forced drafts and what the draft model makes of both
+decide the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.certify.cached import RowSource
+from outrider.certify.statistics import Null, pool, simulate_null
+from outrider.core.contracts import Constraint, Vocabulary
+from outrider.core.errors import ConstraintError
+from outrider.core.params import SamplingParams
+from outrider.sampling import RequestSampler
+
+LENGTH = 3
+"""Tokens of a short continuation: room for a draft of two."""
+
+SEARCHED_TOKENS = 32
+"""Tokens of a constrained answer among which the start is chosen."""
+
+POWER_SHIFT = 0.05
+"""Total variation of the shift that the stated power is about."""
+
+_MIN_EXPECTED = 50
+"""A text is followed further while so many samples are expected to begin with it."""
+_DRAWS_PER_LEVEL = 4
+"""Null draws times the level of a test: p-values reach this far below it."""
+_OPEN_NATS = 0.05
+"""Entropy above which a choice counts as open."""
+
+Text = tuple[int, ...]
+MakeConstraint = Callable[[], Constraint] | None
+"""Makes the constraint after a prompt; None where nothing limits the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The prompt that samples are generated from; its last `num_answer` tokens begin the answer.
+
+    `forced` grades what is ahead: 2 where text is forced that has several likely spellings, 1 where text
+    is forced, else 0. `entropy` is that of the first token (of a constrained answer: the texts' tokens
+    together), in nats. Of two starts, the greater (`forced`, `entropy`) tells more.
+    """
+
+    prompt: Text
+    num_answer: int
+    forced: int
+    entropy: float
+
+    @property
+    def answer(self) -> Text:
+        """The beginning of the answer."""
+        return self.prompt[len(self.prompt) - self.num_answer :]
+
+
+def find_start(rows: RowSource, vocabulary: Vocabulary, prompt: Text, constrain: MakeConstraint) -> Start:
+    """Where the answer to this prompt is tested."""
+    constraint = constrain() if constrain is not None else None
+    sampler = RequestSampler(SamplingParams(temperature=1.0), vocabulary, prompt, constraint)
+    answer: list[int] = []
+    places: list[tuple[int, float]] = []
+    """for each place, the grade of what is forced there, and its entropy"""
+    while len(places) < SEARCHED_TOKENS:
+        try:
+            drawn = sampler.distribution(rows.after((*prompt, *answer), 1)[0], ())
+        except ConstraintError:
+            break
+        entropy = float(-(drawn.probs * np.log(drawn.probs)).sum())
+        forced = constraint is not None and bool(constraint.forced(()))
+        places.append((forced + (forced and entropy > _OPEN_NATS), entropy))
+        best = int(drawn.tokens[np.argmax(drawn.probs)])
+        if constraint is None or vocabulary.ends_generation(best):
+            break
+        constraint.accept((best,))
+        sampler.accept((best,))
+        answer.append(best)
+        if constraint.is_complete:
+            break
+    starts = []
+    for i in range(len(places)):
+        grades, entropies = zip(*places[i : i + LENGTH], strict=True)
+        starts.append(Start((*prompt, *answer[:i]), i, max(grades), sum(entropies)))
+    return max(starts, key=lambda start: (start.forced, start.entropy), default=Start(prompt, 0, 0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The exact distribution over beginnings of a text: `cells` are texts of which none begins
+    another, and every text begins with one of them. `pooled[i]` is the cell of the test that
+    cell i belongs to."""
+
+    cells: dict[Text, int]
+    pooled: tuple[int, ...]
+    null: Null
+    power: float
+    detectable_shift: float | None
+
+    def cell(self, tokens: Sequence[int]) -> int | None:
+        """The test's cell of a text; None for one that plain decoding never gives."""
+        for length in range(len(tokens) + 1):
+            if (found := self.cells.get(tuple(tokens[:length]))) is not None:
+                return self.pooled[found]
+        return None
+
+    def counts(self, texts: Counter[Text]) -> tuple[npt.NDArray[np.int64], int]:
+        """Samples in each of the test's cells, and how many lie in none."""
+        counts = np.zeros(len(self.null.probs), dtype=np.int64)
+        impossible = 0
+        for text, count in texts.items():
+            cell = self.cell(text)
+            if cell is None:
+                impossible += count
+            else:
+                counts[cell] += count
+        return counts, impossible
+
+
+def exact_distribution(
+    rows: RowSource,
+    vocabulary: Vocabulary,
+    prompt: Text,
+    sampling: SamplingParams,
+    num_samples: int,
+    level: float,
+    rng: np.random.Generator,
+    constrain: MakeConstraint = None,
+) -> Exact:
+    """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and the
+    power of a test at `level`."""
+    cells = _chain_rule(rows, vocabulary, prompt, sampling, num_samples, constrain)
+    probs = np.array(list(cells.values()))
+    groups = pool(probs, num_samples)
+    masses = np.bincount(groups, weights=probs).astype(np.float64)
+    null = simulate_null(masses, num_samples, math.ceil(_DRAWS_PER_LEVEL / level), rng)
+    return Exact(
+        cells={text: i for i, text in enumerate(cells)},
+        pooled=tuple(groups.tolist()),
+        null=null,
+        power=null.power(POWER_SHIFT, level, rng),
+        detectable_shift=null.detectable_shift(level, rng),
+    )
+
+
+def _chain_rule(
+    rows: RowSource,
+    vocabulary: Vocabulary,
+    prompt: Text,
+    sampling: SamplingParams,
+    num_samples: int,
+    constrain: MakeConstraint,
+) -> dict[Text, float]:
+    """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
+    sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
+    cells: dict[Text, float] = {}
+    open_texts: list[tuple[Text, float]] = [((), 1.0)]
+    while open_texts:
+        text, mass = open_texts.pop()
+        rare = len(text) == LENGTH or mass * num_samples < _MIN_EXPECTED
+        if text and (rare or _has_ended(text, vocabulary, constrain)):
+            cells[text] = mass
+            continue
+        [row] = rows.after((*prompt, *text), 1)
+        try:
+            following = sampler.distribution(row, text)
+        except ConstraintError:  # a dead end is an end
+            cells[text] = mass
+            continue
+        for token, prob in zip(following.tokens.tolist(), following.probs.tolist(), strict=True):
+            open_texts.append(((*text, token), mass * prob))
+    return cells
+
+
+def _has_ended(text: Text, vocabulary: Vocabulary, constrain: MakeConstraint) -> bool:
+    """Whether the engine would end a text here: an end token, or nothing else may follow."""
+    if vocabulary.ends_generation(text[-1]):
+        return True
+    if constrain is None:
+        return False
+    constraint = constrain()
+    constraint.accept(text)
+    return constraint.is_complete

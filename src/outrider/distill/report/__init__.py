@@ -1,1 +1,0 @@
-"""What a distillation gained, on prompts that it never saw."""
