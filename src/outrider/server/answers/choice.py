@@ -64,7 +64,7 @@ class Choice:
         return events
 
     def _read(self, text: str, source: str) -> list[Event]:
-        return [ContentDelta(text, source)] if self.reader is None else self.reader.push(text, source)
+        return [ContentDelta(text, source)] if self.reader is None else self.reader.push((text, source))
 
     def _ended(self) -> list[Event]:
         return [] if self.reader is None else self.reader.end()
