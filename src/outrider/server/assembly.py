@@ -1,4 +1,4 @@
-"""A session put behind the web: worker, metrics, application and everything that guards it."""
+"""A session as a web service: worker, metrics, application and everything that guards it."""
 
 from __future__ import annotations
 

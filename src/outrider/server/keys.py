@@ -316,7 +316,7 @@ class TokenUsage:
 
 
 class Caller:
-    """Who makes one request, and what it used: in `request.state.caller` behind the guard.
+    """Who makes one request, and what it used: in `request.state.caller`, set by the guard.
 
     `name` is the key's ("" where no key is demanded); KV and remembered texts are kept apart by it.
     """

@@ -22,7 +22,7 @@ _REASONING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
-def plan_chat(service: Service, body: ChatRequest, scope: str) -> Plan:
+def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Plan:
     """The requests that a chat request asks for. Raises Problem."""
     service.check_model(body.model)
     service.limits.check_choices(body.n or 1, "n")
@@ -40,7 +40,7 @@ def plan_chat(service: Service, body: ChatRequest, scope: str) -> Plan:
         service,
         body,
         [service.check_prompt(tokens_of(service, text), "messages")],
-        scope,
+        namespace,
         max_tokens=_max_tokens(service, body),
         grammar=grammar,
         notices=(*notices, *grammar_notices),

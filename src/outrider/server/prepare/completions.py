@@ -14,7 +14,7 @@ from outrider.server.service import Service
 _OPENAI_MAX_TOKENS = 16
 
 
-def plan_completions(service: Service, body: CompletionRequest, scope: str) -> Plan:
+def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> Plan:
     """The requests that are asked for: the choices of the first prompt, then those of the second. Raises
     Problem."""
     service.check_model(body.model)
@@ -33,7 +33,7 @@ def plan_completions(service: Service, body: CompletionRequest, scope: str) -> P
         service,
         body,
         [_tokens(service, prompt) for prompt in prompts],
-        scope,
+        namespace,
         max_tokens=service.limits.answer_tokens(body.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens"),
         grammar=grammar,
         notices=notices,

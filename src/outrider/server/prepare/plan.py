@@ -50,7 +50,7 @@ def plan_of(
     service: Service,
     body: ChatRequest | CompletionRequest,
     prompts: Sequence[tuple[int, ...]],
-    scope: str,
+    namespace: str,
     *,
     max_tokens: int | None,
     grammar: Grammar | None,
@@ -60,7 +60,7 @@ def plan_of(
     reader: Callable[[], Reader] | None = None,
     echoes: tuple[str, ...] = (),
 ) -> Plan:
-    """`body.n` choices for each prompt, in the cache namespace `scope`; `grammar` is compiled, `notices` say
+    """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled, `notices` say
     what of it is not enforced. Raises Problem."""
     speculation, bitwise = body.speculation, service.session.bitwise
     drafting = drafting_of(speculation, has_model=service.draft_name is not None)
@@ -79,7 +79,7 @@ def plan_of(
         grammar=grammar,
         drafting=drafting or Drafting(),
         prediction=prediction,
-        scope=scope,
+        scope=namespace,
         visible=visible,
     )
     number = body.n or 1

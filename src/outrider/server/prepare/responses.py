@@ -44,10 +44,10 @@ _NAMES = {
 """What the fields of a chat request are called here."""
 
 
-def plan_response(service: Service, body: ResponseRequest, scope: str) -> Plan:
+def plan_response(service: Service, body: ResponseRequest, namespace: str) -> Plan:
     """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
     try:
-        return plan_chat(service, as_chat(body), scope)
+        return plan_chat(service, as_chat(body), namespace)
     except Problem as error:
         param = error.param or ""
         name = param.split(".")[0].split("[")[0]
