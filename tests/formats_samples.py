@@ -131,7 +131,7 @@ class Read:
     """What a reader made of texts, all in all."""
 
     def __init__(self, reader: Reader, *texts: str) -> None:
-        self.events = [event for text in texts for event in reader.push(text, "target")] + reader.end()
+        self.events = [event for text in texts for event in reader.push((text, "target"))] + reader.end()
         self.content = self._joined(ContentDelta)
         self.reasoning = self._joined(ReasoningDelta)
         starts = [event for event in self.events if isinstance(event, ToolCallStart)]

@@ -11,10 +11,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from outrider.server import handlers
+from outrider.server import errors
 from outrider.server.guard import protect
-from outrider.server.keys import KeyRing
-from outrider.server.limits import Caller
+from outrider.server.keys import Caller, KeyRing
 from outrider.server.settings import ServeSettings
 
 LONG_S = 20.0
@@ -28,7 +27,7 @@ class Small:
         self.app = FastAPI(redirect_slashes=False)
         self.seen: list[bytes] = []
         self.ended: list[str] = []
-        handlers.install(self.app)
+        errors.install(self.app)
         for path in ("/", "/health", "/metrics"):
             self.app.get(path)(_ok)
         self.app.post("/v1/echo/{name}")(self.echo)

@@ -27,7 +27,7 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.server.app import create_app
+from outrider.server.assembly import create_app
 from outrider.server.service import Service
 from outrider.server.worker import Worker
 from outrider.session import Session

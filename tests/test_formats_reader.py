@@ -178,7 +178,7 @@ def test_events_come_as_early_as_they_are_certain() -> None:
     reader = chat_format("hermes").reader(TOOLS, reasoning=True)
 
     def push(text: str) -> list[Event]:
-        return reader.push(text, "target")
+        return reader.push((text, "target"))
 
     assert push("Hi ") == [ContentDelta("Hi", "target")]
     assert push("there <too") == [ContentDelta(" there", "target")]
@@ -192,18 +192,18 @@ def test_events_come_as_early_as_they_are_certain() -> None:
 
 def test_an_object_that_is_no_call_is_held_no_longer_than_it_may_be_one() -> None:
     reader = chat_format("json").reader(TOOLS, reasoning=True)
-    assert reader.push('{"na', "target") == []
-    assert reader.push("t", "target") == [ContentDelta('{"nat', "target")]
-    assert reader.push('"}\n{"name": "get_', "target") == [ContentDelta('"}', "target")]
-    assert reader.push("x", "target") == [ContentDelta('\n{"name": "get_x', "target")]
+    assert reader.push(('{"na', "target")) == []
+    assert reader.push(("t", "target")) == [ContentDelta('{"nat', "target")]
+    assert reader.push(('"}\n{"name": "get_', "target")) == [ContentDelta('"}', "target")]
+    assert reader.push(("x", "target")) == [ContentDelta('\n{"name": "get_x', "target")]
 
 
 def test_sources_are_kept() -> None:
     reader = chat_format("thinking").reader(TOOLS, reasoning=True)
-    events = reader.push("<think>a", "target") + reader.push("b", "model")
-    events += reader.push("</think>c", "lookup") + reader.push(" d", "target")
-    events += reader.push('<tool_call>{"name": "f", "arguments": {"a', "grammar") + reader.push(
-        '": 1}}', "model"
+    events = reader.push(("<think>a", "target")) + reader.push(("b", "model"))
+    events += reader.push(("</think>c", "lookup")) + reader.push((" d", "target"))
+    events += reader.push(('<tool_call>{"name": "f", "arguments": {"a', "grammar")) + reader.push(
+        ('": 1}}', "model")
     )
     assert events + reader.end() == [
         ReasoningDelta("a", "target"),
@@ -249,7 +249,7 @@ def test_reasoning_may_stay_in_the_content() -> None:
 
 def test_without_tools_no_calls_are_looked_for() -> None:
     reader = chat_format("hermes").reader([], reasoning=True)
-    assert reader.push(f"\n{hermes(OBJECT)}\n<too", "target") == [
+    assert reader.push((f"\n{hermes(OBJECT)}\n<too", "target")) == [
         ContentDelta(f"\n{hermes(OBJECT)}\n<too", "target")
     ]
 
@@ -257,7 +257,7 @@ def test_without_tools_no_calls_are_looked_for() -> None:
 def test_a_long_text_that_is_never_certain_is_given_out() -> None:
     text = '<tool_call>{"a": "' + "x" * 40_000
     reader = chat_format("hermes").reader(TOOLS, reasoning=True)
-    early = "".join(e.text for e in reader.push(text, "target") if isinstance(e, ContentDelta))
+    early = "".join(e.text for e in reader.push((text, "target")) if isinstance(e, ContentDelta))
     assert early == text and reader.end() == []
 
 

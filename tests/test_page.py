@@ -139,7 +139,7 @@ def test_a_page_that_a_browser_has_is_not_sent_again(sent: str | None, is_curren
 
 
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
-    from outrider.server.page.document import assemble
+    from outrider.server.page import assemble
 
     (tmp_path / "index.html").write_text('<script src="gone.js"></script>')
     with pytest.raises(FileNotFoundError, match=r"gone\.js"):

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outrider.core.errors import SettingError
-from outrider.server.keys import ApiKey, KeyLimits, KeyRing, key_ring, read_keys
-from outrider.server.limits import Bucket, Caller, Meter, RateLimited
+from outrider.server.keys import (
+    ApiKey,
+    Bucket,
+    Caller,
+    KeyLimits,
+    KeyRing,
+    RateLimited,
+    RateLimiter,
+    key_ring,
+    read_keys,
+)
 from outrider.server.settings import ServeSettings
 
 ANNA, BEN, EVE = "anna-anna-anna-anna", "ben-ben-ben-ben-ben-ben", "eve-eve-eve-eve-eve-eve"
@@ -232,7 +241,7 @@ def refused(act: Callable[[], object]) -> RateLimited:
 
 def test_requests_a_minute() -> None:
     clock = Hands()
-    meter = Meter(KeyLimits(requests_per_minute=2), clock)
+    meter = RateLimiter(KeyLimits(requests_per_minute=2), clock)
     for _ in range(2):
         with meter.request():
             pass
@@ -246,7 +255,7 @@ def test_requests_a_minute() -> None:
 
 
 def test_requests_at_once() -> None:
-    meter = Meter(KeyLimits(concurrency=1))
+    meter = RateLimiter(KeyLimits(concurrency=1))
     with meter.request():
         assert refused(meter.request().__enter__).headers == {"Retry-After": "1"}
     with pytest.raises(ValueError, match="odd"), meter.request():
@@ -256,7 +265,7 @@ def test_requests_at_once() -> None:
 
 
 def test_a_refused_request_uses_nothing_up() -> None:
-    meter = Meter(KeyLimits(requests_per_minute=2, concurrency=1), Hands())
+    meter = RateLimiter(KeyLimits(requests_per_minute=2, concurrency=1), Hands())
     with meter.request():
         for _ in range(5):
             refused(meter.request().__enter__)
@@ -267,7 +276,7 @@ def test_a_refused_request_uses_nothing_up() -> None:
 def test_tokens_are_reserved_ahead_and_corrected_after() -> None:
     clock = Hands()
     key = ApiKey("anna", digest(ANNA), KeyLimits(tokens_per_minute=100))
-    meter = Meter(key.limits, clock)
+    meter = RateLimiter(key.limits, clock)
     caller = Caller(key, meter)
     with caller.reserved(30, 50) as bill:
         error = refused(caller.reserved(10, 11).__enter__)
@@ -283,7 +292,7 @@ def test_tokens_are_reserved_ahead_and_corrected_after() -> None:
 
 
 def test_an_answer_that_breaks_off_is_paid_for() -> None:
-    meter = Meter(KeyLimits(tokens_per_minute=100), Hands())
+    meter = RateLimiter(KeyLimits(tokens_per_minute=100), Hands())
     with pytest.raises(ValueError, match="odd"), Caller(None, meter).reserved(10, 80) as bill:
         bill.prompt_tokens, bill.completion_tokens = 10, 20
         raise ValueError("odd")
@@ -292,7 +301,7 @@ def test_an_answer_that_breaks_off_is_paid_for() -> None:
 
 def test_an_answer_of_unknown_length_may_overdraw_and_later_ones_wait() -> None:
     clock = Hands()
-    meter = Meter(KeyLimits(tokens_per_minute=100), clock)
+    meter = RateLimiter(KeyLimits(tokens_per_minute=100), clock)
     caller = Caller(None, meter)
     with caller.reserved(50, 4000) as bill:
         bill.prompt_tokens, bill.completion_tokens = 50, 150
@@ -303,7 +312,7 @@ def test_an_answer_of_unknown_length_may_overdraw_and_later_ones_wait() -> None:
 
 
 def test_a_prompt_that_never_fits_is_refused_for_good() -> None:
-    caller = Caller(None, Meter(KeyLimits(tokens_per_minute=100), Hands()))
+    caller = Caller(None, RateLimiter(KeyLimits(tokens_per_minute=100), Hands()))
     error = refused(caller.reserved(101, 1).__enter__)
     assert error.headers == {"X-Should-Retry": "false"} and "101 tokens" in error.message
 

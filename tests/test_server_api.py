@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.server.prepare.settings import Limits
-from outrider.server.shapes.answers import ChatCompletion, Completions
+from outrider.server.prepare.parameters import Limits
+from outrider.server.protocol.answers import ChatCompletion, Completions
 from serving import DEFAULT_ANSWER, Serving, events, serving, user
 
 REPEATING = "one two three one two three one two three one two three"

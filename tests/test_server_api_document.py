@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from outrider.server.prepare.settings import Limits
+from outrider.server.prepare.parameters import Limits
 from serving import Serving, serving
 
 MOST = 60

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
-from outrider.server.prepare.settings import Limits
-from outrider.server.problems import problem
-from outrider.server.shapes.answers import ErrorAnswer
+from outrider.server.errors import Problem
+from outrider.server.prepare.parameters import Limits
+from outrider.server.protocol.answers import ErrorAnswer
 from serving import Serving, events, serving, user
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -238,7 +238,7 @@ def test_what_is_nested_too_deeply_is_refused(served: Serving) -> None:
 
 
 def test_an_error_is_always_sent() -> None:
-    response = problem(400, "half a pair: \ud800.", code="x", param="\ud800")
+    response = Problem(400, "half a pair: \ud800.", code="x", param="\ud800").response()
     assert json.loads(bytes(response.body))["error"]["message"] == "half a pair: ?."
 
 

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from outrider.core.params import SamplingParams
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
-from outrider.server.app import create_app
+from outrider.server.assembly import create_app
 from outrider.server.service import Service
 from outrider.server.worker import Worker
 from outrider.session import Session

@@ -12,8 +12,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from outrider.server.prepare.responses import as_chat
-from outrider.server.shapes.answers import Response
-from outrider.server.shapes.responses import ResponseRequest
+from outrider.server.protocol.answers import Response
+from outrider.server.protocol.requests import ResponseRequest
 from serving import Serving, events, serving
 from test_server_api_structured import CALL, HERMES, SCHEMA, THINKING, WEATHER
 

@@ -13,9 +13,8 @@ from outrider.core.data import Completion
 from outrider.costs import CallCosts
 from outrider.costs.points import CallPoint
 from outrider.policy import AutoPolicy
-from outrider.server.app import create_app
-from outrider.server.keys import ApiKey, KeyLimits
-from outrider.server.limits import Caller, Meter
+from outrider.server.assembly import create_app
+from outrider.server.keys import ApiKey, Caller, KeyLimits, RateLimiter
 from outrider.server.page import Page
 from serving import Serving, serving, user
 
@@ -61,13 +60,13 @@ def meter() -> Counted:
 
 @pytest.fixture
 def served(meter: Counted) -> Iterator[Serving]:
-    with serving(meter=meter) as running:
+    with serving(metrics=meter) as running:
         yield running
 
 
-def client_of(served: Serving, name: str, **limits: Any) -> tuple[TestClient, Caller, Meter]:
+def client_of(served: Serving, name: str, **limits: Any) -> tuple[TestClient, Caller, RateLimiter]:
     key_limits = KeyLimits(**limits)
-    meter = Meter(key_limits)
+    meter = RateLimiter(key_limits)
     caller = Caller(ApiKey(name, b"", key_limits), meter)
     return TestClient(Known(served.app, caller)), caller, meter
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.server.shapes.answers import ChatCompletion
+from outrider.server.protocol.answers import ChatCompletion
 from serving import Serving, events, serving, user
 
 CHAT = "/v1/chat/completions"
@@ -190,6 +190,9 @@ def test_a_call_is_streamed(hermes: Serving) -> None:
     chunks = events(hermes.post(CHAT, **body))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    # OpenAI's clients take the first chunk of a call as it is: nothing may be added to the call in it.
+    openings = [delta["tool_calls"] for delta in deltas if "id" in delta.get("tool_calls", [{}])[0]]
+    assert [len(opening) for opening in openings] == [1]
     first, *others = calls
     assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "weather")
     assert first["id"].startswith("call_")

@@ -18,9 +18,9 @@ from outrider.core.data import Request
 from outrider.core.errors import BackendError
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
-from outrider.server.prepare.settings import Limits
+from outrider.server.prepare.parameters import Limits
+from outrider.server.protocol.answers import ErrorAnswer
 from outrider.server.settings import ServeSettings
-from outrider.server.shapes.answers import ErrorAnswer
 from serving import DEFAULT_ANSWER, ByteVocabulary, Serving, serving, user
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

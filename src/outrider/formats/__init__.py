@@ -1,4 +1,4 @@
-"""Chat formats: how models are told of tools, how they call them, and how they reason."""
+"""Chat formats: how models are given tools, how they call them, and how they reason."""
 
 from outrider.formats.chat_format import ChatFormat, format_of
 from outrider.formats.data import (

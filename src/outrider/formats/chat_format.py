@@ -1,17 +1,16 @@
-"""A model's chat format: how it is told of tools, how it calls them, and how it reasons."""
+"""A model's chat format: how it is given tools, how it calls them, and how it reasons."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple
 
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
-from outrider.core.errors import SettingError
+from outrider.core.errors import InputError, SettingError
 from outrider.core.params import FastForward
-from outrider.formats.arguments import arguments_schema
-from outrider.formats.calls import CallSyntax
 from outrider.formats.conversation import (
     Message,
     described,
@@ -21,25 +20,23 @@ from outrider.formats.conversation import (
     with_argument_texts,
     with_short_ids,
 )
-from outrider.formats.data import Named, ToolChoice, ToolSpec
-from outrider.formats.hermes import Hermes
-from outrider.formats.lark import MAX_CALLS, CallGrammar, Rules, answer_grammar
-from outrider.formats.mistral import Mistral
-from outrider.formats.objects import Objects
+from outrider.formats.data import Named, ReasoningMarkers, ToolChoice, ToolSpec
+from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar, arguments_schema
 from outrider.formats.reader import Reader
-from outrider.formats.templates import ToolSupport, tool_support
-from outrider.formats.thought import ThoughtMarkers
+from outrider.formats.syntaxes import CallSyntax, Hermes, Mistral, Objects
 
-_THOUGHTS = (ThoughtMarkers("<think>", "</think>"), ThoughtMarkers("[THINK]", "[/THINK]"))
-_OTHER_CALLS = ("<function=", "<arg_key>")
+_REASONING = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "[/THINK]"))
+_NO_JSON = ("<function=", "<arg_key>")
 """Signs of templates whose <tool_call> holds no JSON."""
+_PLAIN = Objects("json", "arguments", "\n")
 
 
-class Syntax(CallSyntax, CallGrammar, Protocol):
-    """How a chat format writes calls."""
+class ToolSupport(NamedTuple):
+    """How a template takes calls of earlier turns: their arguments as objects (or as JSON text), several
+    in one message (or one)."""
 
-    name: str
-    markers: tuple[str, ...]
+    objects: bool
+    several: bool
 
 
 class ChatFormat:
@@ -51,19 +48,19 @@ class ChatFormat:
 
     def __init__(
         self,
-        syntax: Syntax,
+        syntax: CallSyntax,
         control: Mapping[str, int],
-        thought: ThoughtMarkers,
+        markers: ReasoningMarkers,
         *,
-        thinks: bool,
+        reasons: bool,
         support: ToolSupport | None,
     ) -> None:
         self.name = syntax.name
         self.visible = tuple(control.values())
         self._syntax = syntax
         self._control = control
-        self._thought = thought
-        self._thinks = thinks
+        self._markers = markers
+        self._reasons = reasons
         self._support = support
 
     def conversation(
@@ -74,19 +71,19 @@ class ChatFormat:
         *,
         parallel: bool = True,
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """Messages and tools for `ChatTemplate.render`. With the choice "none" the model is told of no
+        """Messages and tools for `ChatTemplate.render`. With the choice "none" the model is given no
         tools. Raises PromptError for calls and contents that cannot be put in."""
         plain = plain_messages(messages)
-        told = () if choice == "none" else tools
+        given = () if choice == "none" else tools
         if self._support is None:
-            return described(plain, told, _PLAIN.spelled, parallel=parallel), None
+            return described(plain, given, _PLAIN.as_text, parallel=parallel), None
         if not self._support.several:
             plain = one_call_each(plain)
         if not self._support.objects:
             plain = with_argument_texts(plain)
         if isinstance(self._syntax, Mistral):
             plain = with_short_ids(plain)
-        return plain, [tool_entry(tool) for tool in told] or None
+        return plain, [tool_entry(tool) for tool in given] or None
 
     def grammar(
         self,
@@ -104,19 +101,17 @@ class ChatFormat:
         reason first, where its template does. Raises SettingError where the choice fits no tool,
         GrammarError for a strict tool whose schema cannot be enforced.
         """
-        chosen = _chosen(tools, choice)
-        if not chosen:
+        allowed = _allowed(tools, choice)
+        if not allowed:
             return None
-        state = self._state(prompt)
-        text = answer_grammar(
-            self._syntax,
-            Rules(self._control),
-            chosen,
-            required=choice != "auto",
-            most=MAX_CALLS if parallel and not isinstance(choice, Named) else 1,
-            thought=None if state == "over" else self._thought,
-            opened=state == "opened",
-        )
+        required, state, rules = choice != "auto", self._state(prompt), Rules(self._control)
+        max_calls = MAX_CALLS if parallel and not isinstance(choice, Named) else 1
+        if required:
+            answer = rules.named(self._syntax.calls(rules, allowed, max_calls))
+        else:
+            answer = rules.choice([*self._syntax.free_calls(rules, allowed, max_calls), "free"])
+        reasoning = None if state == "over" else self._markers
+        text = answer_grammar(rules, answer, required=required, reasoning=reasoning, opened=state == "opened")
         return Grammar("lark", text, fast_forward=fast_forward)
 
     def notices(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
@@ -126,46 +121,39 @@ class ChatFormat:
     def reader(self, tools: Sequence[ToolSpec], *, reasoning: bool, prompt: str = "") -> Reader:
         """Reads one answer; without tools no calls are looked for. `reasoning` False leaves it in the
         content."""
-        return Reader(
-            self._syntax,
-            [tool.name for tool in tools],
-            self._thought,
-            separates=reasoning,
-            opened=self._state(prompt) == "opened",
-        )
+        names = [tool.name for tool in tools]
+        opened = self._state(prompt) == "opened"
+        return Reader(self._syntax, names, self._markers, separates=reasoning, opened=opened)
 
     def _state(self, prompt: str) -> Literal["opened", "over", "possible"]:
-        """Whether an answer to the prompt begins inside reasoning, behind it, or may begin with it."""
+        """Whether an answer to the prompt begins inside reasoning, after it, or may begin with it."""
         end = prompt.rstrip()
-        if end.endswith(self._thought.opener):
+        if end.endswith(self._markers.opener):
             return "opened"
-        return "possible" if self._thinks and not end.endswith(self._thought.closer) else "over"
-
-
-_PLAIN = Objects("json", "arguments", "\n", has_tag=False)
+        return "possible" if self._reasons and not end.endswith(self._markers.closer) else "over"
 
 
 def format_of(template: ChatTemplate | None, vocabulary: Vocabulary) -> ChatFormat:
-    """The chat format that a template speaks. One that knows no tools, or writes calls in a way that is not
-    known here, is told of tools in a system message and answers in plain JSON."""
+    """The chat format of a template. One without tools, or that writes calls in a way that is not known
+    here, is given tools in a system message and answers in plain JSON."""
     source = "" if template is None else template.source
-    support = None if template is None else tool_support(template)
-    syntax = _syntax_of(source) if support else None
-    mentioned = [t for t in _THOUGHTS if t.opener in source or t.closer in source]
-    thought = mentioned[-1] if mentioned else _THOUGHTS[0]
-    found: Syntax = syntax or _PLAIN
-    markers = (*found.markers, thought.opener, thought.closer)
+    support = None if template is None else _tool_support(template)
+    known = _syntax_of(source) if support else None
+    syntax = known or _PLAIN
+    mentioned = [m for m in _REASONING if m.opener in source or m.closer in source]
+    reasoning = mentioned[-1] if mentioned else _REASONING[0]
+    markers = (*syntax.markers, *reasoning)
     control = {marker: token for marker in markers if (token := _control(marker, vocabulary)) is not None}
-    return ChatFormat(found, control, thought, thinks=bool(mentioned), support=support if syntax else None)
+    return ChatFormat(syntax, control, reasoning, reasons=bool(mentioned), support=support if known else None)
 
 
-def _syntax_of(source: str) -> Syntax | None:
+def _syntax_of(source: str) -> CallSyntax | None:
     if "[TOOL_CALLS]" in source:
         return Mistral(source)
-    if "<tool_call>" in source and not any(sign in source for sign in _OTHER_CALLS):
+    if "<tool_call>" in source and not any(sign in source for sign in _NO_JSON):
         return Hermes()
     if "<|python_tag|>" in source or ("<|start_header_id|>" in source and '"parameters"' in source):
-        return Objects("llama3", "parameters", "; ", has_tag=True)
+        return Objects("llama3", "parameters", "; ", "<|python_tag|>")
     return None
 
 
@@ -178,13 +166,51 @@ def _control(marker: str, vocabulary: Vocabulary) -> int | None:
     return None
 
 
-def _chosen(tools: Sequence[ToolSpec], choice: ToolChoice) -> list[ToolSpec]:
+def _allowed(tools: Sequence[ToolSpec], choice: ToolChoice) -> list[ToolSpec]:
     """The tools that may be called."""
     if isinstance(choice, Named):
-        chosen = [tool for tool in tools if tool.name == choice.name]
-        if not chosen:
+        named = [tool for tool in tools if tool.name == choice.name]
+        if not named:
             raise SettingError("tool_choice", f"no tool is called {choice.name}", "Name one of the tools.")
-        return chosen
+        return named
     if choice == "required" and not tools:
         raise SettingError("tool_choice", "there is no tool that could be called", "Give tools.")
     return [] if choice == "none" else list(tools)
+
+
+# What a template does with tools is found out by rendering small conversations.
+
+_TOOL = ToolSpec(
+    "probe_tool", "A probe.", {"type": "object", "properties": {"probe_key": {"type": "string"}}}
+)
+_ARGUMENTS = {"probe_key": "probe value"}
+_USER = {"role": "user", "content": "user probe"}
+
+
+def _tool_support(template: ChatTemplate) -> ToolSupport | None:
+    """None where tools, their calls or their results do not get into the text: then they have to be
+    described in other words."""
+    if _TOOL.name not in _render(template, [_USER], tools=[tool_entry(_TOOL)]):
+        return None
+    for objects in (True, False):
+        text = _render(template, _turns(1, objects))
+        if '"probe_key"' in text and _TOOL.name in text and "probe result" in text:
+            several = _render(template, _turns(2, objects)).count('"probe_key"') == 2
+            return ToolSupport(objects, several)
+    return None
+
+
+def _turns(num_calls: int, objects: bool) -> list[dict[str, Any]]:
+    function = {"name": _TOOL.name, "arguments": _ARGUMENTS if objects else json.dumps(_ARGUMENTS)}
+    calls = [{"id": "probe1234", "type": "function", "function": function}] * num_calls
+    result = {"role": "tool", "tool_call_id": "probe1234", "name": _TOOL.name, "content": "probe result"}
+    return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}, *[result] * num_calls]
+
+
+def _render(
+    template: ChatTemplate, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None
+) -> str:
+    try:
+        return template.render(messages, tools=tools)
+    except InputError:
+        return ""

@@ -89,7 +89,7 @@ def with_short_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """A message for each call, its result behind it, for templates that take no more."""
+    """A message for each call, followed by its result, for templates that take no more."""
     split: list[Message] = []
     waiting: list[Message] = []
     for message in messages:
@@ -116,32 +116,32 @@ def _answers(result: Message, message: Message) -> bool:
 def described(
     messages: Sequence[Message],
     tools: Sequence[ToolSpec],
-    spelled: Callable[[str, str], str],
+    as_text: Callable[[str, str], str],
     *,
     parallel: bool,
 ) -> list[Message]:
-    """A conversation for templates without tools: they stand in the system message, calls of earlier
-    turns are text as `spelled` writes it, and results come from the user."""
-    told: list[Message] = []
+    """A conversation for templates without tools: they are listed in the system message, calls of earlier
+    turns are text as `as_text` writes it, and results come from the user."""
+    turns: list[Message] = []
     was_result = False
-    for message, is_result in _as_text(messages, spelled):
+    for message, is_result in _as_text(messages, as_text):
         # Templates want users and assistants to take turns.
-        if (is_result or was_result) and told and told[-1]["role"] == message["role"] == "user":
-            told[-1] = {**message, "content": f"{told[-1]['content']}\n\n{message['content']}"}
+        if (is_result or was_result) and turns and turns[-1]["role"] == message["role"] == "user":
+            turns[-1] = {**message, "content": f"{turns[-1]['content']}\n\n{message['content']}"}
         else:
-            told.append(message)
+            turns.append(message)
         was_result = is_result
     if tools:
-        guide = _guide(tools, spelled, parallel)
-        if told and told[0]["role"] == "system":
-            told[0] = {**told[0], "content": f"{told[0]['content']}\n\n{guide}"}
+        guide = _guide(tools, as_text, parallel)
+        if turns and turns[0]["role"] == "system":
+            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{guide}"}
         else:
-            told.insert(0, {"role": "system", "content": guide})
-    return told
+            turns.insert(0, {"role": "system", "content": guide})
+    return turns
 
 
 def _as_text(
-    messages: Sequence[Message], spelled: Callable[[str, str], str]
+    messages: Sequence[Message], as_text: Callable[[str, str], str]
 ) -> Iterator[tuple[Message, bool]]:
     """Messages without calls and roles that only tools have, and which of them are results."""
     for message in messages:
@@ -150,12 +150,12 @@ def _as_text(
             yield {"role": "user", "content": f"Result of {name}: {message['content']}"}, True
             continue
         functions = [call["function"] for call in message.get("tool_calls", ())]
-        lines = [spelled(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]
-        rest = {key: value for key, value in message.items() if key != "tool_calls"}
-        yield {**rest, "content": "\n".join(filter(None, [message["content"], *lines]))}, False
+        lines = [as_text(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]
+        others = {key: value for key, value in message.items() if key != "tool_calls"}
+        yield {**others, "content": "\n".join(filter(None, [message["content"], *lines]))}, False
 
 
-def _guide(tools: Sequence[ToolSpec], spelled: Callable[[str, str], str], parallel: bool) -> str:
+def _guide(tools: Sequence[ToolSpec], as_text: Callable[[str, str], str], parallel: bool) -> str:
     listed = (json.dumps(tool_entry(tool)["function"], ensure_ascii=False) for tool in tools)
     several = " For several calls, write one such line each." if parallel else ""
     return "\n".join(
@@ -164,7 +164,7 @@ def _guide(tools: Sequence[ToolSpec], spelled: Callable[[str, str], str], parall
             *listed,
             "",
             "To call one, answer with a line that is nothing but a JSON object:",
-            spelled("<function>", "{<its arguments>}"),
+            as_text("<function>", "{<its arguments>}"),
             f"Its result is then told to you.{several} If no function is of use, answer in plain text.",
         ]
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,13 @@ class Named:
 ToolChoice = Literal["none", "auto", "required"] | Named
 
 
+class ReasoningMarkers(NamedTuple):
+    """How reasoning begins and ends."""
+
+    opener: str
+    closer: str
+
+
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
     """More of the answer's text. `source` is who drafted it, here and in every event."""
@@ -40,7 +47,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """More of the reasoning before the answer."""
 
     text: str
     source: str

@@ -42,7 +42,7 @@ class Sink(Protocol):
         ...
 
     @property
-    def is_behind_call(self) -> bool:
+    def is_after_call(self) -> bool:
         """Whether the marker that ends a call has not come yet."""
         ...
 
@@ -60,7 +60,7 @@ def literal(text: str) -> Scan[None]:
 
 
 def blank() -> Scan[str]:
-    """White space, and the first character behind it."""
+    """White space, and the first character after it."""
     while (character := (yield)) in BLANKS:
         pass
     return character
@@ -77,7 +77,7 @@ def one_of(words: Collection[str], closing: str) -> Scan[str]:
 
 
 def string(take: Callable[[str], None]) -> Scan[None]:
-    """A string behind its opening quote; `take` is given its characters, escapes resolved."""
+    """A string after its opening quote; `take` is given its characters, escapes resolved."""
     high = ""
     while (character := (yield)) != '"':
         if character == "\\":
@@ -106,7 +106,7 @@ def _unicode() -> Scan[str]:
 
 def value(first: str, take: Callable[[str], None]) -> Scan[None]:
     """An object, a list or a string as it is written, from its first character on. Brackets and strings
-    are counted; what cannot stand outside strings is refused."""
+    are counted; what cannot be outside strings is refused."""
     depth, quoted, character = 0, False, first
     while True:
         if quoted:
@@ -127,7 +127,7 @@ def value(first: str, take: Callable[[str], None]) -> Scan[None]:
 
 
 def call(sink: Sink, names: Collection[str] | None) -> Scan[None]:
-    """An object with a name and arguments, behind its opening brace. With `names` it has one of these,
+    """An object with a name and arguments, after its opening brace. With `names` it has one of these,
     and no other keys than calls have, so that other objects are refused as soon as they differ."""
     known = _KEYS if names is not None else None
     is_given = False
@@ -162,20 +162,20 @@ def _text(known: Collection[str] | None) -> Scan[str]:
 
 
 def _arguments(sink: Sink, first: str) -> Scan[str]:
-    """An object as it is written; in a string, as the string spells it; null and "" are none. Ends with
-    the first character behind them that is not blank."""
+    """An object as it is written; in a string, as the string has it; null and "" are none. Ends with
+    the first character after them that is not blank."""
     if first == "n":
         yield from literal("ull")
     elif first == '"':
-        yield from string(_Spelled(sink).take)
+        yield from string(_ArgumentsText(sink).take)
     else:
         expect(first == "{")
         yield from value(first, sink.arguments)
     return (yield from blank())
 
 
-class _Spelled:
-    """Arguments spelled in a string: an object, with nothing but blanks before it."""
+class _ArgumentsText:
+    """Arguments as the text of a string: an object, with nothing but blanks before it."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -190,7 +190,7 @@ class _Spelled:
 
 
 def _skip(first: str) -> Scan[str]:
-    """A value that says nothing, and the first character behind it that is not blank."""
+    """A value that is not used, and the first character after it that is not blank."""
     if first in '{["':
         yield from value(first, lambda _: None)
         return (yield from blank())

@@ -19,8 +19,6 @@ from pydantic import SecretStr, ValidationError
 from outrider.core.errors import SettingError
 from outrider.server.settings import TABLES, ServeSettings, table_of
 
-__all__ = ["Configuration", "as_toml", "read_configuration"]
-
 PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 _OTHERS = frozenset({CONFIG_VARIABLE, f"{PREFIX}CACHE"})

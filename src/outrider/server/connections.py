@@ -13,9 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from outrider.server.problems import error_object
-
-__all__ = ["ConnectionLimits", "GuardedProtocol"]
+from outrider.server.errors import Problem
 
 _LINGER_S = 5.0
 """How long a client that got its answer before it had sent everything may go on sending."""
@@ -46,19 +44,18 @@ class GuardedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(503, "too many connections are open. Try again later.", "too_many_connections")
         else:
-            self._head_timer = self._later(self._limits.head_timeout_s, self._abort)
+            self._start_timer("head", self._limits.head_timeout_s, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
-        self._stop_write_timer()
+        self._stop_timer("head")
+        self._stop_timer("write")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -70,7 +67,7 @@ class GuardedProtocol(H11Protocol):
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        self._stop_write_timer()
+        self._stop_timer("write")
         super().resume_writing()
 
     def on_response_complete(self) -> None:
@@ -79,7 +76,7 @@ class GuardedProtocol(H11Protocol):
             self._watch_writing()
         self._watch_head()
         if self.conn.their_state is h11.SEND_BODY:
-            self._later(_LINGER_S, self._end_lingering)
+            self.loop.call_later(_LINGER_S, self._end_lingering)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg, "invalid_http")
@@ -87,10 +84,9 @@ class GuardedProtocol(H11Protocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer and close, where there is still an answer to give."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self._abort()
+            self.transport.abort()
             return
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        body = json.dumps(error_object(message, type=kind, code=code)).encode()
+        body = json.dumps(Problem(status, message, code=code).body).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -105,35 +101,26 @@ class GuardedProtocol(H11Protocol):
         """Limit the time of headers that have begun and are not complete."""
         has_begun, _ = self.conn.trailing_data
         if self.conn.their_state is not h11.IDLE:
-            self._stop_head_timer()
-        elif has_begun and self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self._later(self._limits.head_timeout_s, self._abort)
+            self._stop_timer("head")
+        elif has_begun and not self.transport.is_closing():
+            self._start_timer("head", self._limits.head_timeout_s, self.transport.abort)
 
     def _watch_writing(self) -> None:
-        if self._write_timer is None:
-            self._write_timer = self._later(self._limits.write_timeout_s, self._end_unread)
+        self._start_timer("write", self._limits.write_timeout_s, self._end_unread)
 
     def _end_unread(self) -> None:
-        self._write_timer = None
+        self._stop_timer("write")
         if self.transport.get_write_buffer_size():
-            self._abort()
+            self.transport.abort()
 
     def _end_lingering(self) -> None:
         if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is not h11.SEND_RESPONSE:
-            self._abort()
+            self.transport.abort()
 
-    def _later(self, seconds: float, what: Callable[[], None]) -> asyncio.TimerHandle:
-        return self.loop.call_later(seconds, what)
+    def _start_timer(self, name: str, seconds: float, call: Callable[[], None]) -> None:
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, call)
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        self._head_timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-        self._write_timer = None
-
-    def _abort(self) -> None:
-        self.transport.abort()
+    def _stop_timer(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()

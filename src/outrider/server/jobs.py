@@ -1,4 +1,4 @@
-"""A request on its way through the worker, why there may be none, and the line in which they wait."""
+"""A request on its way through the worker, why there may be none, and the queue in which they wait."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
-
-__all__ = ["Draining", "Job", "Line", "QueueFull"]
 
 
 class QueueFull(OutriderError):
@@ -23,6 +21,8 @@ class QueueFull(OutriderError):
 class Draining(OutriderError):
     """The server is about to stop and takes no new requests."""
 
+    retry_after_s = 5.0
+
     def __init__(self) -> None:
         super().__init__("server", "it is shutting down", "Ask again when it is back.")
 
@@ -31,8 +31,8 @@ class Job:
     """One request on its way through the engine: iterate over it for its updates.
 
     The iteration ends with the generation, and raises BackendError when the engine failed. Leaving it
-    early cancels the request, through `cancel`. `completion` is there afterwards. `ended` is told it in any
-    case, in the event loop, also where nobody iterates any more.
+    early cancels the request, through `cancel`. `completion` is there afterwards. `ended` is called with it
+    in any case, in the event loop, also where nobody iterates any more.
     """
 
     def __init__(
@@ -43,9 +43,10 @@ class Job:
         ended: Callable[[Job, Completion], None] | None = None,
     ) -> None:
         self.request = request
+        self.loop = loop
+        """the event loop that waits for it"""
         self.queued_s = 0.0
         """seconds between the submission and the first step"""
-        self._loop = loop
         self._cancel = cancel
         self._ended = ended
         self._updates: asyncio.Queue[Update | Completion | OutriderError] = asyncio.Queue()
@@ -79,7 +80,7 @@ class Job:
             self._is_cancelled = True
             self._cancel(self)
 
-    # From the event loop's side of the handover
+    # Called by the worker, in the event loop
 
     def take(self, item: Update | Completion | OutriderError) -> None:
         """What has come of it since."""
@@ -88,7 +89,7 @@ class Job:
             self.note_end(item)
 
     def note_end(self, completion: Completion) -> None:
-        """It has ended with this; told apart from `take` where its caller gets an error instead."""
+        """It has ended with this; apart from `take` where its caller gets an error instead."""
         if self._ended is not None:
             self._ended(self, completion)
 
@@ -104,14 +105,10 @@ class Job:
         """Wait until the worker has looked at it. Raises what the worker refused it with."""
         await self._accepted
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that waits for it."""
-        return self._loop
 
-
-class Line:
-    """Jobs that wait, one queue for each scope: scopes take turns, within one the first comes first."""
+class FairQueue:
+    """Jobs that wait, one queue for each cache namespace (`Request.scope`): namespaces take turns, within
+    one the first comes first."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[Job]] = OrderedDict()
@@ -120,28 +117,28 @@ class Line:
         return sum(map(len, self._queues.values()))
 
     def append(self, job: Job) -> None:
-        """At the end of its scope's queue."""
+        """At the end of its namespace's queue."""
         self._queues.setdefault(job.request.scope, deque()).append(job)
 
     def remove(self, job: Job) -> bool:
         """Take a job out; whether it was there."""
-        waiting = self._queues.get(job.request.scope, deque())
-        found = job in waiting
-        if found:
-            waiting.remove(job)
-            if not waiting:
-                del self._queues[job.request.scope]
-        return found
+        namespace = job.request.scope
+        waiting = self._queues.get(namespace, deque())
+        if job not in waiting:
+            return False
+        waiting.remove(job)
+        if not waiting:
+            del self._queues[namespace]
+        return True
 
     def first(self) -> Job:
         """The job that is next."""
         return next(iter(self._queues.values()))[0]
 
     def pop(self) -> Job:
-        """The job that is next; its scope goes to the end of the line."""
-        scope, waiting = next(iter(self._queues.items()))
+        """The job that is next; its namespace goes to the end of the queue."""
+        namespace, waiting = self._queues.popitem(last=False)
         job = waiting.popleft()
-        del self._queues[scope]
         if waiting:
-            self._queues[scope] = waiting
+            self._queues[namespace] = waiting
         return job

@@ -1,4 +1,4 @@
-"""API keys: who they belong to, what each may use, and how one is recognised.
+"""API keys: who they belong to, how one is recognised, and what each may use.
 
 Only SHA-256 digests are kept. A presented key is compared with every one of them in constant time, so
 that how long an answer takes says nothing about the keys.
@@ -12,25 +12,27 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.core.errors import SettingError
+from outrider.server.errors import Problem
 from outrider.server.settings import ServeSettings
 
-__all__ = ["ApiKey", "KeyLimits", "KeyRing", "key_ring", "read_keys"]
-
-_SHORTEST = 16
-_LONGEST = 512
+_MIN_CHARACTERS = 16
+_MAX_CHARACTERS = 512
 _MAKE_ONE = "`openssl rand -hex 24` makes one."
 
-_Most = Annotated[int, Field(ge=1)] | None
+_Limit = Annotated[int, Field(ge=1)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class KeyRing:
 def key_ring(settings: ServeSettings) -> tuple[KeyRing, tuple[str, ...]]:
     """The keys that the settings name, and lines that the operator should see. Raises SettingError.
 
-    Keys that stand in the settings themselves are their owner's: called `default` (or `default-1`,
+    Keys in the settings themselves are their owner's: called `default` (or `default-1`,
     `default-2`, …), without limits, and allowed everything.
     """
     given = [secret.get_secret_value() for secret in settings.api_key]
@@ -106,9 +108,9 @@ class _Record(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     key: str | None = None
     sha256: str | None = Field(None, pattern=r"^[0-9a-fA-F]{64}$")
-    requests_per_minute: _Most = None
-    tokens_per_minute: _Most = None
-    concurrency: _Most = None
+    requests_per_minute: _Limit = None
+    tokens_per_minute: _Limit = None
+    concurrency: _Limit = None
     admin: bool = False
 
 
@@ -125,7 +127,7 @@ def read_keys(path: Path, notices: list[str] | None = None) -> list[ApiKey]:
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each record of the file, and where it stands."""
+    """Each record of the file, and its place."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -181,10 +183,163 @@ def _checked(key: str, where: str) -> str:
     """The key, if it can travel in a header and cannot be guessed soon."""
     if not key.isascii() or not key.isprintable() or " " in key:
         raise SettingError(where, "a key is printable ASCII without spaces", _MAKE_ONE)
-    if not _SHORTEST <= len(key) <= _LONGEST:
-        raise SettingError(where, f"a key has {_SHORTEST} to {_LONGEST} characters", _MAKE_ONE)
+    if not _MIN_CHARACTERS <= len(key) <= _MAX_CHARACTERS:
+        raise SettingError(where, f"a key has {_MIN_CHARACTERS} to {_MAX_CHARACTERS} characters", _MAKE_ONE)
     return key
 
 
 def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", errors="surrogateescape")).digest()
+
+
+# What a key may use: requests and tokens a minute, and requests at once
+#
+# Rates are token buckets: a key that was quiet may use a minute's worth at once, then as much as flows back.
+# Tokens are reserved before a request runs and corrected when it has: an answer of unknown length may
+# overdraw, and later requests wait until that has flowed back. One thread (the event loop's) calls all of
+# this.
+
+_MINUTE_S = 60.0
+_BUSY_RETRY_S = 1.0
+"""When a key that runs as many requests as it may should ask again."""
+
+Clock = Callable[[], float]
+"""Seconds of a clock that never goes back."""
+
+
+class RateLimited(Problem):
+    """A key's limit is reached (429). `retry_after_s` says when to ask again; infinity: never, so large."""
+
+    def __init__(self, kind: str, message: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        if math.isinf(retry_after_s):
+            headers = {"X-Should-Retry": "false"}
+        else:
+            headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+        super().__init__(429, message, type=kind, code="rate_limit_exceeded", headers=headers)
+
+
+class Bucket:
+    """`per_minute` units flow in each minute, and no more than these are kept."""
+
+    def __init__(self, per_minute: int, clock: Clock = monotonic) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._seen_s = clock()
+
+    @property
+    def level(self) -> float:
+        """What is there now; negative where more was used than there was."""
+        now_s = self._clock()
+        flowed = (now_s - self._seen_s) * self.per_minute / _MINUTE_S
+        self._level = min(self._level + flowed, self.per_minute)
+        self._seen_s = now_s
+        return self._level
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until so much is there; infinity if it never is."""
+        if amount > self.per_minute:
+            return math.inf
+        return max(0.0, amount - self.level) * _MINUTE_S / self.per_minute
+
+    def take(self, amount: float) -> None:
+        """Use so much, whether it is there or not; a negative amount gives back."""
+        self._level = min(self.level - amount, self.per_minute)
+
+
+class RateLimiter:
+    """What one key uses of its limits."""
+
+    def __init__(self, limits: KeyLimits, clock: Clock = monotonic) -> None:
+        self.limits = limits
+        self.running = 0
+        self.requests = _bucket(limits.requests_per_minute, clock)
+        self.tokens = _bucket(limits.tokens_per_minute, clock)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """One request, from its beginning to its end. Raises RateLimited."""
+        most = self.limits.concurrency
+        if most is not None and self.running >= most:
+            message = f"this key may run {most} requests at once. Wait until one of them has ended."
+            raise RateLimited("requests", message, _BUSY_RETRY_S)
+        if self.requests is not None:
+            if wait_s := self.requests.wait_s(1):
+                message = f"this key may make {self.requests.per_minute} requests a minute. {_wait(wait_s)}"
+                raise RateLimited("requests", message, wait_s)
+            self.requests.take(1)
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    def reserve(self, prompt_tokens: int, max_tokens: int) -> float:
+        """Take the tokens of a prompt and of its longest answer; returns how many were taken.
+
+        An answer that could be longer than a minute's tokens is reserved as what is left of these. Raises
+        RateLimited.
+        """
+        if self.tokens is None:
+            return 0.0
+        most = self.tokens.per_minute
+        if prompt_tokens > most:
+            message = (
+                f"the prompt has {prompt_tokens} tokens, and this key may use {most} a minute. Shorten it."
+            )
+            raise RateLimited("tokens", message, math.inf)
+        amount = min(prompt_tokens + max_tokens, most)
+        if wait_s := self.tokens.wait_s(amount):
+            message = (
+                f"this key may use {most} tokens a minute; this request may need {amount}. {_wait(wait_s)}"
+            )
+            raise RateLimited("tokens", message, wait_s)
+        self.tokens.take(amount)
+        return amount
+
+
+def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, clock)
+
+
+def _wait(wait_s: float) -> str:
+    return f"Try again in {max(1, math.ceil(wait_s))} s."
+
+
+@dataclass(slots=True)
+class TokenUsage:
+    """The tokens that a generation has used so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Caller:
+    """Who makes one request, and what it used: in `request.state.caller`, set by the guard.
+
+    `name` is the key's ("" where no key is demanded); KV and remembered texts are kept apart by it.
+    """
+
+    def __init__(self, key: ApiKey | None = None, limiter: RateLimiter | None = None) -> None:
+        self.name = key.name if key else ""
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self._limiter = limiter or RateLimiter(KeyLimits())
+
+    @contextmanager
+    def reserved(self, prompt_tokens: int, max_tokens: int) -> Iterator[TokenUsage]:
+        """Hold the tokens that a generation may need; the usage at the end is what it costs.
+
+        Count into it as tokens come: then a request that is broken off pays for what it got. Raises
+        RateLimited.
+        """
+        taken = self._limiter.reserve(prompt_tokens, max_tokens)
+        used = TokenUsage()
+        try:
+            yield used
+        finally:
+            self.prompt_tokens += used.prompt_tokens
+            self.completion_tokens += used.completion_tokens
+            if self._limiter.tokens is not None:
+                self._limiter.tokens.take(used.prompt_tokens + used.completion_tokens - taken)

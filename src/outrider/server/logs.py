@@ -1,7 +1,8 @@
 """The log: one line for each request, as text or as JSON, on standard error.
 
-A line holds method, route (as a template, never the path that was asked for), status, seconds, the key's
-name, tokens and the request's id. It holds nothing that a client wrote, unless bodies are asked for.
+A line holds method, route (as a template, never the path that was asked for; "-" for none), status, seconds,
+the key's name, tokens and the request's id. It holds nothing that a client wrote, unless bodies are asked
+for.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.problems import problem
-
-__all__ = ["RequestLog", "log_to_stderr"]
+from outrider.server.errors import internal_error
 
 LOG = logging.getLogger("outrider.server")
 
@@ -46,17 +45,13 @@ class RequestLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; no exception comes back."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         entry = _Entry(scope, receive, send, keeps_body=self._bodies)
         try:
             await self._app(scope, entry.receive, entry.send)
         except Exception as error:
             LOG.error("failed", exc_info=error, extra={"fields": {"id": entry.request_id}})
             if entry.status is None:  # else the server closes the connection of an answer without an end
-                message = "the server failed; its log says how."
-                await problem(500, message, code="internal_error")(scope, receive, entry.send)
+                await internal_error().response()(scope, receive, entry.send)
         finally:
             is_quiet = scope["path"] in self._quiet and entry.status == 200
             LOG.log(logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": entry.fields()})
@@ -100,7 +95,7 @@ class _Entry:
         caller = self._scope["state"].get("caller")
         fields: dict[str, Any] = {
             "method": self._scope["method"],
-            "route": _route(self._scope),
+            "route": str(getattr(self._scope.get("route"), "path", None) or "-"),
             "status": self.status,
             "duration_s": round(monotonic() - self._began_s, 4),
             "key": caller.name if caller else "",
@@ -113,12 +108,6 @@ class _Entry:
         if self._keeps_body:
             fields["body"] = self._body.decode("utf-8", errors="replace")
         return fields
-
-
-def _route(scope: Scope) -> str:
-    """The template of the route that answered; "-" where there is none."""
-    route = scope.get("route")
-    return str(getattr(route, "path", None) or "-")
 
 
 def log_to_stderr(*, as_json: bool) -> None:

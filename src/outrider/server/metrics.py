@@ -1,23 +1,108 @@
 """What `/metrics` tells Prometheus: collectors that are fed step records and finished generations.
 
 Every count is taken from a `StepRecord` or a `Completion`, every time is theirs; only the gauges are read
-when somebody asks. Names follow vLLM's where it has the same metric (docs/metrics.md lists both).
+when somebody asks. Names follow vLLM's where it has the same metric (docs/metrics.md lists both). Label
+values are bounded: what comes after the first so many of a kind is "other".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from prometheus_client import CollectorRegistry, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.core.data import Completion
-from outrider.server.collectors import Bounded, RequestCollectors, StepCollectors, counter
+from outrider.core.data import Completion, StepRecord
+from outrider.readout import read_out
 from outrider.server.worker import StepView, WorkerState
 
+OTHER = "other"
+MAX_DRAFTERS = 16
+MAX_KEYS = 20
 MAX_CODES = 40
+POSITIONS = 16
+"""positions of a draft that are counted apart; those after them are "16+" """
+
+_SECONDS = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75),
+    *(1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0),
+)
+_GAP_SECONDS = (
+    *(0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1),
+    *(0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0),
+)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_CALL_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
+_SEQUENCES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
+_SPEEDUPS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    # of steps
+    "target_calls": ("Calls to the target model", ("kind",)),
+    "draft_calls": ("Calls to draft models", ("kind",)),
+    "step_part_seconds": ("Seconds of all steps by part", ("part",)),
+    "constraint_seconds": ("Seconds spent on grammars, of the parts", ()),
+    "sequence_steps": ("Steps, counted for each sequence", ("kind",)),
+    "prefill_tokens": ("Prompt tokens evaluated in prefill steps", ()),
+    "generation_tokens": ("Tokens generated", ()),
+    "spec_decode_num_drafts": ("Drafts offered to the target", ()),
+    "spec_decode_num_draft_tokens": ("Tokens drafted", ("drafter",)),
+    "spec_decode_num_accepted_tokens": ("Drafted tokens emitted", ("drafter",)),
+    "spec_decode_num_draft_tokens_per_pos": ("Tokens drafted at a position", ("position",)),
+    "spec_decode_num_accepted_tokens_per_pos": ("Of these, emitted", ("position",)),
+    # of generations and requests
+    "requests_finished": ("Generations that ended", ("finish_reason", "key")),
+    "key_tokens": ("Tokens by API key", ("key", "kind")),
+    "prompt_tokens": ("Tokens of prompts", ()),
+    "prompt_tokens_cached": ("Of these, with KV kept from earlier ones", ()),
+    "errors": ("Requests that got an error", ("status", "code")),
+}
+"""Help and labels of each counter, `outrider_NAME_total`."""
+
+_ZEROS = {
+    "target_calls": ("decode", "prefill", "mixed"),
+    "draft_calls": ("decode", "prefill"),
+    "sequence_steps": ("decode", "prefill"),
+    "step_part_seconds": ("target", "draft_model", "drafting", "sampling", "other"),
+}
+"""Label values that are there from the start."""
+
+_HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "step_seconds": ("Seconds of a step", _GAP_SECONDS),
+    "step_sequences": ("Sequences in a target call", _SEQUENCES),
+    "step_tokens": ("Tokens in a target call", _CALL_TOKENS),
+    "time_to_first_token_seconds": (
+        "Seconds from submission to the first token, waiting included",
+        _SECONDS,
+    ),
+    "e2e_request_latency_seconds": ("Seconds from submission to the last token, waiting included", _SECONDS),
+    "request_queue_time_seconds": ("Seconds that a request waited for a sequence", _SECONDS),
+    "request_prefill_time_seconds": ("Seconds of the steps that read a prompt", _SECONDS),
+    "request_decode_time_seconds": ("Seconds of the steps that generated", _SECONDS),
+    "request_time_per_output_token_seconds": ("Mean seconds of a token after the first", _SECONDS),
+    "inter_token_latency_seconds": ("Seconds between steps that emitted tokens", _GAP_SECONDS),
+    "request_prompt_tokens": ("Tokens of a prompt", _TOKENS),
+    "request_generation_tokens": ("Tokens of an answer", _TOKENS),
+    "request_estimated_speedup": ("Estimated speed-up over plain decoding", _SPEEDUPS),
+}
+"""Help and buckets of each histogram, `outrider_NAME`."""
+
+
+class Bounded:
+    """Label values: the first `limit` of them as they are, all others as one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        if value not in self._known and len(self._known) < self._limit:
+            self._known.add(value)
+        return value if value in self._known else OTHER
 
 
 class Metrics:
@@ -31,21 +116,95 @@ class Metrics:
         self, state: Callable[[], WorkerState], *, model: Mapping[str, str], build: Mapping[str, str]
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._steps = StepCollectors(self.registry)
-        self._requests = RequestCollectors(self.registry)
-        self._errors = counter(self.registry, "errors", "Requests that got an error", "status", "code")
+        self._counters = {
+            name: Counter(f"outrider_{name}", help_, labels, registry=self.registry)
+            for name, (help_, labels) in _COUNTERS.items()
+        }
+        for name, values in _ZEROS.items():
+            for value in values:
+                self._counters[name].labels(value)
+        self._histograms = {
+            name: Histogram(f"outrider_{name}", help_, registry=self.registry, buckets=buckets)
+            for name, (help_, buckets) in _HISTOGRAMS.items()
+        }
+        self._drafters = Bounded(MAX_DRAFTERS)
+        self._keys = Bounded(MAX_KEYS)
         self._codes = Bounded(MAX_CODES)
         self.registry.register(_Gauges(state))
-        for name, values in (("model", model), ("build", build)):
+        for name, labels in (("model", model), ("build", build)):
             info = Info(f"outrider_{name}", f"The {name} that is served", registry=self.registry)
-            info.info({key: str(value) for key, value in values.items()})
+            info.info({key: str(value) for key, value in labels.items()})
         ProcessCollector(registry=self.registry)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics as text, and its content type: OpenMetrics where the `Accept` header names it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _count(self, name: str, amount: float, *labels: str) -> None:
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(amount)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    def observe_error(self, status: int, code: str) -> None:
+        """Count a request that got an error: its HTTP status and the error's code."""
+        self._count("errors", 1, str(status), self._codes(code))
+
+    # Steps
 
     def observe_steps(self, updates: StepView) -> None:
         """Count one step of the engine: the updates of all sequences that took part in it. What they share
         (the target's call, the drafters' work, the times) counts once."""
-        if updates:
-            self._steps.observe([update.record for update in updates])
+        records = [update.record for update in updates]
+        if not records:
+            return
+        self._observe_call(records)
+        for record in records:
+            self._count("sequence_steps", 1, record.kind)
+            self._count("constraint_seconds", record.constraint_s)
+            self._count("generation_tokens", len(record.tokens))
+            if record.kind == "prefill":
+                self._count("prefill_tokens", record.num_evaluated)
+            if record.draft:
+                self._observe_draft(record)
+
+    def _observe_call(self, records: Sequence[StepRecord]) -> None:
+        """What the sequences share; each verifies its own draft, and the last to be recorded saw it all."""
+        shared = records[-1]
+        kinds = {record.kind for record in records}
+        self._count("target_calls", 1, "mixed" if len(kinds) > 1 else shared.kind)
+        self._count("draft_calls", shared.work.calls, "decode")
+        self._count("draft_calls", shared.work.prefill_calls, "prefill")
+        self._observe("step_sequences", shared.num_sequences)
+        self._observe("step_tokens", shared.batch_tokens)
+        total_s = max(record.total_s for record in records)
+        self._observe("step_seconds", total_s)
+        parts = {
+            "target": shared.verify_s,
+            "draft_model": shared.work.model_s + shared.work.prefill_s,
+            "drafting": shared.draft_s - shared.work.model_s,
+            "sampling": sum(record.sampling_s for record in records),
+        }
+        parts["other"] = total_s - sum(parts.values())
+        for part, seconds in parts.items():
+            self._count("step_part_seconds", max(seconds, 0.0), part)
+
+    def _observe_draft(self, record: StepRecord) -> None:
+        prefix = "spec_decode_num_"
+        self._count(f"{prefix}drafts", 1)
+        sources = [self._drafters(source) for source in record.draft.sources]
+        for drafter, number in Tally(sources).items():
+            self._count(f"{prefix}draft_tokens", number, drafter)
+        for drafter, number in Tally(sources[: record.num_accepted]).items():
+            self._count(f"{prefix}accepted_tokens", number, drafter)
+        for position in range(len(sources)):
+            label = str(position) if position < POSITIONS else f"{POSITIONS}+"
+            self._count(f"{prefix}draft_tokens_per_pos", 1, label)
+            self._count(f"{prefix}accepted_tokens_per_pos", position < record.num_accepted, label)
+
+    # Generations
 
     def observe_request(
         self, completion: Completion, *, queued_s: float = 0.0, key: str = "", speedup: float | None = None
@@ -55,16 +214,32 @@ class Metrics:
         `queued_s` is how long it waited before the engine took it, `key` the name of the API key that
         it came with (empty: none), `speedup` its estimated speed-up over plain decoding.
         """
-        self._requests.observe(completion, queued_s, key, speedup)
+        readout = read_out(completion)
+        key = self._keys(key) if key else ""
+        self._count("requests_finished", 1, completion.finish_reason, key)
+        self._count("prompt_tokens", readout.prompt_tokens)
+        self._count("prompt_tokens_cached", readout.reused_tokens)
+        self._count("key_tokens", readout.prompt_tokens, key, "prompt")
+        self._count("key_tokens", readout.generated_tokens, key, "generation")
+        self._observe("request_prompt_tokens", readout.prompt_tokens)
+        self._observe("request_generation_tokens", readout.generated_tokens)
+        self._observe("request_queue_time_seconds", queued_s)
+        self._observe("request_prefill_time_seconds", readout.prefill_s)
+        self._observe("request_decode_time_seconds", readout.decode_s)
+        if speedup is not None:
+            self._observe("request_estimated_speedup", speedup)
+        if bursts := [record for record in completion.records if record.tokens]:
+            self._observe_bursts(bursts, queued_s, len(completion.tokens))
 
-    def observe_error(self, status: int, code: str) -> None:
-        """Count a request that got an error: its HTTP status and the error's code."""
-        self._errors.labels(str(status), self._codes(code)).inc()
-
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics as text, and its content type: OpenMetrics where the `Accept` header names it."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def _observe_bursts(self, bursts: Sequence[StepRecord], queued_s: float, num_tokens: int) -> None:
+        """When tokens came."""
+        first_s, last_s = bursts[0].end_s, bursts[-1].end_s
+        self._observe("time_to_first_token_seconds", queued_s + first_s)
+        self._observe("e2e_request_latency_seconds", queued_s + last_s)
+        for earlier, later in pairwise(bursts):
+            self._observe("inter_token_latency_seconds", later.end_s - earlier.end_s)
+        if num_later := num_tokens - len(bursts[0].tokens):
+            self._observe("request_time_per_output_token_seconds", (last_s - first_s) / num_later)
 
 
 class _Gauges(Collector):

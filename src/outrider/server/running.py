@@ -24,8 +24,6 @@ from outrider.core.errors import SettingError
 from outrider.server.connections import ConnectionLimits, GuardedProtocol
 from outrider.server.settings import ServeSettings
 
-__all__ = ["Server", "address_of", "bind", "close", "tls_context"]
-
 LOG = logging.getLogger("outrider.server")
 
 _IDLE_S = 75
@@ -81,15 +79,17 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
     return made
 
 
+_BIND_ERRORS = {
+    errno.EADDRINUSE: ("another program listens there", "Stop it, or give another --port."),
+    errno.EACCES: ("this user may not listen there", "Give a --port of 1024 or more."),
+    errno.EPERM: ("this user may not listen there", "Give a --port of 1024 or more."),
+}
+
+
 def _unbound(host: str, port: int, error: OSError) -> SettingError:
-    if error.errno == errno.EADDRINUSE:
-        why = "another program listens there"
-        return SettingError(f"{host}, port {port}", why, "Stop it, or give another --port.")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        why = "this user may not listen there"
-        return SettingError(f"{host}, port {port}", why, "Give a --port of 1024 or more.")
-    why = (error.strerror or str(error)).lower()
-    return SettingError(f"{host}, port {port}", why, "Give another --host or --port.")
+    other = ((error.strerror or str(error)).lower(), "Give another --host or --port.")
+    why, way_out = _BIND_ERRORS.get(error.errno or 0, other)
+    return SettingError(f"{host}, port {port}", why, way_out)
 
 
 def close(sockets: Sequence[socket.socket]) -> None:

@@ -7,51 +7,32 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from starlette.requests import HTTPConnection
 
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Completion, Grammar
+from outrider.core.data import Grammar
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.formats import ChatFormat, format_of
 from outrider.policy import AutoPolicy
-from outrider.server.limits import Caller
-from outrider.server.prepare.settings import OPENAI_DEFAULTS, Limits
-from outrider.server.prepare.spelled import Spelling
-from outrider.server.problems import Problem, problem_of, wrong
+from outrider.server.errors import Problem, invalid_field, problem_of
+from outrider.server.keys import Caller
+from outrider.server.metrics import Metrics
+from outrider.server.prepare.control_tokens import ControlTokens
+from outrider.server.prepare.parameters import OPENAI_DEFAULTS, Limits
 from outrider.server.worker import Worker
 from outrider.session import Session
-
-__all__ = ["Meter", "Service", "caller_of"]
 
 _Result = TypeVar("_Result")
 
 _PREPARING_THREADS = 4
 """Templates, tokenizers and schemas take milliseconds; a few more, so that one that takes seconds holds up
 nobody."""
-
-
-class Meter(Protocol):
-    """What counts finished generations and errors, and shows them (`/metrics`)."""
-
-    def observe_request(
-        self, completion: Completion, *, queued_s: float = ..., key: str = ..., speedup: float | None = ...
-    ) -> None:
-        """A generation has ended."""
-        ...
-
-    def observe_error(self, status: int, code: str) -> None:
-        """A request got an error."""
-        ...
-
-    def render(self, accept: str = ...) -> tuple[bytes, str]:
-        """All metrics, and their content type."""
-        ...
 
 
 class Service:
@@ -72,7 +53,7 @@ class Service:
         defaults: SamplingParams = OPENAI_DEFAULTS,
         verification: Verification | None = None,
         limits: Limits | None = None,
-        meter: Meter | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.session = session
         self.worker = worker
@@ -81,9 +62,9 @@ class Service:
         self.defaults = defaults
         self.verification = verification or Verification()
         self.limits = limits or Limits()
-        self.meter = meter
+        self.metrics = metrics
         self.format: ChatFormat = format_of(session.template, session.target.vocabulary)
-        self.spelling = Spelling(session.target.vocabulary)
+        self.controls = ControlTokens(session.target.vocabulary)
         self.notices = tuple(session.notices)
         """of the models and the machine: later ones are about single requests"""
         self.started_unix_s = int(time.time())
@@ -126,9 +107,13 @@ class Service:
         is read as text, whatever it spells."""
         followed = any(isinstance(d, PredictionDrafter) for d in self.session.engine.drafters)
         notices = () if followed else ("prediction: it is not used, for this model cannot follow one",)
-        # No answer is longer than the context, so what is behind that is of no use.
-        text = text[: self.context_tokens * self.spelling.longest_bytes]
+        # No answer is longer than the context, so what is after that is of no use.
+        text = text[: self.context_tokens * self.controls.longest_bytes]
         return tuple(self.vocabulary.tokenize(text, add_special=False)[: self.context_tokens]), notices
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; what stands for structure adds nothing."""
+        return b"".join(map(self.vocabulary.piece, tokens)).decode("utf-8", errors="replace")
 
     @property
     def fingerprint(self) -> str:
@@ -150,29 +135,29 @@ class Service:
         """Raises Problem for a token that the vocabulary lacks."""
         if max(tokens) >= (size := self.vocabulary.size):
             why = f"token {max(tokens)} is unknown. The vocabulary has 0 to {size - 1}."
-            raise wrong(param, why, code="invalid_prompt")
+            raise invalid_field(param, why, code="invalid_prompt")
 
     def check_prompt(self, tokens: Sequence[int], param: str) -> tuple[int, ...]:
         """The prompt, if it fits. Raises Problem."""
         if not tokens:
-            raise wrong(param, "it has no tokens. Give some text.", code="invalid_prompt")
+            raise invalid_field(param, "it has no tokens. Give some text.", code="invalid_prompt")
         self.check_tokens(tokens, param)
         most = self.context_tokens - 1
         if self.limits.max_prompt_tokens is not None:
             most = min(most, self.limits.max_prompt_tokens)
         if len(tokens) > most:
-            # OpenAI's clients know a prompt that is too long by these words and this code.
-            why = f"this model's maximum context length is {self.context_tokens} tokens."
-            why = f"{why} A prompt may have {most}, and this one has {len(tokens)}. Shorten it."
-            raise wrong(param, why, code="context_length_exceeded")
+            raise self._too_long(param, f"A prompt may have {most}, and this one has {len(tokens)}")
         return tuple(tokens)
 
     def check_length(self, text: str, param: str) -> None:
         """Raises Problem for a text that cannot fit, however its tokens fall: to find these takes seconds."""
-        if len(text) > self.context_tokens * self.spelling.longest_bytes:
-            why = f"this model's maximum context length is {self.context_tokens} tokens."
-            why = f"{why} A text of {len(text):,} characters has more. Shorten it."
-            raise wrong(param, why, code="context_length_exceeded")
+        if len(text) > self.context_tokens * self.controls.longest_bytes:
+            raise self._too_long(param, f"A text of {len(text):,} characters has more")
+
+    def _too_long(self, param: str, why: str) -> Problem:
+        # OpenAI's clients know a prompt that is too long by these words and this code.
+        known = f"this model's maximum context length is {self.context_tokens} tokens."
+        return invalid_field(param, f"{known} {why}. Shorten it.", code="context_length_exceeded")
 
     def compile(self, grammar: Grammar, param: str) -> tuple[str, ...]:
         """Have a grammar compiled, so that the engine need not wait for it; what of it is not enforced.
@@ -192,6 +177,6 @@ class Service:
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
-    """Who asks: what the guard found out, or nobody in particular."""
+    """Who asks: what the authentication found out, or nobody in particular."""
     caller = getattr(connection.state, "caller", None)
     return caller if isinstance(caller, Caller) else Caller()

@@ -20,10 +20,8 @@ from typing import NoReturn
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
 from outrider.engine import Engine
-from outrider.server.jobs import Draining, Job, Line, QueueFull
+from outrider.server.jobs import Draining, FairQueue, Job, QueueFull
 from outrider.session import Session
-
-__all__ = ["StepView", "Worker", "WorkerState"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ class WorkerState:
 class Worker:
     """Runs the engine of a session for many callers.
 
-    `max_waiting` requests may wait for room beside those that the engine runs at once. `observe` is told
+    `max_waiting` requests may wait for room besides those that the engine runs at once. `observe` gets
     the updates of every step, in the worker's thread.
     """
 
@@ -66,7 +64,7 @@ class Worker:
         self._max_waiting = max_waiting
         self._observe = observe
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._line = Line()
+        self._waiting = FairQueue()
         self._running: dict[int, Job] = {}
         self._arrived_s: dict[Job, float] = {}
         self._request_s = _FIRST_REQUEST_S
@@ -87,7 +85,7 @@ class Worker:
         self._thread.start()
 
     async def submit(self, request: Request, ended: Callable[[Job, Completion], None] | None = None) -> Job:
-        """Hand a request in; `ended` is told its completion, however it ends.
+        """Hand a request in; `ended` gets its completion, however it ends.
 
         Raises QueueFull or Draining at once, and what the engine refuses the request with (GrammarError,
         PromptError, SettingError) when it has looked at it.
@@ -161,7 +159,7 @@ class Worker:
 
     def _serve(self) -> None:
         while True:
-            self._obey(wait=not self._running and not len(self._line))
+            self._obey(wait=not self._running and not self._waiting)
             self._admit()
             if self._running:
                 self._step()
@@ -169,14 +167,14 @@ class Worker:
 
     def _refuse_all(self) -> None:
         """After a failure that nobody foresaw the engine's state is unknown: whoever waits, and whoever
-        comes, is told so instead of waiting for ever."""
+        comes, gets an error instead of waiting forever."""
         error = BackendError("engine", "it failed, and the server's log says how", "Restart the server.")
         while True:
             for job in self._running.values():
                 self._refuse(job, error)
             self._running.clear()
-            while len(self._line):
-                self._refuse(self._line.pop(), error)
+            while self._waiting:
+                self._refuse(self._waiting.pop(), error)
             self._arrived_s.clear()
             try:
                 self._obey(wait=True)
@@ -197,14 +195,14 @@ class Worker:
 
     def _enter(self, job: Job, arrived_s: float) -> None:
         self._arrived_s[job] = arrived_s
-        self._line.append(job)
-        if len(self._line) > 1 or not self._engine.has_room(job.request):
+        self._waiting.append(job)
+        if len(self._waiting) > 1 or not self._engine.has_room(job.request):
             self._post(job, job.settle)  # else it is started, or refused, at once
 
     def _admit(self) -> None:
         """Start those that wait, as far as there is room: in turn, so that a long one is not passed by."""
-        while len(self._line) and self._engine.has_room(self._line.first().request):
-            job = self._line.pop()
+        while self._waiting and self._engine.has_room(self._waiting.first().request):
+            job = self._waiting.pop()
             arrived_s = self._arrived_s.pop(job)
             try:
                 request_id = self._engine.submit(job.request)
@@ -255,7 +253,7 @@ class Worker:
             self._hand_over(job, update, update.completion)
 
     def _cancel(self, job: Job) -> None:
-        if self._line.remove(job):
+        if self._waiting.remove(job):
             del self._arrived_s[job]
             self._refuse(job, BackendError("request", "it was cancelled while it waited"))
         for request_id, running in list(self._running.items()):
@@ -267,8 +265,8 @@ class Worker:
     def _cancel_all(self) -> None:
         for job in list(self._running.values()):
             self._cancel(job)
-        while len(self._line):
-            self._cancel(self._line.first())
+        while self._waiting:
+            self._cancel(self._waiting.first())
 
     def _end(self) -> NoReturn:
         self._cancel_all()

@@ -1,2 +1,2 @@
-"""From what the engine did to what the client is told: text, tool calls, log probabilities, usage, and what
+"""From what the engine did to what the client gets: text, tool calls, log probabilities, usage, and what
 speculation was worth."""

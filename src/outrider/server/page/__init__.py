@@ -1,5 +1,86 @@
-"""The web page: one document that needs nothing from elsewhere, and the headers it is served with."""
+"""The web page: its files joined into one document, with a content security policy that allows just these.
 
-from outrider.server.page.document import Page, page
+`index.html` names its style sheet and scripts as files, so that it can be read and edited in parts;
+here each of them takes the place of its tag. The policy allows inline code by its hash alone, requests
+to the page's own origin alone, and (Trusted Types) no text to become markup or code.
+"""
 
-__all__ = ["Page", "page"]
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+_STYLE = re.compile(r'<link rel="stylesheet" href="([a-z]+\.css)">')
+_SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>')
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`body` is HTML in UTF-8; `headers` belong to every answer that carries it, `etag` is one of them.
+
+    Holds nothing secret: it is served without an API key, and asks for one when the API does.
+    """
+
+    body: bytes
+    etag: str
+    headers: Mapping[str, str]
+
+    def is_current(self, if_none_match: str | None) -> bool:
+        """Whether a browser that sent this If-None-Match has the page already (answer 304, no body)."""
+        tags = (tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(","))
+        return any(tag in (self.etag, "*") for tag in tags)
+
+
+@functools.cache
+def page() -> Page:
+    """The page, put together at its first use."""
+    return assemble(resources.files("outrider.server.page"))
+
+
+def assemble(folder: Traversable) -> Page:
+    """The page whose parts lie in `folder`. Raises FileNotFoundError where it names one that is not there."""
+    styles: list[str] = []
+    scripts: list[str] = []
+
+    def inlined(match: re.Match[str], tag: str, hashes: list[str]) -> str:
+        text = (folder / match[1]).read_text(encoding="utf-8")
+        hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+        return f"<{tag}>{text}</{tag}>"
+
+    html = (folder / "index.html").read_text(encoding="utf-8")
+    html = _STYLE.sub(lambda match: inlined(match, "style", styles), html)
+    html = _SCRIPT.sub(lambda match: inlined(match, "script", scripts), html)
+    body = html.encode()
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return Page(body, etag, _headers(etag, styles, scripts))
+
+
+def _headers(etag: str, styles: list[str], scripts: list[str]) -> Mapping[str, str]:
+    policy = {
+        "default-src": "'none'",
+        "script-src": " ".join(scripts),
+        "style-src": " ".join(styles),
+        "connect-src": "'self'",
+        "img-src": "data:",  # the page's own icon
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "'none'",
+    }
+    return {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "Cache-Control": "no-cache",
+        "ETag": etag,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    }

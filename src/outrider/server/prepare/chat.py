@@ -3,108 +3,76 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from outrider.core.data import Grammar, Request
+from outrider.core.data import Grammar
 from outrider.core.errors import InputError
-from outrider.core.params import Drafting
 from outrider.formats import Named, ToolChoice, ToolSpec
-from outrider.server.prepare.grammars import grammar_of
-from outrider.server.prepare.plan import Plan, choices_of, is_bitwise, policy_of, prediction_of
-from outrider.server.prepare.settings import (
-    drafting_of,
-    fast_forward_of,
-    sampling_of,
-    stop_of,
-    verification_of,
-)
-from outrider.server.problems import problem_of, wrong
+from outrider.server.errors import invalid_field, problem_of
+from outrider.server.prepare.parameters import fast_forward_of, grammar_of
+from outrider.server.prepare.plan import Plan, compile_grammar, plan_of
+from outrider.server.protocol.messages import Message, NamedTool
+from outrider.server.protocol.requests import ChatRequest, Effort
 from outrider.server.service import Service
-from outrider.server.shapes.chat import ChatRequest, Effort
-from outrider.server.shapes.messages import Message
-from outrider.server.shapes.tools import NamedTool
-
-__all__ = ["choice_of", "plan_chat", "render", "tokens_of"]
 
 _REASONING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
-def plan_chat(service: Service, asked: ChatRequest, scope: str) -> Plan:
+def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Plan:
     """The requests that a chat request asks for. Raises Problem."""
-    service.check_model(asked.model)
-    tools = [_spec(tool.function.model_dump()) for tool in asked.tools or ()]
-    choice = choice_of(asked.tool_choice, tools)
-    parallel = asked.parallel_tool_calls is not False
-    variables, notices = _variables(service, asked)
-    text = render(service, asked.messages, tools, choice, variables, parallel=parallel)
-    unmarked = "".join(service.spelling.parts(text))
-    grammar, grammar_notices = _grammar(service, asked, tools, choice, unmarked)
-    drafting = drafting_of(asked.speculation, has_model=service.draft_name is not None)
-    prediction, prediction_notices = prediction_of(service, asked.prediction)
-    sampling = sampling_of(asked, service.defaults)
-    request = Request(
-        prompt=service.check_prompt(tokens_of(service, text), "messages"),
-        sampling=sampling,
-        max_tokens=service.limits.answer_tokens(*_asked_tokens(asked)),
-        stop=stop_of(asked),
-        ignore_end=bool(asked.ignore_eos),
-        speculate=drafting is not None,
-        verification=verification_of(asked, service.verification, sampling, bitwise=service.session.bitwise),
-        logprobs=_logprobs(asked),
+    service.check_model(body.model)
+    service.limits.check_choices(body.n or 1, "n")
+    functions = [tool.function for tool in body.tools or ()]
+    tools = [
+        ToolSpec(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in functions
+    ]
+    choice = _choice(body.tool_choice, tools)
+    variables, notices = _variables(service, body)
+    parallel = body.parallel_tool_calls is not False
+    text = render(service, body.messages, tools, choice, variables, parallel=parallel)
+    prompt = "".join(service.controls.split(text))
+    grammar, grammar_notices = _grammar(service, body, tools, choice, prompt)
+    return plan_of(
+        service,
+        body,
+        [service.check_prompt(tokens_of(service, text), "messages")],
+        namespace,
+        max_tokens=_max_tokens(service, body),
         grammar=grammar,
-        drafting=drafting or Drafting(),
-        prediction=prediction,
-        scope=scope,
+        notices=(*notices, *grammar_notices),
+        logprobs=_logprobs(body),
         visible=service.format.visible,
-    )
-    number = service.limits.check_choices(asked.n or 1, "n")
-    return Plan(
-        requests=choices_of(request, number),
-        choices_per_prompt=number,
-        policy=policy_of(service, request),
-        bitwise=is_bitwise(service, request),
-        notices=(*notices, *grammar_notices, *prediction_notices),
         reader=partial(
-            service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=unmarked
+            service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=prompt
         ),
-        show_sources=bool(asked.speculation and asked.speculation.show_sources),
     )
 
 
-def _spec(function: dict[str, Any]) -> ToolSpec:
-    return ToolSpec(
-        function["name"],
-        function["description"] or "",
-        function["parameters"] or {},
-        bool(function["strict"]),
-    )
-
-
-def choice_of(asked: str | NamedTool | None, tools: list[ToolSpec]) -> ToolChoice:
-    """Whether tools may or must be called. Raises Problem for a tool that is not there."""
+def _choice(asked: str | NamedTool | None, tools: Sequence[ToolSpec]) -> ToolChoice:
+    """Whether tools may or must be called."""
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        why = f"two of them are called {twice}. Rename one."
-        raise wrong("tools", why)
+        raise invalid_field("tools", f"two of them are called {twice}. Rename one.")
     if isinstance(asked, NamedTool):
         if asked.function.name not in names:
             why = f"there is no tool {asked.function.name}. Choose one of `tools`."
-            raise wrong("tool_choice", why)
+            raise invalid_field("tool_choice", why)
         return Named(asked.function.name)
     if asked == "required" and not tools:
         why = "there are no tools to choose from. Give some, or leave it out."
-        raise wrong("tool_choice", why)
+        raise invalid_field("tool_choice", why)
     return (asked or "auto") if tools else "none"  # type: ignore[return-value]
 
 
 def render(
     service: Service,
     messages: list[Message],
-    tools: list[ToolSpec],
+    tools: Sequence[ToolSpec],
     choice: ToolChoice,
     variables: dict[str, Any],
     *,
@@ -114,16 +82,16 @@ def render(
     (`tokens_of` reads them). Raises Problem."""
     if service.template is None:
         why = f"{service.name} has no chat template. Use /v1/completions."
-        raise wrong("messages", why, code="invalid_prompt")
+        raise invalid_field("messages", why, code="invalid_prompt")
+    escape = service.controls.escape
     try:
-        marked = service.spelling.marked
-        plain = [marked(message.plain()) for message in messages]
+        plain = [escape(message.plain()) for message in messages]
         described = [
-            replace(tool, description=marked(tool.description), parameters=marked(tool.parameters))
+            replace(tool, description=escape(tool.description), parameters=escape(tool.parameters))
             for tool in tools
         ]
-        told, shown = service.format.conversation(plain, described, choice, parallel=parallel)
-        return service.template.render(told, tools=shown, **marked(variables))
+        turns, listed = service.format.conversation(plain, described, choice, parallel=parallel)
+        return service.template.render(turns, tools=listed, **escape(variables))
     except InputError as error:
         raise problem_of(error, "messages") from None
 
@@ -133,22 +101,21 @@ def tokens_of(service: Service, text: str) -> list[int]:
     one that cannot fit."""
     assert service.template is not None
     service.check_length(text, "messages")
-    first, *others = service.spelling.parts(text)
+    first, *others = service.controls.split(text)
     tokens = service.template.tokenize(first, service.vocabulary)
     for part in others:
         tokens += service.vocabulary.tokenize(part, add_special=False, parse_special=True)
     return tokens
 
 
-def _variables(service: Service, asked: ChatRequest) -> tuple[dict[str, Any], list[str]]:
-    """What the template is told besides, and what of it the template does not read."""
-    variables = dict(asked.chat_template_kwargs or {})
+def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], list[str]]:
+    """The template's further variables, and notices about those that it does not read."""
+    variables = dict(body.chat_template_kwargs or {})
     if taken := sorted(_RESERVED & variables.keys()):
-        why = "the server sets it. Leave it out."
-        raise wrong(f"chat_template_kwargs.{taken[0]}", why)
+        raise invalid_field(f"chat_template_kwargs.{taken[0]}", "the server sets it. Leave it out.")
     source = service.template.source if service.template else ""
-    if asked.reasoning_effort is not None:
-        variables |= _effort(asked.reasoning_effort, source)
+    if body.reasoning_effort is not None:
+        variables |= _effort(body.reasoning_effort, source)
     unread = [name[:100] for name in variables if name not in source]
     return variables, [f"chat_template_kwargs: this model's template does not read {name}" for name in unread]
 
@@ -160,72 +127,62 @@ def _effort(effort: Effort, source: str) -> dict[str, Any]:
     if "enable_thinking" in source:
         return {"enable_thinking": effort != "none"}
     why = f"this model's template knows no {effort}. Leave it out."
-    raise wrong("reasoning_effort", why, code="unsupported")
+    raise invalid_field("reasoning_effort", why, code="unsupported")
 
 
 def _grammar(
-    service: Service, asked: ChatRequest, tools: list[ToolSpec], choice: ToolChoice, prompt: str
+    service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> tuple[Grammar | None, tuple[str, ...]]:
     """What limits the answer, compiled, and what of it is not enforced."""
-    forward = fast_forward_of(asked.speculation)
-    grammar, field = grammar_of(asked, forward, service.limits)
+    grammar, field = grammar_of(body, fast_forward_of(body.speculation), service.limits)
     if choice != "none":
         if grammar is not None:
             why = "an answer that may call tools cannot be limited by it. Leave it out, or the tools."
-            raise wrong(field, why, code="unsupported")
-        return _calls(service, asked, tools, choice, prompt)
+            raise invalid_field(field, why, code="unsupported")
+        return _grammar_of_calls(service, body, tools, choice, prompt)
     if grammar is None:
         return None, ()
-    if asked.ignore_eos:
-        why = f"{field} says where the answer ends. Leave one of the two out."
-        raise wrong("ignore_eos", why)
-    grammar = replace(grammar, after=_reasoning_end(prompt))
-    return grammar, service.compile(grammar, field)
+    # A limited answer has to wait for the end of reasoning that the prompt has opened.
+    after = next((end for start, end in _REASONING.items() if prompt.rstrip().endswith(start)), None)
+    grammar = replace(grammar, after=after)
+    return grammar, compile_grammar(service, body, grammar, field)
 
 
-def _calls(
-    service: Service, asked: ChatRequest, tools: list[ToolSpec], choice: ToolChoice, prompt: str
+def _grammar_of_calls(
+    service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> tuple[Grammar | None, tuple[str, ...]]:
-    """How tools are called, compiled, and what of their schemas is not enforced."""
-    if asked.ignore_eos:
+    if body.ignore_eos:
         why = "an answer that may call tools ends by itself. Leave one of the two out."
-        raise wrong("ignore_eos", why)
-    size = sum(len(json.dumps(tool.parameters)) for tool in tools)
-    service.limits.check_schema(size, "tools")
+        raise invalid_field("ignore_eos", why)
+    service.limits.check_schema(sum(len(json.dumps(tool.parameters)) for tool in tools), "tools")
     try:
         grammar = service.format.grammar(
             tools,
             choice,
-            parallel=asked.parallel_tool_calls is not False,
-            fast_forward=fast_forward_of(asked.speculation),
+            parallel=body.parallel_tool_calls is not False,
+            fast_forward=fast_forward_of(body.speculation),
             prompt=prompt,
         )
         notices = service.format.notices(tools)
     except InputError as error:
         raise problem_of(error, "tools") from None
-    if grammar is None:
-        return None, notices
-    return grammar, (*notices, *service.compile(grammar, "tools"))
+    compiled = service.compile(grammar, "tools") if grammar else ()
+    return grammar, (*notices, *compiled)
 
 
-def _reasoning_end(prompt: str) -> str | None:
-    """What a limited answer has to wait for: the end of reasoning that the prompt has opened."""
-    return next((end for start, end in _REASONING.items() if prompt.rstrip().endswith(start)), None)
-
-
-def _asked_tokens(asked: ChatRequest) -> tuple[int | None, int | None, str]:
-    """How many tokens were asked for, what holds without that, and the field that says so."""
-    newer, older = asked.max_completion_tokens, asked.max_tokens
+def _max_tokens(service: Service, body: ChatRequest) -> int | None:
+    newer, older = body.max_completion_tokens, body.max_tokens
     if newer is not None and older is not None and newer != older:
         why = f"{older} is not max_completion_tokens, {newer}. Leave one of them out."
-        raise wrong("max_tokens", why)
-    return (newer, None, "max_completion_tokens") if newer is not None else (older, None, "max_tokens")
+        raise invalid_field("max_tokens", why)
+    if newer is not None:
+        return service.limits.answer_tokens(newer, None, "max_completion_tokens")
+    return service.limits.answer_tokens(older, None, "max_tokens")
 
 
-def _logprobs(asked: ChatRequest) -> int | None:
-    if asked.logprobs:
-        return asked.top_logprobs or 0
-    if asked.top_logprobs:
-        why = "logprobs is not true. Say it, or leave top_logprobs out."
-        raise wrong("top_logprobs", why)
+def _logprobs(body: ChatRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise invalid_field("top_logprobs", "logprobs is not true. Say it, or leave top_logprobs out.")
     return None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.core.data import Request
+from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError
+from outrider.core.params import Drafting
 from outrider.formats import Reader
-from outrider.server.problems import problem_of
+from outrider.server.errors import invalid_field, problem_of
+from outrider.server.prepare.parameters import (
+    drafting_of,
+    sampling_of,
+    stop_of,
+    verification_of,
+)
+from outrider.server.protocol.messages import text_of
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.service import Service
-from outrider.server.shapes.messages import Prediction, text_of
-
-__all__ = ["Plan", "choices_of", "is_bitwise", "policy_of", "prediction_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,47 +27,101 @@ class Plan:
 
     `policy` is who drafts, by name. `bitwise`: the texts are those of plain decoding, bit for bit.
     `notices` are lines that belong into the answer. `reader` makes what reads a choice's text; None: it is
-    content from the first character to the last. `lead` is the text that each choice's begins with (an
+    content from the first character to the last. `echoes` are the texts that the choices begin with (an
     echoed prompt).
     """
 
     requests: tuple[Request, ...]
     policy: str
-    notices: tuple[str, ...] = ()
+    bitwise: bool
+    notices: tuple[str, ...]
+    choices_per_prompt: int
+    show_sources: bool
     reader: Callable[[], Reader] | None = None
-    lead: tuple[str, ...] = ()
-    choices_per_prompt: int = 1
-    show_sources: bool = False
-    bitwise: bool = False
+    echoes: tuple[str, ...] = ()
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log probabilities were asked for."""
+        return self.requests[0].logprobs is not None
 
 
-def choices_of(request: Request, number: int) -> tuple[Request, ...]:
-    """The same request so many times, with seeds that follow each other where there is one."""
-    seed = request.sampling.seed
-    if seed is None:
-        return (request,) * number
-    return tuple(replace(request, sampling=replace(request.sampling, seed=seed + i)) for i in range(number))
+def plan_of(
+    service: Service,
+    body: ChatRequest | CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    namespace: str,
+    *,
+    max_tokens: int | None,
+    grammar: Grammar | None,
+    notices: Sequence[str],
+    logprobs: int | None,
+    visible: tuple[int, ...] = (),
+    reader: Callable[[], Reader] | None = None,
+    echoes: tuple[str, ...] = (),
+) -> Plan:
+    """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled, `notices` say
+    what of it is not enforced. Raises Problem."""
+    speculation, bitwise = body.speculation, service.session.bitwise
+    drafting = drafting_of(speculation, has_model=service.draft_name is not None)
+    prediction, prediction_notices = _prediction(service, body)
+    sampling = sampling_of(body, service.defaults)
+    verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
+    request = Request(
+        prompt=prompts[0],
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop=stop_of(body),
+        ignore_end=bool(body.ignore_eos),
+        speculate=drafting is not None,
+        verification=verification,
+        logprobs=logprobs,
+        grammar=grammar,
+        drafting=drafting or Drafting(),
+        prediction=prediction,
+        scope=namespace,
+        visible=visible,
+    )
+    number = body.n or 1
+    policy = "plain" if drafting is None else drafting.policy
+    return Plan(
+        requests=tuple(
+            replace(request, prompt=prompt, sampling=replace(sampling, seed=_seed(sampling.seed, i)))
+            for prompt in prompts
+            for i in range(number)
+        ),
+        policy=service.policy_name if policy == "auto" else policy,
+        bitwise=bitwise and (drafting is None or verification.keeps_text(greedy=sampling.is_greedy)),
+        notices=(*notices, *prediction_notices),
+        choices_per_prompt=number,
+        show_sources=bool(speculation and speculation.show_sources),
+        reader=reader,
+        echoes=echoes,
+    )
 
 
-def policy_of(service: Service, request: Request) -> str:
-    """Who drafts for a request, by name."""
-    if not request.speculate:
-        return "plain"
-    policy = request.drafting.policy
-    return service.policy_name if policy == "auto" else policy
+def _seed(seed: int | None, index: int) -> int | None:
+    """Seeds of choices follow each other."""
+    return None if seed is None else seed + index
 
 
-def is_bitwise(service: Service, request: Request) -> bool:
-    """Whether a request's text is that of plain decoding, bit for bit."""
-    keeps_text = request.verification.keeps_text(greedy=request.sampling.is_greedy)
-    return service.session.bitwise and (keeps_text or not request.speculate)
-
-
-def prediction_of(service: Service, asked: Prediction | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens that the answer is expected to be like, and notices. Raises Problem."""
-    if asked is None:
+def _prediction(
+    service: Service, body: ChatRequest | CompletionRequest
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The tokens that the answer is expected to be like, and notices."""
+    if body.prediction is None:
         return (), ()
     try:
-        return service.predicted(text_of(asked.content))
+        return service.predicted(text_of(body.prediction.content))
     except InputError as error:
         raise problem_of(error, "prediction") from None
+
+
+def compile_grammar(
+    service: Service, body: ChatRequest | CompletionRequest, grammar: Grammar, field: str
+) -> tuple[str, ...]:
+    """Compile the grammar of a field; what of it is not enforced. Raises Problem."""
+    if body.ignore_eos:
+        why = f"{field} says where the answer ends. Leave one of the two out."
+        raise invalid_field("ignore_eos", why)
+    return service.compile(grammar, field)

@@ -5,19 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outrider.server.errors import Problem
 from outrider.server.prepare.chat import plan_chat
 from outrider.server.prepare.plan import Plan
-from outrider.server.problems import Problem
+from outrider.server.protocol.fields import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    SamplingFields,
+    TextFormat,
+)
+from outrider.server.protocol.messages import (
+    CalledFunction,
+    Function,
+    FunctionCallItem,
+    FunctionOutputItem,
+    Item,
+    Message,
+    MessageItem,
+    NamedFunction,
+    NamedFunctionTool,
+    NamedTool,
+    ReasoningItem,
+    Tool,
+    ToolCall,
+    text_of,
+)
+from outrider.server.protocol.requests import ChatRequest, ResponseRequest, SchemaFormat
 from outrider.server.service import Service
-from outrider.server.shapes.chat import ChatRequest
-from outrider.server.shapes.grammars import JsonObjectFormat, JsonSchemaFormat, NamedSchema, TextFormat
-from outrider.server.shapes.items import FunctionCallItem, FunctionOutputItem, Item, MessageItem, joined
-from outrider.server.shapes.messages import CalledFunction, Message, ToolCall
-from outrider.server.shapes.responses import NamedFunctionTool, ResponseRequest, SchemaFormat
-from outrider.server.shapes.sampling import SamplingFields
-from outrider.server.shapes.tools import Function, NamedFunction, NamedTool, Tool
-
-__all__ = ["as_chat", "plan_response"]
 
 _NAMES = {
     "messages": "input",
@@ -29,86 +44,77 @@ _NAMES = {
 """What the fields of a chat request are called here."""
 
 
-def plan_response(service: Service, asked: ResponseRequest, scope: str) -> Plan:
+def plan_response(service: Service, body: ResponseRequest, namespace: str) -> Plan:
     """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
     try:
-        return plan_chat(service, as_chat(asked), scope)
+        return plan_chat(service, as_chat(body), namespace)
     except Problem as error:
         param = error.param or ""
-        name = next((name for name in _NAMES if param.split(".")[0].split("[")[0] == name), None)
-        if name is None:
+        name = param.split(".")[0].split("[")[0]
+        if name not in _NAMES:
             raise
         renamed = param.replace(name, _NAMES[name], 1)
         message = error.message.replace(name, _NAMES[name], 1)
         raise Problem(error.status, message, code=error.code, type=error.type, param=renamed) from None
 
 
-def as_chat(asked: ResponseRequest) -> ChatRequest:
+def as_chat(body: ResponseRequest) -> ChatRequest:
     """The same request as one for a chat completion."""
-    shared = {name: getattr(asked, name) for name in SamplingFields.model_fields}
-    wants_logprobs = "message.output_text.logprobs" in (asked.include or ()) or bool(asked.top_logprobs)
+    shared = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    wants_logprobs = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
+    functions = [Function(**tool.model_dump(exclude={"type"})) for tool in body.tools or ()]
     return ChatRequest(
         **shared,
-        model=asked.model,
-        messages=_messages(asked),
-        max_completion_tokens=asked.max_output_tokens,
+        model=body.model,
+        messages=_messages(body),
+        max_completion_tokens=body.max_output_tokens,
         logprobs=wants_logprobs,
-        top_logprobs=asked.top_logprobs if wants_logprobs else None,
-        tools=_tools(asked),
-        tool_choice=_choice(asked),
-        parallel_tool_calls=asked.parallel_tool_calls,
-        response_format=_format(asked),
-        reasoning_effort=asked.reasoning.effort if asked.reasoning else None,
+        top_logprobs=body.top_logprobs if wants_logprobs else None,
+        tools=[Tool(type="function", function=function) for function in functions],
+        tool_choice=_choice(body),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
 
 
-def _tools(asked: ResponseRequest) -> list[Tool]:
-    return [
-        Tool(
-            type="function",
-            function=Function(
-                name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-            ),
-        )
-        for tool in asked.tools or ()
-    ]
+def _choice(body: ResponseRequest) -> Any:
+    if isinstance(body.tool_choice, NamedFunctionTool):
+        return NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
+    return body.tool_choice
 
 
-def _choice(asked: ResponseRequest) -> Any:
-    if isinstance(asked.tool_choice, NamedFunctionTool):
-        return NamedTool(type="function", function=NamedFunction(name=asked.tool_choice.name))
-    return asked.tool_choice
-
-
-def _format(asked: ResponseRequest) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
-    found = asked.text.format if asked.text else None
+def _format(body: ResponseRequest) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+    found = body.text.format if body.text else None
     if not isinstance(found, SchemaFormat):
         return found
     named = NamedSchema(name=found.name, schema=found.json_schema, strict=found.strict)
     return JsonSchemaFormat(type="json_schema", json_schema=named)
 
 
-def _messages(asked: ResponseRequest) -> list[Message]:
-    lead = [Message(role="system", content=asked.instructions)] if asked.instructions else []
-    if isinstance(asked.input, str):
-        return [*lead, Message(role="user", content=asked.input)]
-    return [*lead, *_turns(asked.input)]
+def _messages(body: ResponseRequest) -> list[Message]:
+    first = [Message(role="system", content=body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*first, Message(role="user", content=body.input)]
+    return [*first, *_turns(body.input)]
 
 
 def _turns(items: Sequence[Item]) -> list[Message]:
     """Messages; what the assistant thought, said and called in one turn is one of them."""
     turns: list[dict[str, Any]] = []
     for item in items:
-        if isinstance(item, MessageItem) and item.role != "assistant":
-            turns.append({"role": item.role, "content": joined(item.content)})
-        elif isinstance(item, FunctionOutputItem):
-            turns.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+        if isinstance(item, FunctionOutputItem):
+            turns.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            turns.append({"role": item.role, "content": text_of(item.content)})
         else:
             _add_to_assistant(turns, item)
     return [Message(**turn) for turn in turns]
 
 
-def _add_to_assistant(turns: list[dict[str, Any]], item: Item) -> None:
+def _add_to_assistant(
+    turns: list[dict[str, Any]], item: MessageItem | FunctionCallItem | ReasoningItem
+) -> None:
     turn = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
     if turn is None or (turn["content"] and not isinstance(item, FunctionCallItem)):
         turn = {"role": "assistant", "content": ""}
@@ -117,6 +123,6 @@ def _add_to_assistant(turns: list[dict[str, Any]], item: Item) -> None:
         function = CalledFunction(name=item.name, arguments=item.arguments)
         turn.setdefault("tool_calls", []).append(ToolCall(id=item.call_id, function=function))
     elif isinstance(item, MessageItem):
-        turn["content"] = joined(item.content)
+        turn["content"] = text_of(item.content)
     else:
-        turn["reasoning_content"] = "".join(part.text for part in item.content or ()) or None  # type: ignore[union-attr]
+        turn["reasoning_content"] = text_of(item.content) or None

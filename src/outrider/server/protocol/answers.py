@@ -7,18 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from outrider.server.shapes.accounts import Account, Answer, Usage
 
-__all__ = [
-    "ChatCompletion",
-    "Completions",
-    "ErrorAnswer",
-    "Health",
-    "ModelCard",
-    "ModelList",
-    "Response",
-    "Status",
-]
+class Answer(BaseModel):
+    """A JSON object of an answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ErrorObject(Answer):
@@ -34,6 +27,82 @@ class ErrorAnswer(Answer):
     """An error, in OpenAI's shape."""
 
     error: ErrorObject
+
+
+# What an answer cost
+
+
+class PromptDetails(Answer):
+    """`cached_tokens`: those whose KV was kept from earlier requests."""
+
+    cached_tokens: int
+    audio_tokens: int
+
+
+class CompletionDetails(Answer):
+    """Of all drafts, whoever made them: accepted and rejected tokens."""
+
+    reasoning_tokens: int
+    audio_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(Answer):
+    """Tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class DrafterAccount(Answer):
+    """Tokens that one drafter offered, those that were accepted, and the target calls that this saved."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+    calls_saved: int
+
+
+class Speedup(Answer):
+    """An estimate of plain decoding's time over this answer's, with an interval."""
+
+    speedup: float
+    low: float
+    high: float
+
+
+class ChoiceAccount(Answer):
+    """What speculation did for one choice."""
+
+    target_calls: int
+    draft_calls: int
+    generated_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    forced_tokens: int
+    tokens_per_target_call: float
+    drafters: dict[str, DrafterAccount]
+    reused_prompt_tokens: int
+    times: dict[str, float]
+    estimated_speedup: Speedup | None
+    estimated_speedup_unknown: str | None
+
+
+class Account(ChoiceAccount):
+    """What speculation did. Of several choices counts add up, and of times the longest holds."""
+
+    policy: str
+    rule: str
+    lossy: bool
+    bitwise: bool
+    notices: list[str]
+    choices: list[ChoiceAccount] | None = None
+
+
+# Chat completions
 
 
 class Scored(Answer):
@@ -91,17 +160,23 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletion(Answer):
-    """The answer to a chat request."""
-
+class _Generated(Answer):
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice]
     usage: Usage
     outrider: Account
+
+
+class ChatCompletion(_Generated):
+    """The answer to a chat request."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+# Completions and responses
 
 
 class TextLogprobs(Answer):
@@ -122,17 +197,11 @@ class TextChoice(Answer):
     finish_reason: Literal["stop", "length"]
 
 
-class Completions(Answer):
+class Completions(_Generated):
     """The continuations that were asked for."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[TextChoice]
-    usage: Usage
-    outrider: Account
 
 
 class Response(BaseModel):
@@ -148,6 +217,32 @@ class Response(BaseModel):
     output: list[dict[str, Any]]
     usage: dict[str, Any]
     outrider: Account
+
+
+# Tokens, models and state
+
+
+class Piece(BaseModel):
+    """A token and its text; its bytes where they are no text by themselves."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeAnswer(BaseModel):
+    """The tokens, and how many there may be."""
+
+    tokens: list[int] | list[Piece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(BaseModel):
+    """The text, under llama.cpp's name and under vLLM's."""
+
+    content: str
+    prompt: str
 
 
 class ModelCard(Answer):

@@ -1,4 +1,4 @@
-"""What every request's shape has in common: unknown fields are named, and so are known ones that are not
+"""What all models of requests have in common: unknown fields are named, and so are known ones that are not
 supported."""
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-
-__all__ = ["WHOLE", "Body", "Many", "Shape", "explained", "few", "unsupported"]
 
 _MAX_LEVELS = 250
 _MAX_UNKNOWN = 16
@@ -51,14 +49,28 @@ class Shape(BaseModel):
             if data.get(field) is not None:
                 raise unsupported(why, field)
         kept = {key: value for key, value in data.items() if key not in cls.refused}
-        return kept if len(kept) <= len(cls.model_fields) + _MAX_UNKNOWN else cls._shortened(kept)
-
-    @classmethod
-    def _shortened(cls, data: dict[Any, Any]) -> dict[Any, Any]:
-        """The fields that are known and the first ones that are not: to name one of a million is enough."""
+        if len(kept) <= len(cls.model_fields) + _MAX_UNKNOWN:
+            return kept
+        # To name one unknown field of a million is enough.
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [key for key in data if key not in known][:_MAX_UNKNOWN]
-        return {key: data[key] for key in data if key in known} | {key: data[key] for key in unknown}
+        unknown = [key for key in kept if key not in known][:_MAX_UNKNOWN]
+        return {key: kept[key] for key in kept if key in known} | {key: kept[key] for key in unknown}
+
+
+class Typed(Shape):
+    """An object whose `type` other servers know more values of."""
+
+    types: ClassVar[tuple[str, ...]]
+    other_type: ClassVar[str]
+    """why other types are not supported, and the way out"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind not in cls.types:
+            raise unsupported(cls.other_type.format(kind[:40]), "type")
+        return data
 
 
 class Body(Shape):
@@ -108,16 +120,11 @@ def few(most: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError(
-                "too_long", "it has {number} fields, and {most} are the most", _counts(value, most)
-            )
+            counts: dict[str, Any] = {"number": len(value), "most": most}
+            raise PydanticCustomError("too_long", "it has {number} fields, and {most} are the most", counts)
         return value
 
     return BeforeValidator(check)
-
-
-def _counts(value: dict[Any, Any], most: int) -> dict[str, Any]:
-    return {"number": len(value), "most": most}
 
 
 def _whole(value: Any) -> Any:

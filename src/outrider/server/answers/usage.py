@@ -10,18 +10,18 @@ from typing import Any
 from outrider.core.data import Completion
 from outrider.explain import Estimate, estimate_speedup
 from outrider.policy import AutoPolicy
-from outrider.readout import DrafterCounts, Readout, read_out
+from outrider.readout import Readout, read_out
 from outrider.server.jobs import Job
 from outrider.server.prepare.plan import Plan
 
-__all__ = ["account_of", "estimate_of", "usage_of"]
-
 _FORCED = "grammar"
 """The source of drafted tokens that a grammar left no choice about."""
+_COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
+_DRAFTER_COUNTS = ("drafted_tokens", "accepted_tokens", "calls_saved")
 
 
 def usage_of(plan: Plan, jobs: Sequence[Job], reasoning_tokens: int = 0) -> dict[str, Any]:
-    """Tokens that were read and written. The choices of one prompt share it: it counts once for them."""
+    """Prompt and completion tokens. The choices of one prompt share it: it counts once for them."""
     completions = [job.completion for job in jobs]
     readouts = [read_out(completion) for completion in completions]
     prompts = completions[:: plan.choices_per_prompt]
@@ -58,7 +58,7 @@ def account_of(plan: Plan, jobs: Sequence[Job], policy: AutoPolicy | None) -> di
 
 def _of_choice(job: Job, policy: AutoPolicy | None) -> dict[str, Any]:
     readout = read_out(job.completion)
-    estimate, why = estimate_of([job.completion], policy)
+    estimate, why = estimate_of(job.completion, policy)
     return _counts(readout) | {
         "times": _times(readout, job.queued_s),
         "estimated_speedup": asdict(estimate) if estimate else None,
@@ -69,23 +69,14 @@ def _of_choice(job: Job, policy: AutoPolicy | None) -> dict[str, Any]:
 def _counts(readout: Readout) -> dict[str, Any]:
     forced = readout.drafters.get(_FORCED)
     return {
-        "target_calls": readout.target_calls,
-        "draft_calls": readout.draft_calls,
-        "generated_tokens": readout.generated_tokens,
-        "drafted_tokens": readout.drafted_tokens,
-        "accepted_tokens": readout.accepted_tokens,
+        **{name: getattr(readout, name) for name in _COUNTS},
         "forced_tokens": forced.accepted_tokens if forced else 0,
         "tokens_per_target_call": readout.tokens_per_target_call,
-        "drafters": {name: _drafter(counts) for name, counts in readout.drafters.items()},
+        "drafters": {
+            name: {count: getattr(counts, count) for count in _DRAFTER_COUNTS}
+            for name, counts in readout.drafters.items()
+        },
         "reused_prompt_tokens": readout.reused_tokens,
-    }
-
-
-def _drafter(counts: DrafterCounts) -> dict[str, int]:
-    return {
-        "drafted_tokens": counts.drafted_tokens,
-        "accepted_tokens": counts.accepted_tokens,
-        "calls_saved": counts.calls_saved,
     }
 
 
@@ -123,12 +114,9 @@ def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-def estimate_of(
-    completions: Sequence[Completion], policy: AutoPolicy | None
-) -> tuple[Estimate | None, str | None]:
+def estimate_of(completion: Completion, policy: AutoPolicy | None) -> tuple[Estimate | None, str | None]:
     """How much faster than plain decoding an answer was, or why nobody knows."""
     if policy is None:
         return None, "what calls cost is not measured under this policy"
-    records = [record for completion in completions for record in completion.records]
-    estimate = estimate_speedup(records, policy)
+    estimate = estimate_speedup(completion.records, policy)
     return estimate, None if estimate else "what calls cost is not known yet"

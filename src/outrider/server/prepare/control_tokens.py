@@ -1,8 +1,8 @@
 """Control tokens that a client spells out are text: nobody forges a turn by writing `<|im_end|>`.
 
 A template's own control tokens are read as such, so the text between them must not hold any. What a client
-spells is split by a mark behind its first character; the mark survives the template, and the tokenizer
-gets what is before it and what is behind it one after the other.
+spells is split by a mark after its first character; the mark survives the template, and the tokenizer
+gets what is before it and what is after it one after the other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 from outrider.core.contracts import Vocabulary
 
-__all__ = ["MARK", "Spelling"]
-
 MARK = "\ufdd0"
 """A code point that is no character, and never one."""
 _WRITTEN_MARK = re.compile(r"\\ufdd0", re.IGNORECASE)
@@ -24,37 +22,37 @@ _READ_BY_TEMPLATES = ("<think>", "</think>", "[THINK]", "[/THINK]")
 """What templates look for in earlier answers; it opens no turn."""
 
 
-class Spelling:
-    """How the tokens of a vocabulary are spelled; looked through when it is first asked."""
+class ControlTokens:
+    """How the control tokens of a vocabulary are spelled; looked through when it is first needed."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
-    def marked(self, value: Any) -> Any:
+    def escape(self, value: Any) -> Any:
         """A client's plain data, with a mark in each control token that its texts spell."""
         if isinstance(value, str):
-            return self._controls.sub(rf"\1{MARK}", value.replace(MARK, "\ufffd"))
+            return self._pattern.sub(rf"\1{MARK}", value.replace(MARK, "\ufffd"))
         if isinstance(value, Mapping):
-            return {self.marked(key): self.marked(part) for key, part in value.items()}
-        return [self.marked(part) for part in value] if isinstance(value, list) else value
+            return {self.escape(key): self.escape(part) for key, part in value.items()}
+        return [self.escape(part) for part in value] if isinstance(value, list) else value
 
     @staticmethod
-    def parts(rendered: str) -> list[str]:
+    def split(rendered: str) -> list[str]:
         """A rendered text, split at its marks."""
         return _WRITTEN_MARK.sub(MARK, rendered).split(MARK)
 
-    def num_controls(self, text: str) -> int:
+    def count(self, text: str) -> int:
         """How many control tokens a text spells."""
-        return sum(1 for _ in self._controls.finditer(text))
+        return sum(1 for _ in self._pattern.finditer(text))
 
     @cached_property
     def longest_bytes(self) -> int:
-        """Bytes of the longest token: of a text so many, at most, become one."""
+        """Bytes of the vocabulary's longest token: of a text so many, at most, become one."""
         tokens = range(self._vocabulary.size)
         return max(len(self._vocabulary.piece(t) or self._vocabulary.spelling(t)) for t in tokens)
 
     @cached_property
-    def _controls(self) -> re.Pattern[str]:
+    def _pattern(self) -> re.Pattern[str]:
         """The first character of each control token that is spelled out, overlapping ones too."""
         vocabulary = self._vocabulary
         spellings = {

@@ -1,0 +1,195 @@
+"""How chat formats write tool calls: as grammars that demand them, and as scans that read them."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from outrider.formats.data import ToolSpec
+from outrider.formats.grammar import Rules, bare_calls, repeated
+from outrider.formats.scan import Scan, Sink, blank, call, expect, literal, one_of, value
+
+_NAME = string.ascii_letters + string.digits + "_-."
+
+
+class CallSyntax(Protocol):
+    """How a chat format writes calls. `markers` may be control tokens of the vocabulary; `closer` is the
+    marker after a call, where there is one."""
+
+    name: str
+    markers: tuple[str, ...]
+    closer: str
+
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
+        """One to `max_calls` calls, as part of a grammar."""
+        ...
+
+    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
+        """Alternatives of free text that goes over into calls, as parts of a grammar."""
+        ...
+
+    def begins(self, character: str, *, line_start: bool) -> bool:
+        """Whether a call, or a marker of one, may begin with this character."""
+        ...
+
+    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
+        """Read what follows that character; `names` are those of the tools."""
+        ...
+
+
+class Hermes:
+    """Hermes and Qwen: `<tool_call>`, `{"name": …, "arguments": {…}}` and `</tool_call>` on a line each.
+
+    A call without markers counts, too, where a line begins with it: some models leave them out.
+    """
+
+    name = "hermes"
+    markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
+    closer = "</tool_call>"
+
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
+        one = f"{rules.marker('<tool_call>')} {self._after_opener(rules, tools)}"
+        return repeated(one, f'"\\n" {one}', max_calls)
+
+    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
+        inside = self._after_opener(rules, tools)
+        following = f'"\\n" {rules.marker("<tool_call>")} {inside}'
+        bare = bare_calls(rules, tools, max_calls, key="arguments", separator="\n")
+        return [repeated(f"{rules.up_to('<tool_call>')} {inside}", following, max_calls), *bare]
+
+    def _after_opener(self, rules: Rules, tools: Sequence[ToolSpec]) -> str:
+        return rules.named(f'"\\n" {rules.objects(tools)} "\\n" {rules.marker(self.closer)}')
+
+    def begins(self, character: str, *, line_start: bool) -> bool:
+        return character == "<" or (character == "{" and line_start)
+
+    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
+        if first == "{":
+            yield from call(sink, names)
+            return
+        words = ("tool_call", "/tool_call") if sink.is_after_call else ("tool_call",)
+        if (yield from one_of(words, ">")) == "/tool_call":
+            sink.drop()
+            return
+        expect((yield from blank()) == "{")
+        yield from call(sink, None)
+
+
+class Mistral:
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` for each call.
+
+    Both are read, whatever the template writes; `template` decides which is demanded.
+    """
+
+    name = "mistral"
+    closer = ""
+
+    def __init__(self, template: str) -> None:
+        self.markers = tuple(m for m in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]") if m in template)
+
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
+        return self._calls(rules, tools, rules.marker("[TOOL_CALLS]"), max_calls)
+
+    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
+        return [self._calls(rules, tools, rules.up_to("[TOOL_CALLS]"), max_calls)]
+
+    def _calls(self, rules: Rules, tools: Sequence[ToolSpec], opener: str, max_calls: int) -> str:
+        if "[ARGS]" in self.markers:
+            has_id = "[CALL_ID]" in self.markers
+            call_id = f"({rules.marker('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)? " if has_id else ""
+            between = f"{call_id}{rules.marker('[ARGS]')}"
+            one = rules.choice([f"{json.dumps(t.name)} {between} {rules.arguments(t)}" for t in tools])
+            return repeated(f"{opener} {one}", f"{rules.marker('[TOOL_CALLS]')} {one}", max_calls)
+        one = rules.objects(tools)
+        several = repeated(one, f'", " {one}', max_calls)
+        # Tokenizers of the older models put a blank after the marker.
+        return f'{opener} (" ")? "[" {several} "]"'
+
+    def begins(self, character: str, *, line_start: bool) -> bool:
+        del line_start
+        return character == "["
+
+    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
+        del first, names
+        yield from literal("TOOL_CALLS]")
+        character = yield from blank()
+        if character == "[":
+            yield from _list(sink)
+        elif character == "{":
+            yield from call(sink, None)
+        else:
+            yield from _named(character, sink)
+
+
+def _list(sink: Sink) -> Scan[None]:
+    following = ","
+    while following == ",":
+        expect((yield from blank()) == "{")
+        yield from call(sink, None)
+        following = yield from blank()
+    expect(following == "]")
+    sink.drop()
+
+
+def _named(character: str, sink: Sink) -> Scan[None]:
+    name = ""
+    while character in _NAME:
+        name += character
+        character = yield
+    if character == "[" and (yield from one_of(("ARGS", "CALL_ID"), "]")) == "CALL_ID":
+        while (yield) != "[":
+            pass
+        yield from literal("ARGS]")
+    sink.name(name)
+    if character == "[" or character.isspace():
+        character = yield from blank()
+    expect(character == "{")
+    yield from value(character, sink.arguments)
+    sink.close()
+
+
+class Objects:
+    """Calls that are nothing but JSON objects with a name and, under `key`, the arguments: Llama 3's, and
+    those of models that know no tools. `separator` stands between them.
+
+    Where an answer may call tools, but need not, a line that begins with an object whose first
+    key is the name of a tool is a call; so is what follows a marker (Llama's <|python_tag|>).
+    """
+
+    closer = ""
+
+    def __init__(self, name: str, key: str, separator: str, *markers: str) -> None:
+        self.name = name
+        self.markers = markers
+        self._key = key
+        self._separator = separator
+
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
+        one = rules.objects(tools, self._key)
+        return repeated(one, f"{json.dumps(self._separator)} {one}", max_calls)
+
+    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
+        found = bare_calls(rules, tools, max_calls, key=self._key, separator=self._separator)
+        one = rules.objects(tools, self._key)
+        following = f"{json.dumps(self._separator)} {one}"
+        marked = [repeated(f"{rules.up_to(tag)} {one}", following, max_calls) for tag in self.markers]
+        return [*found, *marked]
+
+    def as_text(self, name: str, arguments: str) -> str:
+        """A call as the model would write it."""
+        return f'{{"name": {json.dumps(name)}, "{self._key}": {arguments}}}'
+
+    def begins(self, character: str, *, line_start: bool) -> bool:
+        return (character == "{" and line_start) or (character == "<" and bool(self.markers))
+
+    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
+        if first == "<":
+            yield from literal(self.markers[0][1:])
+            expect((yield from blank()) == "{")
+        while True:
+            yield from call(sink, None if first == "<" else names)
+            if (following := (yield from blank())) == ";":
+                following = yield from blank()
+            expect(following == "{")

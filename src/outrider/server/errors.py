@@ -1,0 +1,204 @@
+"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+
+A message names the input, the reason and the way out, as the errors of `outrider.core.errors` do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from outrider.core.errors import (
+    BackendError,
+    ConstraintError,
+    GrammarError,
+    InputError,
+    OutriderError,
+    PromptError,
+    SettingError,
+)
+from outrider.server.jobs import Draining, QueueFull
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 408: "timeout_error", 429: "rate_limit_error"}
+_KNOWN: tuple[tuple[type[OutriderError], int, str], ...] = (
+    (QueueFull, 429, "queue_full"),
+    (Draining, 503, "draining"),
+    (BackendError, 500, "backend_error"),
+    (GrammarError, 400, "invalid_grammar"),
+    (PromptError, 400, "invalid_prompt"),
+    (SettingError, 400, "invalid_value"),
+    (ConstraintError, 400, "constraint_failed"),
+    (InputError, 400, "invalid_request"),
+    (OutriderError, 500, "internal_error"),
+)
+"""Status and code of Outrider's own errors; the first that fits holds."""
+_WAYS_OUT = {
+    "(--lenient-schema)": '("strict": false)',
+    "(--raw)": "(/v1/completions)",
+    "(-c)": "(-c, where the server is started)",
+}
+"""What an error says of the command line, in terms of a request."""
+_MAX_MESSAGE_CHARACTERS = 2_000
+
+
+class Problem(Exception):
+    """An answer that is an error: raised anywhere in a route, sent by the handler.
+
+    `param` is the field at fault, as a path: `messages[0].content`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        type: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The object that the client gets; what cannot be written as UTF-8 is replaced."""
+        message, param = _as_utf8(self.message[:_MAX_MESSAGE_CHARACTERS]), self.param and _as_utf8(self.param)
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The answer that says it."""
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def _as_utf8(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode()
+
+
+def invalid_field(param: str, why: str, *, code: str = "invalid_value") -> Problem:
+    """A field that cannot be used (400): `why`, and the way out, as sentences."""
+    return Problem(400, f"{param}: {why}", code=code, param=param)
+
+
+def internal_error(message: str = "the server failed; its log says how.") -> Problem:
+    """A failure that nobody foresaw."""
+    return Problem(500, message, code="internal_error")
+
+
+def problem_of(error: OutriderError, param: str | None = None) -> Problem:
+    """The answer to an error that Outrider raised; `param` is the field that led to it."""
+    message = str(error)
+    for ours, theirs in _WAYS_OUT.items():
+        message = message.replace(ours, theirs)
+    status, code = next((status, code) for kind, status, code in _KNOWN if isinstance(error, kind))
+    if isinstance(error, QueueFull | Draining):
+        retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return Problem(status, message, code=code, headers=retry)
+    if isinstance(error, SettingError) and param is None:
+        param = error.what.replace(" ", "_").replace("-", "_")  # as requests spell it
+    return Problem(status, message, code=code, param=None if isinstance(error, BackendError) else param)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the application in this shape, and count it (`app.state.metrics`)."""
+    for kind, convert in _CONVERSIONS.items():
+        app.add_exception_handler(kind, _handler(convert))
+
+
+def _handler(convert: Callable[[Request, Any], Problem]) -> Callable[[Request, Exception], Any]:
+    async def handle(request: Request, error: Exception) -> Response:
+        problem = convert(request, error)
+        metrics = getattr(request.app.state, "metrics", None)
+        if metrics is not None:
+            metrics.observe_error(problem.status, problem.code)
+        return problem.response()
+
+    return handle
+
+
+def _of_http(request: Request, error: HTTPException) -> Problem:
+    status, path = error.status_code, request.url.path[:200]
+    if status == 404:
+        why = f"there is nothing at {path}. /v1/models tells what is served."
+        return Problem(404, why, code="not_found")
+    if status == 405:
+        allowed = (error.headers or {}).get("allow", "another method")
+        why = f"{request.method} is not allowed at {path}. Use {allowed}."
+        return Problem(405, why, code="method_not_allowed", headers=error.headers)
+    if status == 400:  # the body cannot be read at all
+        why = "the body is not JSON: give valid UTF-8, nested no deeper than need be."
+        return Problem(400, why, code="invalid_json")
+    return Problem(status, f"{error.detail}.", code="http_error", headers=error.headers)
+
+
+_CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
+    Problem: lambda _, error: error,
+    OutriderError: lambda _, error: problem_of(error),
+    RequestValidationError: lambda _, error: _invalid(error.errors(), error.body),
+    HTTPException: _of_http,
+    Exception: lambda *_: internal_error(),  # it is logged where it is raised again
+}
+
+
+# Requests that do not fit their models
+
+
+def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
+    """The one complaint that helps most: of alternatives that all failed, the one that got furthest."""
+    found = max(errors, key=lambda error: (error["type"] == "unsupported", len(_steps(error, body))))
+    kind, context = found["type"], found.get("ctx") or {}
+    path = _path(found, body)
+    if kind == "unsupported" and context.get("field"):
+        path = f"{path}.{context['field']}" if path else str(context["field"])
+    where = path or "the body"
+    if kind == "json_invalid":
+        why = f"the body is not JSON: {context.get('error', 'it is broken')}."
+        return Problem(400, why, code="invalid_json")
+    if isinstance(body, bytes):  # of another content type, or of none
+        why = "the body is read as JSON. Say so: content-type: application/json."
+        return Problem(400, why, code="invalid_json")
+    if kind == "extra_forbidden":
+        why = f"unknown field: {path}. It is none of this endpoint's (docs/api.md lists them); leave it out."
+        return Problem(400, why, code="unknown_field", param=path)
+    if kind == "missing":
+        why = f"{where}: it is missing. Give it, as JSON with content-type application/json."
+        return Problem(400, why, code="missing_field", param=path or None)
+    sentence = str(found["msg"]).rstrip(".")
+    sentence = sentence[:1].lower() + sentence[1:]
+    code = "unsupported" if kind == "unsupported" else "invalid_value"
+    return Problem(400, f"{where}: {sentence}.", code=code, param=path or None)
+
+
+def _path(error: Mapping[str, Any], body: Any) -> str:
+    path = ""
+    for step in _steps(error, body):
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    return path
+
+
+def _steps(error: Mapping[str, Any], body: Any) -> list[str | int]:
+    """The place of an error in the body: pydantic's, without the names of alternatives that it tried."""
+    steps: list[str | int] = []
+    place = list(error["loc"])
+    here = body if place[:1] == ["body"] else None
+    for i, step in enumerate(place[1:], 1):
+        if (isinstance(here, Mapping) and step in here) or (
+            isinstance(here, list) and isinstance(step, int) and step < len(here)
+        ):
+            here = here[step]
+        elif not (error["type"] == "missing" and i == len(place) - 1) and place[0] == "body":
+            continue
+        steps.append(step)
+    return steps

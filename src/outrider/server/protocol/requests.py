@@ -1,0 +1,207 @@
+"""The requests: chat completions, completions, responses, tokenize and detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from outrider.server.protocol.base import WHOLE, Body, Many, Shape, explained, few
+from outrider.server.protocol.fields import (
+    GrammarFields,
+    Harmless,
+    JsonObjectFormat,
+    MaxTokens,
+    NamedSchema,
+    NumChoices,
+    NumLogprobs,
+    SamplingFields,
+    StreamOptions,
+    TextFormat,
+)
+from outrider.server.protocol.messages import (
+    FunctionTool,
+    Item,
+    Message,
+    NamedFunctionTool,
+    NamedTool,
+    Prediction,
+    Tool,
+    ToolMode,
+)
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Text = Annotated[str, Field(min_length=1)]
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Tokens = Annotated[Many[Token], Field(min_length=1)]
+
+_NO_STORE = explained("nothing is stored here. Say false, or leave it out")
+_NO_VERBOSITY = explained("it is not supported. Ask for it in a message")
+_STATELESS = "nothing is stored here. Give the whole conversation as `input`"
+_OF_CHAT = "it is a field of chat completions. Say "
+
+_REFUSED = {
+    "audio": "this server writes text alone. Leave audio out",
+    "functions": "functions are no longer in use. Say tools",
+    "function_call": "function_call is no longer in use. Say tool_choice",
+    "web_search_options": "this server does not search the web. Leave it out",
+    "moderation": "nothing is moderated here. Leave it out",
+    "prompt_cache_options": "prompts are cached by themselves. Leave it out",
+    "n_predict": "it is llama.cpp's name. Say max_tokens",
+    "mirostat": "mirostat is not supported. Leave it out",
+    "samplers": "the order of samplers is fixed (docs/sampling.md). Leave it out",
+    "n_probs": "it is llama.cpp's name. Say logprobs and top_logprobs",
+    "guided_whitespace_pattern": "white space by a pattern is not supported. Leave it out",
+    "structural_tag": "structural tags are not supported. Use tools, or a grammar",
+}
+"""Fields that other servers know, why they are not supported, and the way out."""
+
+
+class ChatRequest(SamplingFields, GrammarFields, Harmless):
+    """A conversation to be continued."""
+
+    refused: ClassVar = _REFUSED
+
+    messages: Annotated[Many[Message], Field(min_length=1)]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: NumChoices | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: Annotated[Many[Tool], Field(max_length=512)] | None = None
+    tool_choice: ToolMode | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64), few(64)] | None = Field(
+        None, description="Variables for the model's chat template."
+    )
+    store: Annotated[Literal[False] | None, _NO_STORE] = None
+    modalities: Annotated[
+        Many[Literal["text"]] | None,
+        explained('this server writes text alone. Say ["text"], or leave it out'),
+    ] = None
+    verbosity: Annotated[Literal["medium"] | None, _NO_VERBOSITY] = None
+
+
+class CompletionRequest(SamplingFields, GrammarFields, Harmless):
+    """Texts to be continued as they stand, without a chat template."""
+
+    refused: ClassVar = _REFUSED | {
+        "suffix": "text is not filled in between two others. Leave it out",
+        "prompt_embeds": "prompts are text or tokens. Leave it out",
+        "use_beam_search": "beam search is not supported. Leave it out",
+    }
+
+    prompt: (
+        Text
+        | Tokens
+        | Annotated[Many[Text], Field(min_length=1)]
+        | Annotated[Many[Tokens], Field(min_length=1)]
+    )
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: NumChoices | None = None
+    best_of: NumChoices | None = Field(
+        None, description="Only as many as `n`: all that are generated are returned."
+    )
+    echo: bool | None = Field(None, description="The answer begins with the prompt; not with logprobs.")
+    max_tokens: MaxTokens | None = Field(
+        None, description="16 unless the server is set otherwise, as OpenAI's."
+    )
+    logprobs: NumLogprobs | None = None
+    prediction: Prediction | None = None
+    store: Annotated[Literal[False] | None, _NO_STORE] = None
+
+
+class SchemaFormat(NamedSchema):
+    """JSON of a schema; `strict` as in chat completions."""
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Shape):
+    """What the text of the answer has to be."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Annotated[Literal["medium"] | None, _NO_VERBOSITY] = None
+
+
+class Reasoning(Shape):
+    """How much the model is to think, where its template knows that."""
+
+    refused: ClassVar = dict.fromkeys(
+        ("summary", "generate_summary"), "reasoning is given as it is, without a summary. Leave it out"
+    )
+
+    effort: Effort | None = None
+
+
+class ResponseRequest(SamplingFields, Harmless):
+    """A conversation to be continued, as items."""
+
+    refused: ClassVar = _REFUSED | {
+        "previous_response_id": _STATELESS,
+        "conversation": _STATELESS,
+        "prompt": "prompts are not kept here. Give `instructions` and `input`",
+        "context_management": "the conversation is not shortened here. Leave it out",
+        "logprobs": f'{_OF_CHAT}"include": ["message.output_text.logprobs"]',
+        "max_tokens": f"{_OF_CHAT}max_output_tokens",
+        "messages": f"{_OF_CHAT}input",
+        "response_format": f"{_OF_CHAT}text.format",
+    }
+
+    input: str | Annotated[Many[Item], Field(min_length=1)]
+    instructions: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: MaxTokens | None = None
+    max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = Field(
+        None, description="Has no effect: it is about tools that the server itself runs."
+    )
+    tools: Annotated[Many[FunctionTool], Field(max_length=512)] | None = None
+    tool_choice: ToolMode | NamedFunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: Many[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, description="Reasoning is never encrypted: it is given as it is."
+    )
+    top_logprobs: NumLogprobs | None = None
+    truncation: Annotated[
+        Literal["disabled"] | None,
+        explained("the conversation is not shortened here. Say disabled, or leave it out"),
+    ] = None
+    store: Annotated[Literal[False] | None, explained(_STATELESS)] = None
+    background: Annotated[
+        Literal[False] | None, explained("nothing runs in the background here. Say false, or use stream")
+    ] = None
+
+
+class TokenizeRequest(Body):
+    """A text (`content` as llama.cpp has it, `prompt` as vLLM has it) or a conversation; exactly one.
+
+    Start tokens are added to a `prompt`, and to `content` where `add_special` says so.
+    """
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = None
+    model: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = Field(None, description="vLLM's name of add_special.")
+    parse_special: bool | None = Field(None, description="Read control tokens that are spelled out: true.")
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """Tokens to be read as text."""
+
+    tokens: Many[Token]
+    model: str | None = None

@@ -1,0 +1,251 @@
+"""The endpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from outrider.core.errors import InputError
+from outrider.server.answers.responses import ResponseAnswer
+from outrider.server.answers.text import ChatAnswer, CompletionAnswer
+from outrider.server.errors import Problem, invalid_field, problem_of
+from outrider.server.generation import answer
+from outrider.server.page import Page
+from outrider.server.prepare.chat import plan_chat, render, tokens_of
+from outrider.server.prepare.completions import plan_completions
+from outrider.server.prepare.responses import plan_response
+from outrider.server.protocol import answers
+from outrider.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponseRequest,
+    TokenizeRequest,
+)
+from outrider.server.service import Service
+
+_MAX_CONTROLS = 10_000
+"""The time to read them grows with the square of their number: a tenth of a second for so many."""
+_CALL_SIZES = 32
+
+_ERRORS: dict[int | str, str] = {
+    400: "The request cannot be used: `param` names the field, the message the way out.",
+    401: "An API key is missing or unknown.",
+    403: "The key may not do this.",
+    404: "There is no such model, or nothing at this path.",
+    405: "The method is not allowed at this path.",
+    408: "The request's body took too long.",
+    413: "The request's body is too large.",
+    429: "Too many requests wait, or a limit of the key is reached; Retry-After says for how long.",
+    "4XX": "Another error of the request.",
+    500: "The server failed.",
+    503: "The server is ending, or is not ready.",
+}
+_EVENT = {
+    "type": "object",
+    "description": "One event: `data` is JSON, or [DONE].",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+_METRICS = {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics."}
+
+
+def _describe(
+    model: type[BaseModel] | None = None, *, streams: bool = False
+) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says of the responses of an endpoint that answers with `model`, or with
+    events where it `streams`."""
+    found: dict[int | str, dict[str, Any]] = {
+        status: {"model": answers.ErrorAnswer, "description": why} for status, why in _ERRORS.items()
+    }
+    if model is not None:
+        found[200] = {"model": model, "description": "The answer."}
+        if streams:
+            found[200]["content"] = {"text/event-stream": {"schema": _EVENT}}
+    return found
+
+
+def text_router(service: Service) -> APIRouter:
+    """Text to be continued; with `stream`, as server-sent events."""
+    router = APIRouter(tags=["text"])
+
+    @router.post("/v1/chat/completions", responses=_describe(answers.ChatCompletion, streams=True))
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Continue a conversation; with `stream`, as server-sent events."""
+        plan, make = partial(plan_chat, service, body), partial(ChatAnswer, service, with_usage=_usage(body))
+        return await answer(service, request, plan, make, stream=bool(body.stream))
+
+    @router.post("/v1/completions", responses=_describe(answers.Completions, streams=True))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue texts as they stand; with `stream`, as server-sent events."""
+        plan = partial(plan_completions, service, body)
+        make = partial(CompletionAnswer, service, with_usage=_usage(body))
+        return await answer(service, request, plan, make, stream=bool(body.stream))
+
+    @router.post("/v1/responses", responses=_describe(answers.Response, streams=True))
+    async def responses(body: ResponseRequest, request: Request) -> Response:
+        """Continue a conversation; with `stream`, as typed events. Nothing is stored."""
+        plan, make = partial(plan_response, service, body), partial(ResponseAnswer, service, body)
+        return await answer(service, request, plan, make, stream=bool(body.stream))
+
+    return router
+
+
+def _usage(body: ChatRequest | CompletionRequest) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def _detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
+    service.check_model(body.model)
+    if body.tokens:
+        service.check_tokens(body.tokens, "tokens")
+    text = service.text_of(body.tokens)
+    return {"content": text, "prompt": text}
+
+
+def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+    service.check_model(body.model)
+    given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise invalid_field("content", "give exactly one of content, prompt and messages.")
+    try:
+        tokens = _tokens(service, body)
+    except InputError as error:
+        raise problem_of(error, given[0]) from None
+    shown = tokens if body.with_pieces or body.return_token_strs else []
+    pieces = [service.vocabulary.piece(token) or service.vocabulary.spelling(token) for token in shown]
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
+    if body.with_pieces:
+        found["tokens"] = [{"id": t, "piece": _piece(piece)} for t, piece in zip(tokens, pieces, strict=True)]
+    if body.return_token_strs:
+        found["token_strs"] = [piece.decode("utf-8", errors="replace") for piece in pieces]
+    return found
+
+
+def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    if body.messages is not None:
+        return tokens_of(service, render(service, body.messages, [], "none", {}))
+    name, text = ("content", body.content or "") if body.prompt is None else ("prompt", body.prompt)
+    given = body.add_special if body.add_special is not None else body.add_special_tokens
+    add_special = given if given is not None else name == "prompt"
+    parse_special = body.parse_special is not False
+    if parse_special and service.controls.count(text) > _MAX_CONTROLS:
+        why = f"it spells more than {_MAX_CONTROLS:,} control tokens."
+        raise invalid_field(name, f"{why} Say parse_special: false, or shorten it.")
+    return service.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def info_router(service: Service) -> APIRouter:
+    """Text to tokens and back, what is served, and what calls cost."""
+    router = APIRouter()
+
+    # Millions of tokens take seconds to write down, too, so that the answer is made beside the event loop.
+
+    @router.post("/tokenize", responses=_describe(answers.TokenizeAnswer), tags=["tokens"])
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """The tokens of a text, or of a conversation under the model's chat template."""
+        return await service.prepared(lambda: JSONResponse(_tokenize(service, body)))
+
+    @router.post("/detokenize", responses=_describe(answers.DetokenizeAnswer), tags=["tokens"])
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """The text of tokens; what stands for structure adds nothing."""
+        return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
+
+    @router.get("/v1/models", responses=_describe(), response_model=answers.ModelList, tags=["models"])
+    async def models() -> Any:
+        """The model, under all its names."""
+        names = (service.name, *service.aliases)
+        return {"object": "list", "data": [_model_card(service, name) for name in names]}
+
+    @router.get(
+        "/v1/models/{model:path}", responses=_describe(), response_model=answers.ModelCard, tags=["models"]
+    )
+    async def model(model: str) -> Any:
+        """The model of this name."""
+        service.check_model(model)
+        return _model_card(service, model)
+
+    @router.get("/outrider/status", responses=_describe(), response_model=answers.Status, tags=["state"])
+    async def status() -> Any:
+        """Models, drafters, and the seconds of a call over 1 to 32 tokens; null where they are not known."""
+        return _status(service)
+
+    return router
+
+
+def _model_card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started_unix_s,
+        "owned_by": "outrider",
+        "root": service.name,
+        "max_model_len": service.context_tokens,
+    }
+
+
+def _status(service: Service) -> dict[str, Any]:
+    calls_s: list[float] | None = None
+    if service.policy is not None and service.policy.knowledge.costs.is_known:
+        # The engine's thread refines the curve; to ask it changes nothing but its own cache.
+        calls_s = service.policy.knowledge.costs.calls_s(_CALL_SIZES, context=0).tolist()
+    return {
+        "model": service.name,
+        "draft": service.draft_name,
+        "context_tokens": service.context_tokens,
+        "drafters": [drafter.name for drafter in service.session.engine.drafters],
+        "policy": service.policy_name,
+        "bitwise": service.session.bitwise,
+        "chat_format": service.format.name if service.template is not None else None,
+        "plain_token_s": calls_s[0] if calls_s else None,
+        "calls_s": calls_s,
+        "notices": list(service.notices),
+    }
+
+
+def open_router(service: Service, page: Page | None) -> APIRouter:
+    """Health, metrics where there are some, and the page for people: programs find nothing in it."""
+    router = APIRouter()
+
+    @router.get("/health", responses=_describe(), response_model=answers.Health, tags=["state"])
+    async def health() -> Any:
+        """`ok`, or an error (503) when the server is ending, or its engine has failed."""
+        state = service.worker.state()
+        if state.failed:
+            raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
+        if state.draining:
+            message = "the server is ending. Ask another one."
+            raise Problem(503, message, code="draining", headers={"Retry-After": "5"})
+        return {"status": "ok"}
+
+    if (collected := service.metrics) is not None:
+
+        @router.get(
+            "/metrics", responses=_describe() | {200: _METRICS}, response_class=Response, tags=["state"]
+        )
+        async def metrics(request: Request) -> Response:
+            """Counters and histograms, in the format that the Accept header prefers."""
+            content, content_type = collected.render(request.headers.get("accept", ""))
+            return Response(content, headers={"content-type": content_type})
+
+    if page is not None:
+
+        @router.get("/", include_in_schema=False)
+        async def show(request: Request) -> Response:
+            """The page, or word that the browser has it already."""
+            if page.is_current(request.headers.get("if-none-match")):
+                return Response(status_code=304, headers=dict(page.headers))
+            return Response(page.body, headers=dict(page.headers))
+
+    return router
