@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.bench.models import ModelFile
-from outrider.cli.distill_plan import DistillSettings, plan_of
+from outrider.cli.commands import INTERRUPTED
+from outrider.cli.distill_plan import plan_of
+from outrider.cli.distill_settings import DistillSettings
 from outrider.cli.output import readable, write
+from outrider.cli.tables import print_notes
 from outrider.core.extras import require_extra
 from outrider.distill.plan import DistillPlan
 
 __all__ = ["distill"]
-
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def distill(settings: DistillSettings) -> int:
     except KeyboardInterrupt:
         kept = f"what is done is kept in {plan.out}; the same command goes on from there"
         errors.print(Text(readable(f"interrupted: {kept}")))
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0
 
 
@@ -58,8 +59,7 @@ def _record(work: _Work) -> None:
 
     with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
         notices = record(work.file, work.plan, progress)
-    for notice in notices:
-        work.errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    print_notes(work.errors, notices)
     folder = work.plan.answers_folder
     count = sum(1 for _ in folder.glob("*.npz"))
     if work.settings.print_json:
@@ -88,8 +88,7 @@ def _distill(work: _Work) -> None:
             measured = measure_held_out(file, plan, made, progress, notices)
         report = report_of(file, plan, made, measured, curve, notices)
         files = [] if settings.no_report else write_report(report, plan.out)
-    for notice in report.notices:
-        work.errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    print_notes(work.errors, report.notices)
     if settings.print_json:
         write(report.model_dump_json(by_alias=True) + "\n")
     else:

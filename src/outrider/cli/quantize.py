@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +15,41 @@ from rich.text import Text
 
 from outrider.backends.gguf.file_types import read_type
 from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, requantizing
+from outrider.cli.commands import INTERRUPTED
 from outrider.cli.output import readable, write
+from outrider.cli.plans import hub_options
+from outrider.cli.settings import QuantizeSettings
+from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError
-from outrider.models import HubOptions, embedded_default, resolve
+from outrider.models import embedded_default, resolve
 from outrider.models.quantizations import requantized_name
 
-__all__ = ["QuantizeSettings", "make"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeSettings:
-    """What the command line asked for."""
-
-    model: str | None
-    to: Sequence[str]
-    pure: bool
-    keep_output: bool
-    hf_token: str | None
-    offline: bool
-    out: Path | None
-    force: bool
-    print_json: bool
-    threads: int
-
-
-def make(settings: QuantizeSettings) -> None:
-    """Make one file after the other, and show what they are. All that can be refused is refused before the
-    first is begun."""
+def quantize_model(settings: QuantizeSettings) -> int:
+    """Make one file after the other, and show what they are; returns the exit status. All that can be refused
+    is refused before the first is begun."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     types = _types(settings.to)
-    hub = HubOptions(token=settings.hf_token, offline=settings.offline)
-    source = embedded_default() if settings.model is None else resolve(settings.model, hub=hub)
+    model = settings.model
+    source = embedded_default() if model is None else resolve(model, hub=hub_options(settings))
     outputs = {to: _folder(settings, source) / f"{requantized_name(source.stem, to)}.gguf" for to in types}
     for output in outputs.values():
         check_output(source, output, force=settings.force)
     if warning := requantizing(source):
-        errors.print(Text(readable(f"note: {warning}"), style="yellow"))
+        print_notes(errors, [warning])
     made = []
-    for to, output in outputs.items():
-        made.append(_make_one(settings, source, to, output, errors))
-        errors.print(Text(readable(_line(made[-1]))))
+    try:
+        for to, output in outputs.items():
+            made.append(_make_one(settings, source, to, output, errors))
+            errors.print(Text(readable(_line(made[-1]))))
+    except KeyboardInterrupt:
+        errors.print("\ninterrupted: the file that was being written is removed")
+        return INTERRUPTED
     if settings.print_json:
         write(json.dumps(_as_json(source, made)) + "\n")
     else:
         _print(source, made)
+    return 0
 
 
 def _types(given: Sequence[str]) -> list[str]:
@@ -88,9 +79,9 @@ def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, e
             source,
             to,
             output,
-            threads=settings.threads,
+            threads=max(settings.threads, 0),
             pure=settings.pure,
-            keep_output=settings.keep_output,
+            keep_output=settings.leave_output_tensor,
             force=settings.force,
             progress=progress,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -28,15 +28,18 @@ from outrider.certify import (
     versions,
     write_certificate,
 )
+from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import write
+from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
 from outrider.cli.prompt import encodable, read_prompt, unescape
-from outrider.cli.run import check_settings, load_pair, open_session, print_notices
-from outrider.cli.settings import RunSettings
+from outrider.cli.run import load_pair, open_session
+from outrider.cli.settings import VerifySettings
+from outrider.cli.tables import print_notes
 from outrider.cli.verdict import print_verdict
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
-from outrider.core.params import SamplingParams
+from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.files import check_writable
 from outrider.session import Pair, Session, settings_of
@@ -48,58 +51,44 @@ _QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
 """A code edit, an extraction, a translation and something to invent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
-    """What the command line asked for; `run` holds the options that `outrider run` has too."""
+def make_plan(settings: VerifySettings, verification: Verification) -> Plan:
+    """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
+    plan = Plan(num_tokens=48, num_seeded=32, num_repeated=1, num_sampled=1, samples=800)
+    if not settings.quick:
+        plan = Plan()
+    if settings.tokens is not None:
+        if settings.tokens < 1:
+            raise SettingError(f"-n {settings.tokens}", "it asks for nothing", "Give 1 or more.")
+        plan = replace(plan, num_tokens=settings.tokens, num_seeded=min(settings.tokens, plan.num_seeded))
+    is_piped = settings.prompts_file is not None and str(settings.prompts_file) == "-"
+    return replace(
+        plan,
+        grammar=read_grammar(settings, "the prompts" if is_piped else None),
+        seed=settings.test_seed,
+        rule=verification.rule,
+        lenience=verification.lenience,
+        fault=None if settings.inject is None else check_fault(settings.inject),
+    )
 
-    run: RunSettings
-    prompts: list[str] | None
-    prompts_file: Path | None
-    tokens: int | None
-    quick: bool
-    test_seed: int
-    inject: str | None
-    output: Path | None
-    print_json: bool
 
-    def plan(self) -> Plan:
-        """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
-        plan = Plan(num_tokens=48, num_seeded=32, num_repeated=1, num_sampled=1, samples=800)
-        if not self.quick:
-            plan = Plan()
-        if self.tokens is not None:
-            if self.tokens < 1:
-                raise SettingError(f"-n {self.tokens}", "it asks for nothing", "Give 1 or more.")
-            plan = replace(plan, num_tokens=self.tokens, num_seeded=min(self.tokens, plan.num_seeded))
-        verification = self.run.verification()
-        is_piped = self.prompts_file is not None and str(self.prompts_file) == "-"
-        return replace(
-            plan,
-            grammar=self.run.grammar("the prompts" if is_piped else None),
-            seed=self.test_seed,
-            rule=verification.rule,
-            lenience=verification.lenience,
-            fault=None if self.inject is None else check_fault(self.inject),
-        )
-
-    def place(self) -> Path | None:
-        """Where the certificate is written; None for nowhere. Raises SettingError."""
-        if self.output is None and self.print_json:
-            return None
-        path = self.output or DEFAULT_OUTPUT
-        if self.prompts_file is not None and _same_file(path, self.prompts_file):
-            raise SettingError(str(path), "it holds the prompts", "Name another file (--output).")
-        check_writable(path, "certificate")
-        return path
+def _place(settings: VerifySettings) -> Path | None:
+    """Where the certificate is written; None for nowhere. Raises SettingError."""
+    if settings.output is None and settings.print_json:
+        return None
+    path = settings.output or DEFAULT_OUTPUT
+    if settings.prompts_file is not None and _same_file(path, settings.prompts_file):
+        raise SettingError(str(path), "it holds the prompts", "Name another file (--output).")
+    check_writable(path, "certificate")
+    return path
 
 
 def verify(settings: VerifySettings) -> int:
     """Test and certify; returns the exit status: 0 where everything holds, else 1."""
     errors = Console(stderr=True, highlight=False)
-    place = settings.place()
-    plan, texts = settings.plan(), _texts(settings)
-    check_settings(settings.run)
-    certificate = _certify(settings, plan, texts, place, errors)
+    place = _place(settings)
+    pair_plan = plan_pair(settings, greedy=False)
+    plan, texts = make_plan(settings, pair_plan.verification), _texts(settings)
+    certificate = _certify(settings, pair_plan, plan, texts, place, errors)
     if place is not None:
         write_certificate(place, certificate)
     if settings.print_json:
@@ -110,21 +99,26 @@ def verify(settings: VerifySettings) -> int:
 
 
 def _certify(
-    settings: VerifySettings, plan: Plan, texts: list[str], place: Path | None, errors: Console
+    settings: VerifySettings,
+    pair_plan: PairPlan,
+    plan: Plan,
+    texts: list[str],
+    place: Path | None,
+    errors: Console,
 ) -> Certificate:
     """Load the models and run every test on them."""
     started, before = datetime.now(UTC), perf_counter()
-    pair = load_pair(settings.run, errors)
-    prompts = [_encode(pair, text, raw=settings.run.raw) for text in texts]
+    pair = load_pair(pair_plan, errors)
+    prompts = [_encode(pair, text, raw=settings.raw) for text in texts]
     _spare_models(place, pair)
     sampling = SamplingParams(temperature=0)
     greedy = Request(prompts[0], sampling, verification=plan.verification, grammar=plan.grammar)
-    with open_session(
-        settings.run, pair, max(map(len, prompts)), errors, max_running=2 if settings.run.bitwise else 1
-    ) as session:
+    tokens = max(map(len, prompts)) + UNLIMITED_TOKENS + 1
+    max_running = 2 if settings.bitwise else 1
+    with open_session(pair_plan, pair, tokens, errors, max_running=max_running) as session:
         if plan.grammar is not None:
             session.compile(plan.grammar)
-        print_notices(session, errors)
+        print_notes(errors, session.notices)
         with LoadInterrupt(), _progress(errors) as bars:
             models = _models(pair, bars)
             findings = certify(_subject(session, pair), prompts, plan, bars.show)
@@ -184,7 +178,7 @@ def _models(pair: Pair, bars: _Bars) -> dict[str, Any]:
 
 def _texts(settings: VerifySettings) -> list[str]:
     """The prompts that were given, or the built-in ones."""
-    texts = [encodable(unescape(text), "prompt") for text in settings.prompts or ()]
+    texts = [encodable(unescape(text), "prompt") for text in settings.prompts]
     if settings.prompts_file is not None:
         texts += _read_prompts(settings.prompts_file)
     for number, text in enumerate(texts, 1):
