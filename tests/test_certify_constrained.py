@@ -21,7 +21,7 @@ from outrider.certify.runs import generate
 from outrider.certify.sampled import exact_distribution
 from outrider.certify.starts import find_start
 from outrider.certify.texts import compare_greedy, repeat
-from outrider.compare import compare, find_divergence
+from outrider.comparison import compare, find_divergence
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.errors import SettingError

@@ -440,7 +440,7 @@ def test_version_without_a_library_that_runs_models(outrider: Call, monkeypatch:
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("outrider.cli.main.version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     outcome = outrider("--version")
     assert outcome.status == 0 and outcome.out.endswith("(no library to run models)\n")
 

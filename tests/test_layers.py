@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "tuning", "formats"),
     ("learned", "loading", "generation", "schemas"),
     ("readout", "session", "trace", "pacing", "explain"),
-    ("compare", "certify", "replay"),
+    ("comparison", "certify", "replay"),
     ("server", "bench"),
     ("check",),
     ("distill",),

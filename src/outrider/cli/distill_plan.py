@@ -8,6 +8,7 @@ from typing import cast, get_args
 from outrider.backends.gguf.file_types import read_type
 from outrider.bench.models import DEFAULT, ModelFile, find_models
 from outrider.cli.distill_settings import DistillSettings
+from outrider.cli.plans import hub_options
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan
 from outrider.models.hub import HubOptions
@@ -107,7 +108,7 @@ def _draft(settings: DistillSettings) -> DraftPlan:
     reference = settings.base if settings.go_on is None else settings.go_on
     return DraftPlan(
         start="continue" if settings.go_on is not None else "random" if settings.random else "prune",
-        base=None if reference is None else _base(reference, settings.hub),
+        base=None if reference is None else _base(reference, hub_options(settings)),
         layers=usual.layers if settings.layers is None else settings.layers,
         feed_forward=settings.feed_forward,
         vocabulary=settings.vocabulary,
@@ -128,7 +129,7 @@ def _base(reference: str, hub: HubOptions) -> Path:
 
 def _target(settings: DistillSettings) -> ModelFile:
     reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
-    return _only(DEFAULT if reference is None else reference, settings.hub)
+    return _only(DEFAULT if reference is None else reference, hub_options(settings))
 
 
 def _only(reference: str, hub: HubOptions) -> ModelFile:

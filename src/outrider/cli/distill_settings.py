@@ -16,7 +16,6 @@ from outrider.core.settings import (
     setting,
 )
 from outrider.distill.plan import USUAL_VOCABULARY, DataPlan, DraftPlan, TrainingPlan
-from outrider.models.hub import HubOptions
 
 _DATA, _DRAFT, _TRAINING = "Data", "Draft", "Training"
 _USUAL_DATA, _USUAL_DRAFT, _USUAL_TRAINING = DataPlan(), DraftPlan(), TrainingPlan()
@@ -152,9 +151,3 @@ class DistillSettings(Target, Hub, Threads, JsonOutput, Verbose):
         False, panel=OUTPUT, help="Train on parts of the data too: what would more of it bring?"
     )
     ctx_size: int = setting(1024, "-c", panel=MACHINE, help="Tokens of the longest prompt with its answer.")
-
-    @property
-    def hub(self) -> HubOptions:
-        """How references to the hub are resolved."""
-        token = None if self.hf_token is None else self.hf_token.get_secret_value()
-        return HubOptions(token=token, offline=self.offline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -28,6 +27,8 @@ app = typer.Typer(
 
 def _libraries() -> list[str]:
     """The packages that are installed of those that run models, with their versions."""
+    from importlib.metadata import PackageNotFoundError, version  # loads slowly
+
     found = []
     for name in ("ik-llama-cpp-python", "xllamacpp", "llama-cpp-python"):
         with suppress(PackageNotFoundError):

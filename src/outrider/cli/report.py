@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli.output import readable
-from outrider.compare import Comparison
+from outrider.comparison import Comparison
 from outrider.core.data import Completion, Grammar
 from outrider.explain import Estimate, Explanation
 from outrider.readout import DrafterCounts, Latency, Readout

@@ -22,7 +22,7 @@ from outrider.cli.result import as_json, failure_as_json, request_settings
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.cli.tables import print_notes
-from outrider.compare import Comparison, compare, is_deterministic
+from outrider.comparison import Comparison, compare, is_deterministic
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
 from outrider.drafters.corpus import indexing
