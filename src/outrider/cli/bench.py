@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from outrider.backends.gguf import show_log
 from outrider.bench.contestants import headers_of
 from outrider.bench.plan import ContestantSpec, Plan, workload_values
 from outrider.bench.plan_file import make_plan, plan_values
@@ -59,6 +60,7 @@ def bench(settings: BenchSettings) -> int:
     # What follows takes a second to import: a plan that is wrong is refused before.
     from outrider.bench.sweep import run_sweep
 
+    show_log(settings.verbose)
     try:
         with LoadInterrupt(), show_progress(errors) as progress:
             results = run_sweep(plan, folder, hub=hub_options(settings), progress=progress)

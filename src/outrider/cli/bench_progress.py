@@ -7,23 +7,23 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
 from outrider.bench.progress import Progress
 from outrider.cli.output import readable
+from outrider.cli.progress import Ticker
 
 __all__ = ["show_progress", "time_left"]
-
-_EVERY_S = 10.0
 
 
 @contextmanager
 def show_progress(
     errors: Console, clock: Callable[[], float] = monotonic
 ) -> Iterator[Callable[[Progress], None]]:
-    """What is to be told how far a sweep is. Where `errors` is no terminal, a line every 10 s at most."""
+    """Where to report how far a sweep is. Where `errors` is no terminal, a line every 10 s at most."""
     if errors.is_terminal:
         columns = (
             TextColumn("{task.fields[stage]}"),
@@ -36,32 +36,19 @@ def show_progress(
             task = bar.add_task("", total=1.0, stage="starting", left="", detail="")
 
             def show(told: Progress) -> None:
-                bar.update(
-                    task,
-                    completed=told.done,
-                    stage=_escaped(told.stage),
-                    left=time_left(told.left_s),
-                    detail=_escaped(told.detail),
-                )
+                stage, detail = escape(readable(told.stage)), escape(readable(told.detail))
+                bar.update(task, completed=told.done, stage=stage, left=time_left(told.left_s), detail=detail)
 
             yield show
         return
-    last_s: float | None = None
+    ticker = Ticker(clock)
 
     def tell(told: Progress) -> None:
-        nonlocal last_s
-        now_s = clock()
-        if last_s is None or now_s - last_s >= _EVERY_S:
-            last_s = now_s
+        if ticker.is_due():
             parts = [f"{told.stage}: {told.done:.0%} of all", time_left(told.left_s), told.detail]
             errors.print(Text(readable(", ".join(part for part in parts if part))))
 
     yield tell
-
-
-def _escaped(text: str) -> str:
-    """Names of files may look like rich's markup."""
-    return readable(text).replace("[", "\\[")
 
 
 def time_left(seconds: float | None) -> str:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf import LoadOptions, candidates
+from outrider.backends.gguf import LoadOptions, candidates, show_log
 from outrider.bench.backends import usable_backends
 from outrider.bench.models import DEFAULT, ModelFile, find_models
 from outrider.bench.plan import WorkloadSpec
@@ -35,6 +35,7 @@ def check(settings: CheckSettings) -> int:
     errors = Console(stderr=True, highlight=False)
     backend = _backend(settings.backend, errors)
     asking = _asking(settings.model_copy(update={"backend": backend}))
+    show_log(settings.verbose)
     with LoadInterrupt(), _status(errors) as progress:
         report = judge(asking, progress)
     print_notes(errors, report.notices)

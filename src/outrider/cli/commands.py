@@ -183,7 +183,7 @@ def _made(name: str) -> Any:
         except ValidationError as error:
             flags = {name: settings[name].flag for name in given}
             raise setting_error(error, group, given, flags) from None
-        raise typer.Exit(_status(lambda: _carry_out(spec, parsed)))
+        raise typer.Exit(_carry_out(spec, parsed))
 
     parameters = [Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += map(_parameter, settings.values())
@@ -222,19 +222,11 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _carry_out(spec: CommandSpec, settings: Any) -> int:
-    function: Callable[[Any], int] = _load(spec.function)
-    if hasattr(settings, "verbose"):
-        from outrider.backends.gguf import show_log
-
-        show_log(settings.verbose)
-    return function(settings)
-
-
-def _status(work: Callable[[], int]) -> int:
-    """The exit status of some work; after Ctrl-C it is said so."""
+def _carry_out(spec: CommandSpec, settings: Group) -> int:
+    """Do what a command is for; returns the exit status. After Ctrl-C it is said so."""
     try:
-        return work()
+        function: Callable[[Group], int] = _load(spec.function)
+        return function(settings)
     except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
         typer.echo("\ninterrupted", err=True)
         return INTERRUPTED

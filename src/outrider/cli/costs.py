@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
 from outrider.cli.costs_report import costs_json, print_costs, print_trials
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import write
 from outrider.cli.plans import check_context, draft_reference, hub_options, load_options, target_reference
+from outrider.cli.progress import Report, bars
 from outrider.cli.settings import CostsSettings
 from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError
@@ -34,9 +32,6 @@ _TUNE_SECONDS = 60.0
 _LONGEST_CONTEXT_TOKENS = 8192 + 64
 """Room for the longer contexts that calls are measured at."""
 
-Report = Callable[[str, float], None]
-"""Shows what is being done and what part of it is."""
-
 
 def costs(settings: CostsSettings) -> int:
     """Measure, or look up, and show; returns the exit status."""
@@ -48,7 +43,8 @@ def costs(settings: CostsSettings) -> int:
     if settings.costs is not None and settings.costs.exists():
         _show(settings, import_costs(settings.costs), [], {})
         return 0
-    with LoadInterrupt(), _bar(errors) as report:
+    show_log(settings.verbose)
+    with LoadInterrupt(), bars(errors) as report:
         target_path, draft_path = resolve_pair(target, draft, hub_options(settings))
         paths = (
             {"target": target_path} if draft_path is None else {"target": target_path, "draft": draft_path}
@@ -161,16 +157,3 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
         if tuning.trials:
             print_trials(console, role, tuning)
     print_costs(console, pair)
-
-
-@contextmanager
-def _bar(errors: Console) -> Iterator[Report]:
-    """A bar on standard error where that is a terminal, for what is being done; gone at the end."""
-    columns = (TextColumn("{task.description:>22}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("loading", total=1.0)
-
-        def report(what: str, part: float) -> None:
-            progress.update(task, description=what, completed=part)
-
-        yield report

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from outrider.backends.gguf import show_log
 from outrider.bench.models import ModelFile
 from outrider.cli.commands import INTERRUPTED
 from outrider.cli.distill_plan import plan_of
@@ -34,6 +35,7 @@ def distill(settings: DistillSettings) -> int:
     """Distil, and say what came of it; returns the exit status. All that can be refused is refused before
     the first answer."""
     require_extra("outrider distill", "distill")
+    show_log(settings.verbose)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     file, plan = plan_of(settings)
     # PyTorch takes a second or two: a wrong option is refused before.

@@ -15,12 +15,12 @@ from outrider.bench.progress import Progress as Told
 from outrider.cli.bench_progress import show_progress, time_left
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable
+from outrider.cli.progress import Ticker
 from outrider.distill.run import Progress
 
 __all__ = ["StepInterrupt", "TimeLeft", "show_distilling"]
 
 _TRAINING = "training"
-_EVERY_S = 10.0
 _RECENT_S = 120.0
 """The time left follows the speed of so many last seconds: answers that were there already took none."""
 
@@ -90,14 +90,11 @@ def _shown(errors: Console, clock: Callable[[], float]) -> Iterator[Callable[[To
         with show_progress(errors, clock) as show:
             yield show
         return
-    last_s, stage = -_EVERY_S, ""
+    ticker = Ticker(clock)
 
     def tell(told: Told) -> None:
-        nonlocal last_s, stage
-        now_s = clock()
-        if told.stage == stage and now_s - last_s < _EVERY_S:
+        if not ticker.is_due(told.stage):
             return
-        last_s, stage = now_s, told.stage
         done = f"{told.stage}: {told.done:.0%}" if told.done else told.stage
         parts = [done, time_left(told.left_s), told.detail]
         errors.print(Text(readable(", ".join(part for part in parts if part))))

@@ -60,6 +60,7 @@ class PairPlan:
     verification: Verification
     bitwise: bool | None
     lookup: bool
+    verbose: bool
     corpus: Sequence[Path] = ()
 
 
@@ -144,6 +145,7 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         verification=verification.bitwise(greedy=greedy) if settings.bitwise else verification,
         bitwise=settings.bitwise,
         lookup=settings.lookup,
+        verbose=settings.verbose,
         corpus=sources.corpus,
     )
     if sources.costs is not None and not sources.costs.exists():

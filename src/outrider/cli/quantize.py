@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from outrider.backends.gguf.file_types import read_type
@@ -18,8 +16,9 @@ from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, 
 from outrider.cli.commands import INTERRUPTED
 from outrider.cli.output import readable, write
 from outrider.cli.plans import hub_options
+from outrider.cli.progress import bars
 from outrider.cli.settings import QuantizeSettings
-from outrider.cli.tables import print_notes
+from outrider.cli.tables import print_notes, print_table
 from outrider.core.errors import SettingError
 from outrider.models import embedded_default, resolve
 from outrider.models.quantizations import requantized_name
@@ -74,7 +73,7 @@ def _folder(settings: QuantizeSettings, source: Path) -> Path:
 
 
 def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, errors: Console) -> Quantized:
-    with _bar(errors, output.name) as progress:
+    with bars(errors) as report:
         return quantize(
             source,
             to,
@@ -83,17 +82,8 @@ def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, e
             pure=settings.pure,
             keep_output=settings.leave_output_tensor,
             force=settings.force,
-            progress=progress,
+            progress=lambda part: report(output.name, part),
         )
-
-
-@contextmanager
-def _bar(errors: Console, name: str) -> Iterator[Any]:
-    """A bar on standard error where that is a terminal; gone at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task(readable(name).replace("[", r"\["), total=1.0)
-        yield lambda part: bar.update(task, completed=part)
 
 
 def _line(made: Quantized) -> str:
@@ -115,7 +105,7 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
     head = ("file", "type", "MB", "ratio", "s", "weights in")
     rows = [
         (
-            readable(one.path.name),
+            one.path.name,
             one.quantization,
             f"{one.file_bytes / 1e6:,.0f}",
             _ratio(one),
@@ -124,19 +114,14 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
         )
         for one in made
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [f"made of {readable(source.name)} ({made[0].source_quantization})"]
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(width) if name in ("MB", "ratio", "s") else cell.ljust(width)
-            for name, cell, width in zip(head, row, widths, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
+    console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+    console.print(Text(readable(f"made of {source.name} ({made[0].source_quantization})")))
+    print_table(console, head, rows, left=("type", "weights in"))
     about_source = requantizing(source)  # said already
-    lines += [
-        f"{one.quantization}: {readable(note)}" for one in made for note in one.notes if note != about_source
-    ]
-    write("\n".join(lines) + "\n")
+    for one in made:
+        for note in one.notes:
+            if note != about_source:
+                console.print(Text(readable(f"{one.quantization}: {note}")))
 
 
 def _as_json(source: Path, made: Sequence[Quantized]) -> dict[str, Any]:

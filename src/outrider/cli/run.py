@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf import has_gpu_code
+from outrider.backends.gguf import has_gpu_code, show_log
 from outrider.cli.commands import INTERRUPTED
 from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
@@ -77,6 +77,7 @@ def run(settings: RunSettings) -> int:
 
 def load_pair(plan: PairPlan, errors: Console) -> Pair:
     """Load the models that were asked for, or the embedded default."""
+    show_log(plan.verbose)
     with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
             plan.target,

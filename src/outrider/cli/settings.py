@@ -97,12 +97,12 @@ class Prediction(Group):
 
 
 class RunSettings(
-    PairSettings, Prompt, Sampling, Structure, DraftSources, Lenience, Prediction, Shown, JsonOutput, Verbose
+    PairSettings, Prompt, Sampling, Structure, DraftSources, Lenience, Prediction, Shown, JsonOutput
 ):
     """Those of `run` and `chat`."""
 
 
-class VerifySettings(PairSettings, Structure, Lenience, JsonOutput, Verbose):
+class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
     """Those of `verify`."""
 
     prompts: list[str] = setting(

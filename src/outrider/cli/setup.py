@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 from types import FrameType
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from outrider.cli.commands import INTERRUPTED
 from outrider.cli.output import readable, write
+from outrider.cli.progress import Report, Ticker, bars
 from outrider.cli.settings import SetupSettings
 from outrider.core.errors import SettingError
 
-_EVERY_S = 10.0
 _STAGES = {
     "model": "fetching the default model, which the build is tried with",
     "fetching": "fetching ik_llama.cpp",
@@ -97,28 +95,16 @@ def _ended_in_order() -> Iterator[None]:
 
 
 @contextmanager
-def _shown(errors: Console, clock: Callable[[], float] = monotonic) -> Iterator[Callable[[str, float], None]]:
-    """What is to be told how far the build is: a bar on a terminal, else a line every 10 s at most."""
+def _shown(errors: Console) -> Iterator[Report]:
+    """Where to say how far the build is: a bar on a terminal, else a line now and then."""
     if errors.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=errors, transient=True) as bar:
-            task, shown = bar.add_task("", total=1.0), ""
-
-            def draw(stage: str, done: float) -> None:
-                nonlocal shown
-                if stage != shown:
-                    shown = stage
-                    bar.reset(task, description=_STAGES[stage])
-                bar.update(task, completed=done)
-
-            yield draw
+        with bars(errors) as report:
+            yield lambda stage, done: report(_STAGES[stage], done)
         return
-    last, said_s = "", 0.0
+    ticker = Ticker()
 
     def tell(stage: str, done: float) -> None:
-        nonlocal last, said_s
-        if stage != last or clock() - said_s >= _EVERY_S:
-            last, said_s = stage, clock()
+        if ticker.is_due(stage):
             errors.print(Text(f"{_STAGES[stage]}: {done:.0%}" if done else _STAGES[stage]))
 
     yield tell

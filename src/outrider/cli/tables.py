@@ -40,7 +40,7 @@ def print_table(
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
     for name in head:
         is_left = name == head[0] or name in left
-        table.add_column(name, justify="left" if is_left else "right", no_wrap=True)
+        table.add_column(name, justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
     console.print(table)

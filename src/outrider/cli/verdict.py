@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from outrider.certify import Certificate, reasons, totals
 from outrider.certify.audit import Difference
 from outrider.certify.plan import Findings
 from outrider.certify.texts import Compared
-from outrider.cli.output import readable
 from outrider.cli.report import structure_line
+from outrider.cli.tables import Cell, print_rows
 
 _SHOWN_TIES = 4
 
@@ -22,14 +21,10 @@ def print_verdict(certificate: Certificate, place: Path | None) -> None:
     """The verdict on standard output, then what it rests on."""
     console = Console(highlight=False, emoji=False, markup=False)
     console.print(_headline(certificate))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True, min_width=11)
-    table.add_column()
-    for name, line in _rows(certificate):
-        table.add_row(name, Text(readable(line)))
+    rows: list[tuple[str, Cell]] = [*_rows(certificate)]
     if place is not None:
-        table.add_row("certificate", Text(readable(str(place)), overflow="fold"))
-    console.print(table)
+        rows.append(("certificate", str(place)))
+    print_rows(console, rows, width=11)
 
 
 def _headline(certificate: Certificate) -> Text:
@@ -141,7 +136,7 @@ def _places(findings: Findings) -> str:
     if places == [0]:
         return ""
     noun = "token" if places == [1] else "tokens"
-    return f" behind {' or '.join(map(str, places))} {noun} of the answer"
+    return f" after {' or '.join(map(str, places))} {noun} of the answer"
 
 
 def _sampled_line(certificate: Certificate) -> str:

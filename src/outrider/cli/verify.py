@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,6 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from outrider import __version__
 from outrider.certify import (
@@ -32,6 +30,7 @@ from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import write
 from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
+from outrider.cli.progress import bars
 from outrider.cli.prompt import encodable, read_prompt, unescape
 from outrider.cli.run import load_pair, open_session
 from outrider.cli.settings import VerifySettings
@@ -45,6 +44,15 @@ from outrider.files import check_writable
 from outrider.session import Pair, Session, settings_of
 
 DEFAULT_OUTPUT = Path("outrider-verify.json")
+
+_TITLES = {
+    "hashing": "models' hashes",
+    "greedy": "greedy texts",
+    "beside": "two at once",
+    "seeds": "seeded texts",
+    "sampled": "samples",
+}
+"""Stages of the tests, as the bars call them."""
 
 _QUICK_PROMPTS = 4
 _QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
@@ -119,9 +127,13 @@ def _certify(
         if plan.grammar is not None:
             session.compile(plan.grammar)
         print_notes(errors, session.notices)
-        with LoadInterrupt(), _progress(errors) as bars:
-            models = _models(pair, bars)
-            findings = certify(_subject(session, pair), prompts, plan, bars.show)
+        with LoadInterrupt(), bars(errors, stacked=True) as report:
+
+            def show(stage: str, done: int, total: int) -> None:
+                report(_TITLES.get(stage, stage), done / max(total, 1))
+
+            models = _models(pair, show)
+            findings = certify(_subject(session, pair), prompts, plan, show)
         return Certificate(
             plan=plan,
             findings=findings,
@@ -153,7 +165,7 @@ def _spare_models(place: Path | None, pair: Pair) -> None:
             raise SettingError(str(place), "it is the model itself", "Name another file (--output).")
 
 
-def _models(pair: Pair, bars: _Bars) -> dict[str, Any]:
+def _models(pair: Pair, show: Callable[[str, int, int], None]) -> dict[str, Any]:
     """Names and hashes of target and draft."""
     cards = {"target": (pair.target.name, pair.target_card)}
     if pair.draft is not None and pair.draft_card is not None:
@@ -164,16 +176,13 @@ def _models(pair: Pair, bars: _Bars) -> dict[str, Any]:
     def count(num_bytes: int) -> None:
         nonlocal done
         done += num_bytes
-        bars.show("hashing", done, total)
+        show("hashing", done, total)
 
     models: dict[str, Any] = {}
     for role, (name, card) in cards.items():
         facts = {"quantization": card.quantization, "architecture": card.architecture}
         models[role] = {"name": name, **facts, "files": model_files(card.path, count)}
     return models
-
-
-# Prompts
 
 
 def _texts(settings: VerifySettings) -> list[str]:
@@ -213,39 +222,3 @@ def _from_json(line: str, where: str) -> str:
 
 def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
     return pair.encode(text if raw or pair.template is None else [{"role": "user", "content": text}])
-
-
-# Progress
-
-
-_TITLES = {
-    "hashing": "models' hashes",
-    "greedy": "greedy texts",
-    "beside": "two at once",
-    "seeds": "seeded texts",
-    "sampled": "samples",
-}
-
-
-class _Bars:
-    """One bar for each stage, in the order in which they begin."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """So much of a stage is done; the stages before it are over."""
-        if stage not in self._tasks:
-            for task in self._progress.tasks:
-                self._progress.update(task.id, completed=task.total)
-            self._tasks[stage] = self._progress.add_task(_TITLES.get(stage, stage), total=total)
-        self._progress.update(self._tasks[stage], completed=done)
-
-
-@contextmanager
-def _progress(errors: Console) -> Iterator[_Bars]:
-    """Bars on standard error where that is a terminal; they are gone at the end."""
-    columns = (TextColumn("{task.description:>14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        yield _Bars(progress)

@@ -478,10 +478,6 @@ class Loading(Threads):
     llama_library: Path | None = setting(None, help="A build of your own: libllama of either.")
 
 
-class PairSettings(Models, Drafting, Context, DraftContext, Loading):
-    """Which models are loaded and how, and how they draft: what `run`, `verify` and `serve` share."""
-
-
 # Output
 
 
@@ -495,3 +491,7 @@ class JsonOutput(Group):
     """Whether a program reads the output."""
 
     print_json: bool = setting(False, "--json", help="One JSON object on standard output, and nothing else.")
+
+
+class PairSettings(Models, Drafting, Context, DraftContext, Loading, Verbose):
+    """Which models are loaded and how, and how they draft: what `run`, `verify` and `serve` share."""
