@@ -303,7 +303,7 @@ def test_ctrl_c_ends_other_stages_at_once(capsys: pytest.CaptureFixture[str]) ->
     ):
         progress("training", 0.5)
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.asked  # it waits for the end of the step
+        assert interrupt.requested  # it waits for the end of the step
         progress("training", 0.6)
     with pytest.raises(KeyboardInterrupt), StepInterrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)

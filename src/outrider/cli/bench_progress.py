@@ -35,20 +35,20 @@ def show_progress(
         with Bar(*columns, console=errors, transient=True) as bar:
             task = bar.add_task("", total=1.0, stage="starting", left="", detail="")
 
-            def show(told: Progress) -> None:
-                stage, detail = escape(readable(told.stage)), escape(readable(told.detail))
-                bar.update(task, completed=told.done, stage=stage, left=time_left(told.left_s), detail=detail)
+            def show(now: Progress) -> None:
+                stage, detail = escape(readable(now.stage)), escape(readable(now.detail))
+                bar.update(task, completed=now.done, stage=stage, left=time_left(now.left_s), detail=detail)
 
             yield show
         return
     ticker = Ticker(clock)
 
-    def tell(told: Progress) -> None:
+    def write_line(now: Progress) -> None:
         if ticker.is_due():
-            parts = [f"{told.stage}: {told.done:.0%} of all", time_left(told.left_s), told.detail]
+            parts = [f"{now.stage}: {now.done:.0%} of all", time_left(now.left_s), now.detail]
             errors.print(Text(readable(", ".join(part for part in parts if part))))
 
-    yield tell
+    yield write_line
 
 
 def time_left(seconds: float | None) -> str:

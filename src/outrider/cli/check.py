@@ -17,7 +17,7 @@ from outrider.bench.plan import WorkloadSpec
 from outrider.bench.prompts import Workload
 from outrider.bench.workloads import BUILT_IN, load_workload
 from outrider.check import Asking
-from outrider.check import check as judge
+from outrider.check import check as check_pair
 from outrider.check.loaded import Progress
 from outrider.cli.check_report import print_check
 from outrider.cli.interrupt import LoadInterrupt
@@ -37,7 +37,7 @@ def check(settings: CheckSettings) -> int:
     asking = _asking(settings.model_copy(update={"backend": backend}))
     show_log(settings.verbose)
     with LoadInterrupt(), _status(errors) as progress:
-        report = judge(asking, progress)
+        report = check_pair(asking, progress)
     print_notes(errors, report.notices)
     if settings.print_json:
         write(json.dumps(report.as_json()) + "\n")
@@ -82,7 +82,7 @@ def _open(options: LoadOptions) -> None:
 
 
 def _own_draft(target: str) -> list[str]:
-    """The draft to judge where none is named: the embedded default has one of its own."""
+    """The draft to check where none is named: the embedded default has one of its own."""
     return [DEFAULT_DRAFT] if target == DEFAULT and embedded_draft() is not None else []
 
 

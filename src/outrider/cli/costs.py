@@ -80,13 +80,13 @@ def _tune(
     found: dict[str, Tuning] = {}
     for role, path in paths.items():
 
-        def tell(what: str, part: float, role: str = role) -> None:
+        def report_role(what: str, part: float, role: str = role) -> None:
             report(f"{role}: {what}", part)
 
         given = options[role]
         if role == "draft":
             given = in_same_library(found["target"].options, given)
-        found[role] = tune(path, given, draft=role == "draft", seconds=seconds, progress=tell)
+        found[role] = tune(path, given, draft=role == "draft", seconds=seconds, progress=report_role)
     return found
 
 

@@ -62,7 +62,7 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
     for n, lookup, model in _break_evens(pair):
         line = f"{n:7d}  {_acceptance(lookup):<20}"
         console.print((line + (f"  {_acceptance(model)}" if pair.draft else "")).rstrip())
-    console.print(Text("(how often each drafted token must be right, those before it being right)", "dim"))
+    console.print(Text("(how often each drafted token must be accepted where those before it were)", "dim"))
     calls_s = target.calls_s(MAX_TOKENS, context=0)
     best = ", ".join(f"{best_call(calls_s, a) - 1} at {a:.0%}" for a in _ACCEPTANCES)
     console.print(f"best length of a free draft: {best} acceptance")
@@ -72,7 +72,7 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
     slower = target.call_s(1, context=_LONG_CONTEXT_TOKENS) / target.call_s(1, context=0)
     known = any(point.context_tokens for point in target.points)
     how = "" if known else " (a guess, unmeasured)"
-    console.print(f"behind {_LONG_CONTEXT_TOKENS} tokens a call takes {slower:.2f}x as long{how}")
+    console.print(f"after {_LONG_CONTEXT_TOKENS} tokens a call takes {slower:.2f}x as long{how}")
     if target.prefill_token_s:
         console.print(f"a prompt is read at {1 / target.prefill_token_s:.0f} tokens/s")
 

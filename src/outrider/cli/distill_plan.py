@@ -1,4 +1,4 @@
-"""What the command line of `distill` asked for, turned into a plan; what excludes each other is refused."""
+"""The settings of `distill` made into a plan; what excludes each other is refused."""
 
 from __future__ import annotations
 

@@ -188,12 +188,12 @@ def _doubling(curve: Curve) -> str:
         return f"{added}: more data should help, by how much in a whole training is open"
     if slope.high < 0:
         return f"{added}: they are too short for so much data, so train longer first"
-    return f"{added}: whether more data would help cannot be told from them"
+    return f"{added}: whether more data would help cannot be said from them"
 
 
 def _use(draft: Draft, target: str | None, files: Sequence[Path]) -> list[tuple[str, str]]:
     model = "" if target is None else f"-m {shlex.quote(target)} "
     file = shlex.quote(draft.path)
-    judged = shlex.quote(target or "default")
-    rows = [("use it", f"outrider run {model}-md {file}"), ("judge it", f"outrider check {judged} {file}")]
+    checked = shlex.quote(target or "default")
+    rows = [("use it", f"outrider run {model}-md {file}"), ("check it", f"outrider check {checked} {file}")]
     return [*rows, *(("report" if not i else "", str(path)) for i, path in enumerate(files))]

@@ -110,7 +110,7 @@ def print_readout(
 
 
 def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
-    """Where the automatic choice asked no draft model, what it would take for one to pay."""
+    """Where the automatic choice asked no draft model, the acceptance at which one would pay."""
     needed = explanation.draft_must_be_right if explanation else None
     if readout.draft_calls or needed is None:
         return str(readout.draft_calls)
@@ -118,7 +118,7 @@ def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
 
 
 def estimate_line(estimate: Estimate) -> str:
-    """The speed-up as far as it can be told from one run."""
+    """The speed-up as far as one run shows it."""
     return (
         f"about {estimate.speedup:.2f}x over plain decoding ({estimate.low:.2f} to {estimate.high:.2f}), "
         "estimated; --compare measures it"
@@ -163,7 +163,7 @@ def structure_line(grammar: Grammar) -> str:
     if grammar.kind in ("json_schema", "json"):
         line += f", {grammar.style}"
     if grammar.after is not None:
-        line += f", behind {grammar.after!r}"
+        line += f", after {grammar.after!r}"
     if grammar.lenient:
         line += ", lenient"
     if grammar.fast_forward == "canonical":

@@ -171,7 +171,7 @@ class CheckSettings(Hub, JsonOutput, Verbose, Context, Loading):
         [],
         metavar="[DRAFT]...",
         argument=True,
-        help="Draft models to judge, one after the other. None: lookup alone.",
+        help="Draft models to check, one after the other. None: lookup alone.",
     )
     prompts: list[str] = setting(
         [],

@@ -103,8 +103,8 @@ def _shown(errors: Console) -> Iterator[Report]:
         return
     ticker = Ticker()
 
-    def tell(stage: str, done: float) -> None:
+    def write_line(stage: str, done: float) -> None:
         if ticker.is_due(stage):
             errors.print(Text(f"{_STAGES[stage]}: {done:.0%}" if done else _STAGES[stage]))
 
-    yield tell
+    yield write_line

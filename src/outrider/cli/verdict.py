@@ -155,5 +155,5 @@ def _sampled_line(certificate: Certificate) -> str:
     if found:
         line += f"; any shift of {max(found):.1%} or more is found with probability 0.95"
     if len(found) < len(shifts):
-        line += f"; {len(shifts) - len(found)} too certain to tell anything"
+        line += f"; {len(shifts) - len(found)} too certain to test anything"
     return line

@@ -198,7 +198,7 @@ class ServeSettings(Sampling, Server, Access, Limits, Logs, Machine, Speculation
 
 
 def table_of(name: str) -> str | None:
-    """The table that a setting stands in; None for what is no setting."""
+    """The table that a setting is in; None for what is no setting."""
     return next((table for table, fields in TABLES.items() if name in fields.model_fields), None)
 
 
