@@ -205,7 +205,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         (("--vocabulary", "200"), "error: vocabulary: 200 "),
         (("--steps", "0"), "error: --steps 0: "),
         (("--on-policy", "2"), "error: --on-policy: "),
-        (("--seed", "-1"), "error: --seed -1: "),
+        (("--seed", "-1"), "error: --seed: -1 cannot be used: "),
         (("--window", "-1"), "error: --window -1: "),
         (("--quant", "Q3"), "error: "),
         (("--name", "a/b"), "error: --name 'a/b': "),
