@@ -144,8 +144,8 @@ class Commands(TyperGroup):
         name = " ".join(args[:2])
         if name in COMMANDS and len(args) > 1:
             return name, _made(name), args[2:]
-        name, _, rest = super().resolve_command(ctx, args)
-        return name, _made(name), rest
+        resolved = super().resolve_command(ctx, args)
+        return resolved[0], _made(args[0]), resolved[2]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.params = _tidy(self.params)

@@ -84,7 +84,7 @@ def _measured(console: Console, measured: Measured) -> None:
     console.print(Text(said, style="bold"))
     head = ("", "agrees", "accepted", "tokens/s", "over plain", "over lookup", "bound")
     found = [contender for kind in _ORDER if (contender := measured.of(kind)) is not None]
-    print_table(console, head, map(_line, found))
+    print_table(console, head, map(_line, found), left=("",), gap=1)
     trained, lookup = measured.of("trained"), measured.of("lookup")
     console.print()
     if trained is not None:
@@ -132,7 +132,7 @@ def _categories(console: Console, found: Contender) -> None:
         for row in found.categories
     ]
     console.print(Text())
-    print_table(console, head, rows)
+    print_table(console, head, rows, left=("by category",), gap=1)
 
 
 def _in_words(console: Console, trained: Contender) -> None:

@@ -116,7 +116,7 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
     ]
     console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
     console.print(Text(readable(f"made of {source.name} ({made[0].source_quantization})")))
-    print_table(console, head, rows, left=("type", "weights in"))
+    print_table(console, head, rows, left=("file", "type", "weights in"))
     about_source = requantizing(source)  # said already
     for one in made:
         for note in one.notes:

@@ -33,13 +33,18 @@ def print_rows(
 
 
 def print_table(
-    console: Console, head: Sequence[str], rows: Iterable[Sequence[Cell]], *, left: Iterable[str] = ()
+    console: Console,
+    head: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    left: Iterable[str] = (),
+    gap: int = 2,
 ) -> None:
-    """Columns under their names: the first and those named in `left` begin on the left, the others end on the
+    """Columns under their names, `gap` apart: those named in `left` begin on the left, the others end on the
     right."""
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for name in head:
-        is_left = name == head[0] or name in left
+        is_left = name in left
         table.add_column(name, justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))

@@ -54,7 +54,13 @@ def setting(
         argument: It has no name and is given by its place.
         hidden: The help leaves it out.
     """
-    shown = {"flags": list(flags), "metavar": metavar, "panel": panel, "argument": argument, "hidden": hidden}
+    shown: Any = {
+        "flags": list(flags),
+        "metavar": metavar,
+        "panel": panel,
+        "argument": argument,
+        "hidden": hidden,
+    }
     return Field(default, description=help, json_schema_extra=shown)
 
 
