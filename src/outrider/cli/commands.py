@@ -47,7 +47,7 @@ COMMANDS = {
         "Generate text with a target model and its drafts; say what it took.",
     ),
     "chat": CommandSpec(
-        "settings:RunSettings",
+        "settings:ChatSettings",
         "chat:chat",
         "Hold a conversation that keeps its KV between turns.",
         hidden="settings:NOT_IN_CHAT",

@@ -33,11 +33,6 @@ from outrider.core.settings import (
     with_default,
 )
 
-NOT_IN_CHAT = frozenset(
-    ("file", "raw", "interactive", "compare", "repetitions", "print_json", "logprobs", "prediction")
-)
-"""Settings that a conversation refuses, so its help leaves them out."""
-
 
 class Prompt(Group):
     """What is asked, and how long the answer may get."""
@@ -100,6 +95,21 @@ class RunSettings(
     PairSettings, Prompt, Sampling, Structure, DraftSources, Lenience, Prediction, Shown, JsonOutput
 ):
     """Those of `run` and `chat`."""
+
+
+_FIRST_MESSAGE = "The first message; else the conversation asks for it."
+
+NOT_IN_CHAT = frozenset(
+    ("file", "raw", "interactive", "compare", "repetitions", "print_json", "logprobs", "prediction")
+)
+"""Settings that a conversation refuses, so its help leaves them out."""
+
+
+class ChatSettings(RunSettings):
+    """Those of `chat`: the same, which a conversation reads otherwise."""
+
+    prompt_argument: str | None = setting(None, metavar="PROMPT", argument=True, help=_FIRST_MESSAGE)
+    prompt: str | None = setting(None, "-p", help=_FIRST_MESSAGE)
 
 
 class VerifySettings(PairSettings, Structure, Lenience, JsonOutput):
