@@ -21,9 +21,8 @@ from outrider.bench.workloads import load_workload
 from outrider.cli.bench_progress import show_progress
 from outrider.cli.bench_runs import REPORT, show
 from outrider.cli.bench_settings import BenchSettings
-from outrider.cli.commands import INTERRUPTED
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable
+from outrider.cli.output import INTERRUPTED, readable
 from outrider.cli.plans import hub_options
 from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError

@@ -13,12 +13,10 @@ from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from outrider.cli.output import INTERRUPTED
 from outrider.core.settings import Group, Setting, setting_error, settings_of
 
 __all__ = ["COMMANDS", "Command", "Commands"]
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 

@@ -10,10 +10,9 @@ from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.bench.models import ModelFile
-from outrider.cli.commands import INTERRUPTED
 from outrider.cli.distill_plan import plan_of
 from outrider.cli.distill_settings import DistillSettings
-from outrider.cli.output import readable, write
+from outrider.cli.output import INTERRUPTED, readable, write
 from outrider.cli.tables import print_notes
 from outrider.core.extras import require_extra
 from outrider.distill.plan import DistillPlan

@@ -10,6 +10,9 @@ from typing import TextIO, cast
 
 from outrider.core.errors import SettingError
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 USAGE_ERROR = 2
 """Exit status after what cannot be done as it was asked for."""
 

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from outrider.backends.gguf.file_types import read_type
 from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, requantizing
-from outrider.cli.commands import INTERRUPTED
-from outrider.cli.output import readable, write
+from outrider.cli.output import INTERRUPTED, readable, write
 from outrider.cli.plans import hub_options
 from outrider.cli.progress import bars
 from outrider.cli.settings import QuantizeSettings

@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import has_gpu_code, show_log
-from outrider.cli.commands import INTERRUPTED
 from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write
+from outrider.cli.output import INTERRUPTED, readable, write
 from outrider.cli.plans import PairPlan, plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
 from outrider.cli.report import print_comparison, print_incomplete, print_readout
