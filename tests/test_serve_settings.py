@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from outrider.cli.serve_settings import ServeOptions
 from outrider.core.errors import SettingError
-from outrider.core.settings import settings_of
+from outrider.core.schema import settings_of
 from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.keys import read_keys
 from outrider.server.settings import TABLES, ServeSettings, is_loopback, table_of

@@ -27,7 +27,7 @@ from outrider.cli.plans import hub_options
 from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
-from outrider.core.settings import settings_of
+from outrider.core.schema import settings_of
 from outrider.costs import import_costs
 
 __all__ = ["bench", "plan_of"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.core.settings import MACHINE, MODELS, SAMPLING, Group, Hub, Verbose, setting
+from outrider.core.schema import MACHINE, MODELS, SAMPLING, Group, setting
+from outrider.core.settings import Hub, Verbose
 
 
 class SummaryOutput(Group):

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from outrider.cli.output import INTERRUPTED
-from outrider.core.settings import Group, Setting, setting_error, settings_of
+from outrider.core.schema import Group, Setting, setting_error, settings_of
 
 __all__ = ["COMMANDS", "Command", "Commands"]
 

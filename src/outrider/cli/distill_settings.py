@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.core.settings import MACHINE, Group, Hub, JsonOutput, Natural, Target, Threads, Verbose, setting
+from outrider.core.schema import MACHINE, Group, Natural, setting
+from outrider.core.settings import Hub, JsonOutput, Target, Threads, Verbose
 from outrider.distill.plan import USUAL_VOCABULARY, DataPlan, DraftPlan, TrainingPlan
 
 _USUAL_DATA, _USUAL_DRAFT, _USUAL_TRAINING = DataPlan(), DraftPlan(), TrainingPlan()

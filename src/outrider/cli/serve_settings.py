@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.cli.output import write
 from outrider.core.extras import require_extra
-from outrider.core.settings import setting
+from outrider.core.schema import setting
 from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.settings import ServeSettings
 

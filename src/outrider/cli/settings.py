@@ -7,18 +7,22 @@ from typing import Annotated
 
 from pydantic import Field
 
-from outrider.core.settings import (
+from outrider.core.schema import (
     MACHINE,
     MODELS,
     OUTPUT,
     SAMPLING,
     SPECULATION,
     TEXT,
-    Context,
     Count,
+    Group,
+    setting,
+    with_default,
+)
+from outrider.core.settings import (
+    Context,
     Drafting,
     DraftSources,
-    Group,
     Hub,
     JsonOutput,
     Lenience,
@@ -29,8 +33,6 @@ from outrider.core.settings import (
     Structure,
     Threads,
     Verbose,
-    setting,
-    with_default,
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any, get_origin
 from pydantic import SecretStr, ValidationError
 
 from outrider.core.errors import SettingError
-from outrider.core.settings import setting_error
+from outrider.core.schema import setting_error
 from outrider.server.settings import TABLES, ServeSettings, table_of
 
 __all__ = ["Configuration", "as_toml", "read_configuration"]

@@ -14,23 +14,25 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 
 from outrider.core.errors import SettingError
+from outrider.core.schema import (
+    Count,
+    Group,
+    Natural,
+    Number,
+    Share,
+    setting,
+    with_default,
+)
 from outrider.core.settings import (
     BasicSampling,
     Context,
-    Count,
     DraftContext,
     Drafting,
     DraftSources,
-    Group,
     Loading,
     Models,
-    Natural,
-    Number,
     PairSettings,
-    Share,
     Verbose,
-    setting,
-    with_default,
 )
 from outrider.engine import MAX_PAUSE_S
 
