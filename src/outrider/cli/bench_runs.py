@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.console import Console
 from outrider.bench.plan_file import plan_text
 from outrider.bench.results import Results
 from outrider.cli.bench_settings import CompareSettings, ExportSettings, InitSettings, ReportSettings
-from outrider.cli.output import readable, write
+from outrider.cli.output import readable, write, write_json
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.files import check_writable, write_whole
@@ -51,7 +50,7 @@ def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) ->
     if as_json:
         from outrider.cli.bench_json import summary_json
 
-        write(json.dumps(summary_json(results, folder, html)) + "\n")
+        write_json(summary_json(results, folder, html))
     else:
         print_report(results, _console())
 

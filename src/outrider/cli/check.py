@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,7 +20,7 @@ from outrider.check import check as check_pair
 from outrider.check.loaded import Progress
 from outrider.cli.check_report import print_check
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write
+from outrider.cli.output import readable, write_json
 from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.settings import CheckSettings
 from outrider.cli.tables import print_notes
@@ -40,7 +39,7 @@ def check(settings: CheckSettings) -> int:
         report = check_pair(asking, progress)
     print_notes(errors, report.notices)
     if settings.print_json:
-        write(json.dumps(report.as_json()) + "\n")
+        write_json(report.as_json())
     else:
         print_check(Console(highlight=False, emoji=False, markup=False), report)
     return 0 if report.pays else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
 from outrider.cli.costs_report import costs_json, print_costs, print_trials
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import write
+from outrider.cli.output import write_json
 from outrider.cli.plans import check_context, draft_reference, hub_options, load_options, target_reference
 from outrider.cli.progress import Report, bars
 from outrider.cli.settings import CostsSettings
@@ -150,7 +149,7 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
             }
             for role, tuning in tunings.items()
         }
-        write(json.dumps(costs_json(pair) | {"tuned": tried, "notices": notices}) + "\n")
+        write_json(costs_json(pair) | {"tuned": tried, "notices": notices})
         return
     console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
     for role, tuning in tunings.items():

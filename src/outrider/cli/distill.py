@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -12,7 +11,7 @@ from outrider.backends.gguf import show_log
 from outrider.bench.models import ModelFile
 from outrider.cli.distill_plan import plan_of
 from outrider.cli.distill_settings import DistillSettings
-from outrider.cli.output import INTERRUPTED, readable, write
+from outrider.cli.output import INTERRUPTED, readable, write, write_json
 from outrider.cli.tables import print_notes
 from outrider.core.extras import require_extra
 from outrider.distill.plan import DistillPlan
@@ -64,10 +63,7 @@ def _record(work: _Work) -> None:
     folder = work.plan.answers_folder
     count = sum(1 for _ in folder.glob("*.npz"))
     if work.settings.print_json:
-        write(
-            json.dumps({"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count})
-            + "\n"
-        )
+        write_json({"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count})
     else:
         write(f"{count:,} answers in {folder}; the same command without --answers-only trains on them\n")
 

@@ -3,10 +3,11 @@ steers the terminal, and no write fails silently."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from outrider.core.errors import SettingError
 
@@ -31,6 +32,11 @@ def write(text: str) -> None:
     Raises SettingError when it takes no more (a full disk), BrokenPipeError when its reader left.
     """
     _write(text, _through_the_buffer)
+
+
+def write_json(value: Any) -> None:
+    """Write a value as one line of JSON; raises what `write` does."""
+    write(json.dumps(value) + "\n")
 
 
 def write_past_buffer(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from outrider.backends.gguf.file_types import read_type
 from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, requantizing
-from outrider.cli.output import INTERRUPTED, readable, write
+from outrider.cli.output import INTERRUPTED, readable, write_json
 from outrider.cli.plans import hub_options
 from outrider.cli.progress import bars
 from outrider.cli.settings import QuantizeSettings
@@ -44,7 +43,7 @@ def quantize_model(settings: QuantizeSettings) -> int:
         errors.print("\ninterrupted: the file that was being written is removed")
         return INTERRUPTED
     if settings.print_json:
-        write(json.dumps(_as_json(source, made)) + "\n")
+        write_json(_as_json(source, made))
     else:
         _print(source, made)
     return 0

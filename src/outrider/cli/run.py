@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.text import Text
 from outrider.backends.gguf import has_gpu_code, show_log
 from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, readable, write
+from outrider.cli.output import INTERRUPTED, readable, write_json
 from outrider.cli.plans import PairPlan, plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
 from outrider.cli.report import print_comparison, print_incomplete, print_readout
@@ -155,7 +154,7 @@ def _generate(settings: RunSettings, session: Session, request: Request, errors:
         if settings.trace:
             write_trace(settings.trace, generation.records)
         if settings.print_json and isinstance(error, ConstraintError):
-            write(json.dumps(failure_as_json(error)) + "\n")
+            write_json(failure_as_json(error))
         raise
     if settings.trace:
         write_trace(
@@ -217,7 +216,7 @@ def _report(
         result = as_json(session, in_force, readout, run, comparison)
         if explanation:
             result |= {"explanation": explanation.as_json()}
-        write(json.dumps(result) + "\n")
+        write_json(result)
     elif not settings.quiet:
         errors.print()
         target, draft = pair.target.name, pair.draft.name if pair.draft else None

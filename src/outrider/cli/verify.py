@@ -28,7 +28,7 @@ from outrider.certify import (
 )
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import write
+from outrider.cli.output import write_json
 from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
 from outrider.cli.progress import bars
 from outrider.cli.prompt import encodable, read_prompt, unescape
@@ -100,7 +100,7 @@ def verify(settings: VerifySettings) -> int:
     if place is not None:
         write_certificate(place, certificate)
     if settings.print_json:
-        write(json.dumps(as_json(certificate)) + "\n")
+        write_json(as_json(certificate))
     else:
         print_verdict(certificate, place)
     return 0 if certificate.holds else 1
