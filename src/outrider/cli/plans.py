@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import typer
+
 from outrider.backends.gguf import LoadOptions
 from outrider.cli.grammar import read_grammar
 from outrider.cli.prompt import encodable
@@ -98,6 +100,9 @@ def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
 
     Raises SettingError, PromptError and GrammarError for what cannot work.
     """
+    if settings.strict:
+        typer.echo("note: --strict is --bitwise now, which keeps what it promised", err=True)
+        settings = settings.model_copy(update={"bitwise": True})
     sampling = sampling_params(settings)
     pair = plan_pair(settings, greedy=sampling.is_greedy)
     encodable(settings.system or "", "system message")

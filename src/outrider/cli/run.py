@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -40,9 +39,6 @@ from outrider.trace import write_trace
 
 def run_or_chat(settings: RunSettings) -> int:
     """Do what `run` is asked for, a conversation under --interactive; returns the exit status."""
-    if settings.strict:
-        typer.echo("note: --strict is --bitwise now, which keeps what it promised", err=True)
-        settings = settings.model_copy(update={"bitwise": True})
     if settings.interactive:
         from outrider.cli.chat import chat
 
