@@ -21,9 +21,12 @@ __all__ = ["show_progress", "time_left"]
 
 @contextmanager
 def show_progress(
-    errors: Console, clock: Callable[[], float] = monotonic
+    errors: Console, clock: Callable[[], float] = monotonic, *, by_stage: bool = False
 ) -> Iterator[Callable[[Progress], None]]:
-    """Where to report how far a sweep is. Where `errors` is no terminal, a line every 10 s at most."""
+    """Where to report how far something is; a line every 10 s at most where `errors` is no terminal.
+
+    `by_stage`: what is done is a part of its stage, not of all, and each stage has lines of its own.
+    """
     if errors.is_terminal:
         columns = (
             TextColumn("{task.fields[stage]}"),
@@ -44,8 +47,10 @@ def show_progress(
     ticker = Ticker(clock)
 
     def write_line(now: Progress) -> None:
-        if ticker.is_due():
-            parts = [f"{now.stage}: {now.done:.0%} of all", time_left(now.left_s), now.detail]
+        if ticker.is_due(now.stage if by_stage else ""):
+            done = f"{now.done:.0%}" if by_stage else f"{now.done:.0%} of all"
+            subject = now.stage if by_stage and not now.done else f"{now.stage}: {done}"
+            parts = [subject, time_left(now.left_s), now.detail]
             errors.print(Text(readable(", ".join(part for part in parts if part))))
 
     yield write_line

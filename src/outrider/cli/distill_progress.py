@@ -9,13 +9,10 @@ from time import monotonic
 from types import FrameType
 
 from rich.console import Console
-from rich.text import Text
 
 from outrider.bench.progress import Progress as Shown
-from outrider.cli.bench_progress import show_progress, time_left
+from outrider.cli.bench_progress import show_progress
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable
-from outrider.cli.progress import Ticker
 from outrider.distill.run import Progress
 
 __all__ = ["StepInterrupt", "TimeLeft", "show_distilling"]
@@ -74,7 +71,7 @@ def show_distilling(
 ) -> Iterator[Progress]:
     """Where to report how far it is, after every step: the time left is that of the stage alone."""
     left = TimeLeft(clock)
-    with _shown(errors, clock) as show:
+    with show_progress(errors, clock, by_stage=True) as show:
 
         def progress(stage: str, part: float | None, line: str = "") -> None:
             interrupt.is_stepping = stage == _TRAINING
@@ -82,21 +79,3 @@ def show_distilling(
             interrupt.check()
 
         yield progress
-
-
-@contextmanager
-def _shown(errors: Console, clock: Callable[[], float]) -> Iterator[Callable[[Shown], None]]:
-    if errors.is_terminal:
-        with show_progress(errors, clock) as show:
-            yield show
-        return
-    ticker = Ticker(clock)
-
-    def write_line(found: Shown) -> None:
-        if not ticker.is_due(found.stage):
-            return
-        done = f"{found.stage}: {found.done:.0%}" if found.done else found.stage
-        parts = [done, time_left(found.left_s), found.detail]
-        errors.print(Text(readable(", ".join(part for part in parts if part))))
-
-    yield write_line

@@ -117,7 +117,7 @@ of draft is measured to be accepted more. "token": one decision for each token. 
 the whole draft, never fewer tokens. "stable": the text depends on the seed alone, not on drafts."""
 
 DraftSampling = Literal["auto", "greedy", "sampled"]
-"""A draft model's tokens: its most likely, drawn from its distribution, or what is accepted more."""
+"""A draft model's tokens: its most likely ones, sampled from its distribution, or what is accepted more."""
 
 
 DraftingPolicy = Literal["auto", "lookup", "model", "fixed"]
