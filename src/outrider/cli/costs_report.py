@@ -108,12 +108,9 @@ _TRIED_SIZES = (1, 2, 4, 8, 16)
 
 def print_trials(console: Console, role: str, tuning: Tuning) -> None:
     """The sets of options that were tried, and what was chosen."""
-    console.print(Text(f"{role}: options tried", style="bold"))
-    head = [
-        *(f"{size} tokens, ms" if size == 1 else str(size) for size in _TRIED_SIZES),
-        "per token",
-        "options",
-    ]
+    what = "ms of a call by its tokens; ratio: time per token"
+    console.print(Text(f"{role}: options tried", style="bold").append(f" ({what})", style="not bold"))
+    head = [*map(str, _TRIED_SIZES), "ratio", "options"]
     rows = [
         (*(_ms(trial.costs.call_s(n, context=0)) for n in _TRIED_SIZES), f"{trial.score:.2f}", trial.changed)
         for trial in tuning.trials
