@@ -20,7 +20,7 @@ from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_faul
 from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.runs import generate
 from outrider.certify.texts import after, compare_greedy, repeat
-from outrider.compare import compare, find_divergence
+from outrider.comparison import compare, find_divergence
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.errors import SettingError

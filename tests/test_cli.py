@@ -326,9 +326,9 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
         (outrider("run", "-m", str(models), "hi"), [str(models), "directory"]),
         (run("-n", "0", "hi"), ["-n 0", "asks for nothing", "-1 for no limit"]),
         (run("-n", "-7", "hi"), ["-n -7", "no number of tokens"]),
-        (run("--temp", "-1", "hi"), ["temperature", "-1"]),
-        (run("--temp", "nan", "hi"), ["temperature", "nan"]),
-        (run("--top-p", "2", "hi"), ["top-p", "2"]),
+        (run("--temp", "-1", "hi"), ["--temp: -1", "greater than or equal to 0"]),
+        (run("--temp", "nan", "hi"), ["--temp: nan", "finite"]),
+        (run("--top-p", "2", "hi"), ["--top-p: 2", "1: all"]),
         (run("--min-p", "-0.5", "hi"), ["min-p", "-0.5"]),
         (run("-s", "-5", "hi"), ["seed", "-5"]),
         (run("-c", "-1", "hi"), ["-c -1"]),
@@ -338,7 +338,7 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
         (run("-ctk", "huge", "hi"), ["cache type k", "'huge'", "q8_0"]),
         (run("-ngl", "many", "hi"), ["-ngl", "'many'"]),
         (run("--draft-max", "-1", "hi"), ["draft max", "-1"]),
-        (run("--draft-p-min", "2", "hi"), ["draft p-min", "2"]),
+        (run("--draft-p-min", "2", "hi"), ["--draft-p-min: 2"]),
         (run("--draft-sampling", "x", "hi"), ["draft sampling", "greedy"]),
         (run("--repetitions", "0", "hi"), ["--repetitions", "0"]),
         (run("-hf", "a/b", "hi"), ["-m and -hf", "one of them"]),
@@ -440,7 +440,7 @@ def test_version_without_a_library_that_runs_models(outrider: Call, monkeypatch:
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("outrider.cli.main.version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     outcome = outrider("--version")
     assert outcome.status == 0 and outcome.out.endswith("(no library to run models)\n")
 

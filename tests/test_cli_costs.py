@@ -82,9 +82,9 @@ def test_tuning_shows_what_was_tried(costs: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--seconds", "0"), "error: --seconds 0: "),
-        (("--seconds", "nan"), "error: --seconds nan: "),
-        (("-np", "0"), "error: -np 0: "),
+        (("--seconds", "0"), "error: --seconds: 0.0 cannot be used: "),
+        (("--seconds", "nan"), "error: --seconds: nan cannot be used: "),
+        (("-np", "0"), "error: --parallel: 0 cannot be used: "),
         (("--costs", "no/such/place.json"), "error: no/such/place.json: its folder does not exist"),
         (("--costs", "foreign.json"), "error: foreign.json: it is not of the schema"),
         (("--costs", "foreign.json", "--fresh"), "error: --fresh and --costs: "),

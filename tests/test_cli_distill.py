@@ -204,7 +204,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         (("--vocabulary", "200"), "error: vocabulary: 200 "),
         (("--steps", "0"), "error: --steps 0: "),
         (("--on-policy", "2"), "error: --on-policy: "),
-        (("--seed", "-1"), "error: --seed -1: "),
+        (("--seed", "-1"), "error: --seed: -1 cannot be used: "),
         (("--window", "-1"), "error: --window -1: "),
         (("--quant", "Q3"), "error: "),
         (("--name", "a/b"), "error: --name 'a/b': "),
@@ -302,7 +302,7 @@ def test_ctrl_c_ends_other_stages_at_once(capsys: pytest.CaptureFixture[str]) ->
     ):
         progress("training", 0.5)
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.asked  # it waits for the end of the step
+        assert interrupt.requested  # it waits for the end of the step
         progress("training", 0.6)
     with pytest.raises(KeyboardInterrupt), StepInterrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)

@@ -12,6 +12,8 @@ import pytest
 from cli_helpers import TEMPLATE, Outcome, call
 from outrider.certify.plan import Plan
 from outrider.cli import verify as command
+from outrider.cli.settings import VerifySettings
+from outrider.core.params import Verification
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from tiny_gguf import write_tiny
@@ -27,11 +29,11 @@ RECORD = json.dumps(
         "additionalProperties": False,
     }
 )
-PLANS = command.VerifySettings.plan
+MAKE_PLAN = command.make_plan
 
 
-def small(settings: command.VerifySettings) -> Plan:
-    return replace(PLANS(settings), samples=150, significance=0.01)
+def small(settings: VerifySettings, verification: Verification) -> Plan:
+    return replace(MAKE_PLAN(settings, verification), samples=150, significance=0.01)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def verify(
 ) -> Call:
     """The command with a tiny pair and few samples."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command.VerifySettings, "plan", small)
+    monkeypatch.setattr(command, "make_plan", small)
     write_tiny(tmp_path / "target.gguf", chat_template=TEMPLATE)
     write_tiny(tmp_path / "draft.gguf", noise=0.3, chat_template=TEMPLATE)
     base = ("verify", "-m", "target.gguf", "-md", "draft.gguf", "-t", "1", "--quick", "-n", "24")
@@ -95,7 +97,7 @@ def test_the_embedded_model_holds_under_a_schema(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command.VerifySettings, "plan", small)
+    monkeypatch.setattr(command, "make_plan", small)
     outcome = call(
         monkeypatch, capfdbinary, "verify", "--quick", "-n", "60", "-j", RECORD, "-p", "Describe a user."
     )

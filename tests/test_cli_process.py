@@ -133,7 +133,21 @@ def test_help_fits_the_terminal(columns: int) -> None:
         assert f" {name} " in outcome.out
 
 
+def test_help_loads_nothing_that_runs_models() -> None:
+    heavy = {"numpy", "gguf", "llguidance", "jinja2", "huggingface_hub", "fastapi", "outrider.session"}
+    program = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print(*({heavy!r} & sys.modules.keys()), file=sys.stderr))\n"
+        "from outrider.cli.main import main; main()"
+    )
+    for arguments in (["--help"], ["run", "--help"], ["check", "-h"], ["bench", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr.strip()) == (0, b""), arguments
+
+
 def test_constraints_are_loaded_when_they_are_needed() -> None:
-    program = "import sys, outrider.cli.main; sys.exit('llguidance' in sys.modules)"
+    program = "import sys, outrider.cli.run, outrider.cli.chat; sys.exit('llguidance' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], env=environment(), check=False)
     assert done.returncode == 0

@@ -16,6 +16,8 @@ import pytest
 from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
 from outrider.certify.plan import Plan
 from outrider.cli import verify as command
+from outrider.cli.settings import VerifySettings
+from outrider.core.params import Verification
 from tiny_gguf import write_tiny
 
 Call = Callable[..., Outcome]
@@ -38,12 +40,12 @@ def verify(
 ) -> Call:
     """The command with the tiny pair, in a folder of its own, with fewer samples than --quick takes."""
     monkeypatch.chdir(tmp_path)
-    plan = command.VerifySettings.plan
+    make_plan = command.make_plan
 
-    def small(settings: command.VerifySettings) -> Plan:
-        return replace(plan(settings), samples=150, significance=0.01)
+    def small(settings: VerifySettings, verification: Verification) -> Plan:
+        return replace(make_plan(settings, verification), samples=150, significance=0.01)
 
-    monkeypatch.setattr(command.VerifySettings, "plan", small)
+    monkeypatch.setattr(command, "make_plan", small)
     pair = ("-m", str(models / "target.gguf"), "-md", str(models / "draft.gguf"))
 
     def run(*arguments: str, stdin: str = "") -> Outcome:

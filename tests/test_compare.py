@@ -10,7 +10,7 @@ import pytest
 
 from engines import GREEDY, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.compare import compare, find_divergence, is_deterministic
+from outrider.comparison import compare, find_divergence, is_deterministic
 from outrider.core.data import Completion, Logits, Request, Span
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams, Verification

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "tuning", "formats"),
     ("schemas",),
     ("readout", "session", "trace", "pacing", "explain"),
-    ("compare", "replay"),
+    ("comparison", "replay"),
     ("lab",),
     ("server", "bench", "check", "certify", "distill"),
     ("__init__",),  # the Python API: what `import outrider` shows

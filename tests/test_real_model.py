@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.compare import find_divergence
+from outrider.comparison import find_divergence
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from outrider.cli.serve_options import OPTIONS
+from outrider.cli.serve_settings import ServeOptions
 from outrider.core.errors import SettingError
+from outrider.core.schema import settings_of
 from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.keys import read_keys
 from outrider.server.settings import TABLES, ServeSettings, is_loopback, table_of
@@ -27,23 +28,19 @@ def file(folder: Path, text: str) -> Path:
     return path
 
 
-def flags_of(option: Any) -> list[str]:
-    """All names of an option, those that switch it off included."""
-    made = option.__metadata__[0]
-    return [
-        name
-        for flag in (made.default, *made.param_decls)
-        if isinstance(flag, str)
-        for name in flag.split("/")
-    ]
+FLAGS = {
+    name: [part for flag in setting.flags for part in flag.split("/")]
+    for name, setting in settings_of(ServeOptions).items()
+}
+"""All names of every option, those that switch it off included."""
 
 
 def test_every_setting_has_one_table_and_one_option_of_its_name() -> None:
     names = [name for table in TABLES.values() for name in table.model_fields]
     assert sorted(names) == sorted(set(names)) == sorted(ServeSettings.model_fields)
-    assert set(OPTIONS) == set(names)
-    for name, kind in OPTIONS.items():
-        assert f"--{name.replace('_', '-')}" in flags_of(kind), name
+    assert set(FLAGS) == {*names, "config", "print_config"}
+    for name, flags in FLAGS.items():
+        assert f"--{name.replace('_', '-')}" in flags, name
 
 
 def test_the_command_line_wins_over_the_environment_over_the_file_over_defaults(tmp_path: Path) -> None:
@@ -260,10 +257,6 @@ def test_the_examples_hold() -> None:
 
 def test_every_option_that_the_documentation_names_exists() -> None:
     text = (EXAMPLES.parent / "serving.md").read_text()
-    named = set(re.findall(r"`(?:outrider serve [^`]*)?(--[a-z-]+)", text)) - {
-        "--config",
-        "--print-config",
-        "--help",
-    }
+    named = set(re.findall(r"`(?:outrider serve [^`]*)?(--[a-z-]+)", text)) - {"--help"}
     assert len(named) > 10
-    assert named <= {flag for kind in OPTIONS.values() for flag in flags_of(kind)}
+    assert named <= {flag for flags in FLAGS.values() for flag in flags}

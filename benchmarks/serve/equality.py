@@ -20,7 +20,7 @@ from typing import Any
 
 from machine import describe
 from outrider import Session
-from outrider.compare import find_divergence
+from outrider.comparison import find_divergence
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
 from outrider.server.jobs import Job

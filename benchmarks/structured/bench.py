@@ -10,7 +10,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from outrider import Request, SamplingParams
-from outrider.compare import find_divergence
+from outrider.comparison import find_divergence
 from outrider.core.contracts import Policy
 from outrider.core.data import Completion
 from outrider.core.errors import ConstraintError, GrammarError

@@ -5,18 +5,22 @@ with Session.load("target.gguf", draft="draft.gguf") as session:
     print(completion.text, read_out(completion).tokens_per_target_call)
 """
 
-from outrider.backends.gguf import LoadOptions
-from outrider.compare import Comparison, compare
-from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
-from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update
-from outrider.core.errors import BackendError, ConstraintError, GrammarError, InputError, OutriderError
-from outrider.core.params import SamplingParams, Verification
-from outrider.engine import Engine
-from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.readout import Readout, read_out
-from outrider.session import Pair, Session
-from outrider.session.generation import Generation
-from outrider.session.learned import AutoSettings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.backends.gguf import LoadOptions
+    from outrider.comparison import Comparison, compare
+    from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
+    from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update
+    from outrider.core.errors import BackendError, ConstraintError, GrammarError, InputError, OutriderError
+    from outrider.core.params import SamplingParams, Verification
+    from outrider.engine import Engine
+    from outrider.policy import AutoPolicy, FixedPolicy
+    from outrider.readout import Readout, read_out
+    from outrider.session import Pair, Session
+    from outrider.session.generation import Generation
+    from outrider.session.learned import AutoSettings
 
 __version__ = "0.1.0"
 
@@ -54,3 +58,26 @@ __all__ = [
     "compare",
     "read_out",
 ]
+
+_MODULES = {
+    "backends.gguf": ("LoadOptions",),
+    "comparison": ("Comparison", "compare"),
+    "core.contracts": ("Constraint", "Drafter", "Model", "Policy", "Vocabulary"),
+    "core.data": ("Completion", "Draft", "Grammar", "Request", "Span", "StepRecord", "Update"),
+    "core.errors": ("BackendError", "ConstraintError", "GrammarError", "InputError", "OutriderError"),
+    "core.params": ("SamplingParams", "Verification"),
+    "engine": ("Engine",),
+    "generation": ("Generation",),
+    "learned": ("AutoSettings",),
+    "policy": ("AutoPolicy", "FixedPolicy"),
+    "readout": ("Readout", "read_out"),
+    "session": ("Pair", "Session"),
+}
+"""The module of each name, which is imported when the name is used: `outrider --help` needs none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"outrider.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,43 +19,27 @@ from outrider.bench.servers import words_of
 from outrider.bench.store import ROWS
 from outrider.cli.bench_progress import show_progress
 from outrider.cli.bench_runs import REPORT, show
+from outrider.cli.bench_settings import BenchSettings
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable
+from outrider.cli.output import INTERRUPTED, readable
+from outrider.cli.plans import hub_options
+from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError
+from outrider.core.extras import require_extra
+from outrider.core.schema import settings_of
 from outrider.costs import import_costs
-from outrider.lab.workloads import load_workload
+from outrider.lab.workloads.reading import load_workload
 from outrider.lab.workloads.spec import workload_values
-from outrider.models import HubOptions
 
 __all__ = ["bench", "plan_of"]
 
-INTERRUPTED = 130
-
 _FLAGS = {
-    "targets": "-m",
-    "drafts": "-md",
-    "lookup_only": "--no-lookup-only",
+    name: setting.flag for name, setting in settings_of(BenchSettings).items() if name in Plan.model_fields
+} | {
     "workloads": "--workload",
-    "drafters": "--drafters",
-    "draft_lengths": "--draft-lengths",
-    "p_mins": "--p-mins",
     "contestants": "--contestant",
-    "quality": "--quality",
-    "finalists": "--finalists",
-    "controls": "--control",
     "repetitions_least": "--repetitions",
     "repetitions_most": "--repetitions",
-    "interval_ratio": "--interval",
-    "minutes": "--minutes",
-    "costs": "--costs",
-    "seed": "--seed",
-    "context": "-c",
-    "threads": "-t",
-    "threads_batch": "-tb",
-    "gpu_layers": "-ngl",
-    "flash_attention": "-fa",
-    "backends": "--backend",
-    "library": "--llama-library",
 }
 """What a plan's settings are called on the command line."""
 
@@ -63,29 +47,26 @@ _OF_WORKLOADS = ("prompts", "max_tokens", "temperature", "seed")
 """Flags that hold for every workload."""
 
 
-def bench(given: Mapping[str, Any]) -> int:
-    """Run what file and flags ask for; `given` are the arguments of the command line that were given.
-
-    Returns the exit status. Raises the errors of `outrider.core.errors`.
-    """
-    plan = plan_of(given)
-    folder = given.get("out") or Path(plan.name)
+def bench(settings: BenchSettings) -> int:
+    """Run what file and flags ask for; returns the exit status. Raises what `outrider.core.errors` has."""
+    require_extra("outrider bench", "bench")
+    plan = plan_of(settings)
+    folder = settings.out or Path(plan.name)
     _check(plan, folder)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for workload in map(load_workload, plan.workloads):  # a line that cannot be read ends it here
         if "passed over" in workload.source:
-            errors.print(Text(readable(f"note: {workload.name}: {workload.source}"), style="yellow"))
+            print_notes(errors, [f"{workload.name}: {workload.source}"])
     # What follows takes a second to import: a plan that is wrong is refused before.
     from outrider.bench.sweep import run_sweep
 
-    show_log(bool(given.get("verbose")))
-    hub = HubOptions(token=given.get("hf_token"), offline=bool(given.get("offline")))
+    show_log(settings.verbose)
     try:
         with LoadInterrupt(), show_progress(errors) as progress:
-            results = run_sweep(plan, folder, hub=hub, progress=progress)
-        show(results, folder / REPORT, as_json=bool(given.get("json")), folder=folder)
+            results = run_sweep(plan, folder, hub=hub_options(settings), progress=progress)
+        show(results, folder / REPORT, as_json=settings.print_json, folder=folder)
         if plan.minutes is not None:
-            _tell_unfinished(results, errors)
+            _note_unfinished(results, errors)
     except KeyboardInterrupt:
         errors.print(Text("interrupted: run it again to go on"))
         return INTERRUPTED
@@ -93,17 +74,18 @@ def bench(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _tell_unfinished(results: Results, errors: Console) -> None:
+def _note_unfinished(results: Results, errors: Console) -> None:
     """Say which targets the time was too short for."""
     done = {row.target for row in results.done}
     if unfinished := [target for target in results.targets if target not in done]:
-        text = f"note: the time was over before all had run: {', '.join(unfinished)}; run it again to go on"
-        errors.print(Text(readable(text), style="yellow"))
+        listed = ", ".join(unfinished)
+        print_notes(errors, [f"the time was over before all had run: {listed}; run it again to go on"])
 
 
-def plan_of(given: Mapping[str, Any]) -> Plan:
+def plan_of(settings: BenchSettings) -> Plan:
     """The plan that file and flags make together. Raises SettingError, which names the field or the flag."""
-    path = given.get("plan")
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    path = settings.plan
     values = plan_values(path) if path else {}
     flags = _plain_flags(given)
     if any(name in given for name in ("workload", *_OF_WORKLOADS)):

@@ -42,15 +42,15 @@ def summary_json(results: Results, folder: Path, report: Path | None) -> dict[st
         for workload in (*results.workloads, None)
     ]
     only = results.workloads[0] if len(results.workloads) == 1 else None
-    asked = [cell._replace(workload=cell.workload or only) for cell in fastest]  # one workload is all of them
-    outcomes = {told.cell: told.outcome for told in verdicts(results, list(dict.fromkeys(asked)))}
+    named = [cell._replace(workload=cell.workload or only) for cell in fastest]  # one workload is all of them
+    outcomes = {found.cell: found.outcome for found in verdicts(results, list(dict.fromkeys(named)))}
     return {
         "schema": SCHEMA,
         "folder": str(folder),
         "report": None if report is None else str(report),
         "machine": results.head.machine,
         "cells": [
-            _cell(results, cell, outcomes.get(same)) for cell, same in zip(fastest, asked, strict=True)
+            _cell(results, cell, outcomes.get(same)) for cell, same in zip(fastest, named, strict=True)
         ],
         "choices": [_choice(choice) for choice in choices(View(results))],
         "prediction_error": {

@@ -7,23 +7,26 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
 from outrider.cli.output import readable
+from outrider.cli.progress import Ticker
 from outrider.lab.progress import Progress
 
 __all__ = ["show_progress", "time_left"]
 
-_EVERY_S = 10.0
-
 
 @contextmanager
 def show_progress(
-    errors: Console, clock: Callable[[], float] = monotonic
+    errors: Console, clock: Callable[[], float] = monotonic, *, by_stage: bool = False
 ) -> Iterator[Callable[[Progress], None]]:
-    """What is to be told how far a sweep is. Where `errors` is no terminal, a line every 10 s at most."""
+    """Where to report how far something is; a line every 10 s at most where `errors` is no terminal.
+
+    `by_stage`: what is done is a part of its stage, not of all, and each stage has lines of its own.
+    """
     if errors.is_terminal:
         columns = (
             TextColumn("{task.fields[stage]}"),
@@ -35,33 +38,22 @@ def show_progress(
         with Bar(*columns, console=errors, transient=True) as bar:
             task = bar.add_task("", total=1.0, stage="starting", left="", detail="")
 
-            def show(told: Progress) -> None:
-                bar.update(
-                    task,
-                    completed=told.done,
-                    stage=_escaped(told.stage),
-                    left=time_left(told.left_s),
-                    detail=_escaped(told.detail),
-                )
+            def show(now: Progress) -> None:
+                stage, detail = escape(readable(now.stage)), escape(readable(now.detail))
+                bar.update(task, completed=now.done, stage=stage, left=time_left(now.left_s), detail=detail)
 
             yield show
         return
-    last_s: float | None = None
+    ticker = Ticker(clock)
 
-    def tell(told: Progress) -> None:
-        nonlocal last_s
-        now_s = clock()
-        if last_s is None or now_s - last_s >= _EVERY_S:
-            last_s = now_s
-            parts = [f"{told.stage}: {told.done:.0%} of all", time_left(told.left_s), told.detail]
+    def write_line(now: Progress) -> None:
+        if ticker.is_due(now.stage if by_stage else ""):
+            done = f"{now.done:.0%}" if by_stage else f"{now.done:.0%} of all"
+            subject = now.stage if by_stage and not now.done else f"{now.stage}: {done}"
+            parts = [subject, time_left(now.left_s), now.detail]
             errors.print(Text(readable(", ".join(part for part in parts if part))))
 
-    yield tell
-
-
-def _escaped(text: str) -> str:
-    """Names of files may look like rich's markup."""
-    return readable(text).replace("[", "\\[")
+    yield write_line
 
 
 def time_left(seconds: float | None) -> str:

@@ -10,19 +10,14 @@ from rich.text import Text
 
 from outrider.cli.explanation import print_explanation
 from outrider.cli.output import readable
+from outrider.cli.plans import RunPlan, plan_run
 from outrider.cli.prompt import ask, read_prompt
 from outrider.cli.report import print_incomplete, print_readout
-from outrider.cli.run import (
-    check_settings,
-    explanation_of,
-    library_line,
-    load_pair,
-    open_session,
-    print_notices,
-)
+from outrider.cli.run import explanation_of, library_line, load_pair, open_session
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
-from outrider.core.data import Grammar, StepRecord
+from outrider.cli.tables import print_notes
+from outrider.core.data import StepRecord
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
@@ -34,22 +29,21 @@ _HELP = "Type a message. /readout: counts of the last answer. /reset: start over
 def chat(settings: RunSettings) -> int:
     """Hold a conversation until its end; returns the exit status."""
     errors = Console(stderr=True, highlight=False)
-    check_settings(settings)
     _check(settings)
-    grammar = settings.grammar("the messages")
+    plan = plan_run(settings, "the messages")
     first = _first_message(settings)
-    pair = load_pair(settings, errors)
+    pair = load_pair(plan.pair, errors)
     if pair.template is None:
         raise PromptError(
             f"a conversation with {pair.target.name}",
             "it has no chat template (a base model)",
             "Use outrider run.",
         )
-    with open_session(settings, pair, 0, errors) as session:
-        if grammar is not None:
-            session.compile(grammar)
-        print_notices(session, errors)
-        conversation = _Conversation(settings, pair, session, errors, grammar)
+    with open_session(plan.pair, pair, plan.answer_tokens, errors) as session:
+        if plan.grammar is not None:
+            session.compile(plan.grammar)
+        print_notes(errors, session.notices)
+        conversation = _Conversation(plan, pair, session, errors)
         errors.print(Text(_HELP, style="dim"))
         if first is not None:
             conversation.say(first)
@@ -58,7 +52,11 @@ def chat(settings: RunSettings) -> int:
 
 
 def _check(settings: RunSettings) -> None:
-    for name, given in (("--compare", settings.compare), ("--json", settings.json), ("--raw", settings.raw)):
+    for name, given in (
+        ("--compare", settings.compare),
+        ("--json", settings.print_json),
+        ("--raw", settings.raw),
+    ):
         if given:
             raise SettingError(name, "a conversation has no use for it", "Leave it out, or use outrider run.")
     if settings.prediction is not None:
@@ -77,11 +75,9 @@ def _first_message(settings: RunSettings) -> str | None:
 class _Conversation:
     """The turns so far, and what became of the last one."""
 
-    def __init__(
-        self, settings: RunSettings, pair: Pair, session: Session, errors: Console, grammar: Grammar | None
-    ) -> None:
-        self._settings = settings
-        self._grammar = grammar
+    def __init__(self, plan: RunPlan, pair: Pair, session: Session, errors: Console) -> None:
+        self._plan = plan
+        self._settings = settings = plan.settings
         self._pair = pair
         self._session = session
         self._errors = errors
@@ -123,7 +119,7 @@ class _Conversation:
         self._messages.append({"role": "user", "content": message})
         try:
             prompt = self._session.encode(self._messages)
-            request = self._settings.request(prompt, self._session.target.vocabulary, self._grammar)
+            request = self._plan.request(prompt, self._session.target.vocabulary)
             generation = Generation(self._session.engine, request)
             self._last = show(generation, self._printer)
         except InputError as error:  # too long, or the template refuses it
@@ -134,7 +130,7 @@ class _Conversation:
             self._take_back(str(error))
             return
         completion = self._last.completion
-        print_incomplete(self._errors, completion, self._grammar)
+        print_incomplete(self._errors, completion, self._plan.grammar)
         self._messages.append({"role": "assistant", "content": completion.text})
         self._trace(completion.records)
         if not self._settings.quiet:
@@ -177,6 +173,6 @@ class _Conversation:
         explanation = explanation_of(self._session, self._last.completion)
         readout, target = self._last.readout(), self._pair.target.name
         library = library_line(self._pair, self._session)
-        print_readout(self._errors, readout, target, draft, explanation, self._grammar, library=library)
+        print_readout(self._errors, readout, target, draft, explanation, self._plan.grammar, library=library)
         if self._settings.explain and explanation:
             print_explanation(self._errors, explanation)

@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf import LoadOptions, candidates
-from outrider.check import CheckRequest
-from outrider.check import check as judge
+from outrider.backends.gguf import LoadOptions, candidates, show_log
+from outrider.check import check as check_pair
+from outrider.check.check import CheckRequest
 from outrider.cli.check_report import print_check
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write
-from outrider.cli.settings import RunSettings
+from outrider.cli.output import readable, write_json
+from outrider.cli.plans import check_context, hub_options, load_options
+from outrider.cli.settings import CheckSettings
+from outrider.cli.tables import print_notes
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.lab.models import DEFAULT, ModelFile, find_models, usable_backends
 from outrider.lab.opened import Progress
 from outrider.lab.prompts import Workload
-from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.spec import WorkloadSpec
+from outrider.lab.workloads.reading import load_workload
+from outrider.lab.workloads.spec import BUILT_IN, WorkloadSpec
 from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.hub import HubOptions
-
-__all__ = ["CheckSettings", "check"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSettings:
-    """What the command line asked for; `run` holds the options that `outrider run` has too."""
-
-    run: RunSettings
-    target: str
-    drafts: Sequence[str]
-    prompts: Sequence[str]
-    seconds: float
-    print_json: bool
 
 
 def check(settings: CheckSettings) -> int:
     """Check, and show; returns the exit status: 0 where something pays, else 1."""
     errors = Console(stderr=True, highlight=False)
-    run = replace(settings.run, backend=_backend(settings.run.backend, errors))
-    asking = _asking(replace(settings, run=run))
+    backend = _backend(settings.backend, errors)
+    asking = _asking(settings.model_copy(update={"backend": backend}))
+    show_log(settings.verbose)
     with LoadInterrupt(), _status(errors) as progress:
-        report = judge(asking, progress)
-    for notice in report.notices:
-        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+        report = check_pair(asking, progress)
+    print_notes(errors, report.notices)
     if settings.print_json:
-        write(json.dumps(report.as_json()) + "\n")
+        write_json(report.as_json())
     else:
         print_check(Console(highlight=False, emoji=False, markup=False), report)
     return 0 if report.pays else 1
@@ -60,18 +46,18 @@ def check(settings: CheckSettings) -> int:
 
 def _asking(settings: CheckSettings) -> CheckRequest:
     """What is to be done. All that can be refused is refused here, before anyone waits."""
-    settings.run.check_contexts()
+    check_context("-c", settings.ctx_size)
     workloads = tuple(map(_workload, dict.fromkeys(settings.prompts or BUILT_IN)))
-    hub = HubOptions(token=settings.run.hf_token, offline=settings.run.offline)
+    hub = hub_options(settings)
     target = _only(settings.target, hub)
     return CheckRequest(
         target=target,
         drafts=tuple(find_models(settings.drafts or _own_draft(settings.target), hub=hub, taken=[target])),
         workloads=workloads,
         seconds=settings.seconds,
-        context_length=settings.run.ctx_size,
-        options=settings.run.load_options(),
-        draft_options=settings.run.load_options(draft=True),
+        context_length=settings.ctx_size,
+        options=load_options(settings),
+        draft_options=load_options(settings, draft=True),
     )
 
 
@@ -85,7 +71,7 @@ def _backend(asked: str, errors: Console) -> str:
         raise SettingError(f"--backend {asked}", "auto takes one of them by itself", "Leave it out.")
     usable, refused = usable_backends(names, lambda name: _open(LoadOptions(backend=name)))
     for error in refused.values():
-        errors.print(Text(readable(f"note: {error.what}: {error.why}"), style="yellow"))
+        print_notes(errors, [f"{error.what}: {error.why}"])
     return "auto" if len(usable) > 1 else usable[0]
 
 
@@ -94,7 +80,7 @@ def _open(options: LoadOptions) -> None:
 
 
 def _own_draft(target: str) -> list[str]:
-    """The draft to judge where none is named: the embedded default has one of its own."""
+    """The draft to check where none is named: the embedded default has one of its own."""
     return [DEFAULT_DRAFT] if target == DEFAULT and embedded_draft() is not None else []
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
 from outrider.check.verdict import Outcome, Verdict, as_text
 from outrider.cli.output import readable
+from outrider.cli.tables import Cell, print_rows
 from outrider.lab.acceptance import Acceptance
 from outrider.lab.expectation import Speedups
 from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
@@ -45,18 +45,11 @@ def print_check(console: Console, report: Report) -> None:
 
 def _block(console: Console, title: str, rows: _Rows, verdict: Verdict | None = None) -> None:
     console.print(Text(readable(title), style="bold", overflow="fold"))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, min_width=10)
-    table.add_column(overflow="fold")
-    for name, line in rows:
-        table.add_row(Text(f"  {name}"), Text(readable(line)))
+    lines: list[tuple[str, Cell]] = [(f"  {name}", line) for name, line in rows]
     if verdict is not None:
-        table.add_row(
-            Text("  verdict", style="bold"), Text(readable(verdict.sentence), _STYLES[verdict.outcome])
-        )
-        for i, advice in enumerate(verdict.advice):
-            table.add_row(Text("  try" if i == 0 else ""), Text(readable(f"- {advice}")))
-    console.print(table)
+        lines.append(("  verdict", Text(readable(verdict.sentence), _STYLES[verdict.outcome])))
+        lines += [("" if i else "  try", f"- {advice}") for i, advice in enumerate(verdict.advice)]
+    print_rows(console, lines, width=10, style="")
     console.print()
 
 
@@ -142,7 +135,7 @@ def _rewind(rewind: Rewind) -> str:
     how = "free" if rewind.kind == "free" else "as far as its sliding window reaches (--swa-full: always)"
     if rewind.call_s is None or rewind.rewound_call_s is None:
         return how
-    return f"{how}: a call takes {_ms(rewind.call_s)}, behind a rewind {_ms(rewind.rewound_call_s)}"
+    return f"{how}: a call takes {_ms(rewind.call_s)}, after a rewind {_ms(rewind.rewound_call_s)}"
 
 
 def _calls(calls: Calls) -> str:

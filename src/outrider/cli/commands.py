@@ -1,17 +1,157 @@
-"""Commands whose help fits a terminal, and the group of them, which makes the rare ones when asked for."""
+"""The commands of the program: each by its settings and what carries it out, imported when it is called."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Annotated, Any
 
+import typer
+from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-__all__ = ["Command", "Commands"]
+from outrider.cli.output import INTERRUPTED
+from outrider.core.schema import Group, Setting, setting_error, settings_of
 
-_NOT_IN_CHAT = {"file", "raw", "interactive", "compare", "repetitions", "json", "logprobs", "prediction"}
-"""Options that a conversation refuses, so its help leaves them out."""
+__all__ = ["COMMANDS", "Command", "Commands"]
+
+_BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
+
+[bold]outrider bench init[/bold] writes a commented plan; [bold]bench report[/bold], [bold]compare[/bold] and
+[bold]export[/bold] read runs (-h tells more). Interrupted, it goes on where it was when it is started again.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """A command: its settings' class and the function that takes them, as MODULE:NAME under `outrider.cli`.
+
+    The function returns the exit status. `hidden` names settings that the help leaves out.
+    """
+
+    settings: str
+    function: str
+    help: str
+    hidden: str = ""
+
+
+COMMANDS = {
+    "run": CommandSpec(
+        "settings:RunSettings",
+        "run:run_or_chat",
+        "Generate text with a target model and its drafts; say what it took.",
+    ),
+    "chat": CommandSpec(
+        "settings:ChatSettings",
+        "chat:chat",
+        "Hold a conversation that keeps its KV between turns.",
+        hidden="settings:NOT_IN_CHAT",
+    ),
+    "verify": CommandSpec(
+        "settings:VerifySettings",
+        "verify:verify",
+        "Test that speculation does not change the output; certify it.",
+    ),
+    "costs": CommandSpec(
+        "settings:CostsSettings",
+        "costs:costs",
+        "Measure what calls of the models cost here; what drafts must reach.",
+    ),
+    "bench": CommandSpec("bench_settings:BenchSettings", "bench:bench", _BENCH),
+    "bench init": CommandSpec(
+        "bench_settings:InitSettings",
+        "bench_runs:init",
+        "Write a plan with every setting explained, ready to be run.",
+    ),
+    "bench report": CommandSpec(
+        "bench_settings:ReportSettings",
+        "bench_runs:report",
+        "Show the report of a run, as far as it has come.",
+    ),
+    "bench compare": CommandSpec(
+        "bench_settings:CompareSettings",
+        "bench_runs:compare",
+        "What changed between two runs, beyond the noise.",
+    ),
+    "bench export": CommandSpec(
+        "bench_settings:ExportSettings",
+        "bench_runs:export",
+        "Write the rows of a run as a table: CSV or Parquet.",
+    ),
+    "check": CommandSpec(
+        "settings:CheckSettings",
+        "check:check",
+        "Say within a minute whether a draft model, or lookup alone, pays for a target on this machine.",
+    ),
+    "distill": CommandSpec(
+        "distill_settings:DistillSettings",
+        "distill:distill",
+        "Train a small draft on the target's own answers; say what it gained on prompts that it never saw.",
+    ),
+    "quantize": CommandSpec(
+        "settings:QuantizeSettings",
+        "quantize:quantize_model",
+        "Make quantizations of a model with llama.cpp's own quantizer, from one download.",
+    ),
+    "serve": CommandSpec(
+        "serve_settings:ServeOptions",
+        "serve_settings:serve_or_print",
+        "Serve the models to many: an OpenAI-compatible API, and a web page.",
+    ),
+    "setup": CommandSpec(
+        "settings:SetupSettings",
+        "setup:setup",
+        "Show which libraries run GGUF files here; compile one for this CPU.",
+    ),
+}
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"outrider.cli.{module}"), name)
+
+
+class Command(TyperCommand):
+    """A command whose help fits a terminal of 80 columns."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        spec = COMMANDS[self.name or ""]
+        hidden = _load(spec.hidden) if spec.hidden else ()
+        self.params = _tidy([param for param in self.params if param.name not in hidden])
+        super().format_help(ctx, formatter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        return _tidy([option])[0] if option else None
+
+
+class Commands(TyperGroup):
+    """The program itself: COMMANDS, made when they are called, and help that is set like theirs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, spec in COMMANDS.items():
+            if " " not in name:
+                self.add_command(TyperCommand(name, help=spec.help, rich_markup_mode="rich"))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # `bench init` and its like are commands of their own; anything else after `bench` is a plan.
+        name = " ".join(args[:2])
+        if name in COMMANDS and len(args) > 1:
+            return name, _made(name), args[2:]
+        resolved = super().resolve_command(ctx, args)
+        return resolved[0], _made(args[0]), resolved[2]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.params = _tidy(self.params)
+        super().format_help(ctx, formatter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        return _tidy([option])[0] if option else None
 
 
 def _tidy(params: list[Any]) -> list[Any]:
@@ -28,63 +168,63 @@ def _tidy(params: list[Any]) -> list[Any]:
     return params
 
 
-class Command(TyperCommand):
-    """A command whose help fits a terminal of 80 columns."""
+def _made(name: str) -> Any:
+    """The command of a name, with an option for each of its settings."""
+    spec = COMMANDS[name]
+    group: type[Group] = _load(spec.settings)
+    settings = settings_of(group)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        if self.name == "chat":
-            self.params = [param for param in self.params if param.name not in _NOT_IN_CHAT]
-            for param in self.params:
-                if param.name in ("prompt_argument", "prompt"):
-                    vars(param)["help"] = "The first message; else the conversation asks for it."
-        self.params = _tidy(self.params)
-        super().format_help(ctx, formatter)
+    def command(ctx: typer.Context, **arguments: Any) -> None:
+        given = {name: value for name, value in arguments.items() if _is_given(ctx, name)}
+        try:
+            parsed = group.model_validate(given)
+        except ValidationError as error:
+            flags = {name: settings[name].flag for name in given}
+            raise setting_error(error, group, given, flags) from None
+        raise typer.Exit(_carry_out(spec, parsed))
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        return _tidy([option])[0] if option else None
-
-
-_LAZY = {
-    "bench": "outrider.cli.bench_options",
-    "check": "outrider.cli.check_options",
-    "distill": "outrider.cli.distill_options",
-    "quantize": "outrider.cli.quantize_options",
-    "serve": "outrider.cli.serve_options",
-    "setup": "outrider.cli.setup",
-}
-"""Commands that are made when they are asked for, since they load slowly or are rare: each by the module
-whose `command(cls, as_run)` makes it."""
+    parameters = [Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    parameters += map(_parameter, settings.values())
+    vars(command)["__signature__"] = Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    program = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    program.command(name, cls=Command, help=spec.help)(command)
+    return get_command(program)
 
 
-class Commands(TyperGroup):
-    """The program itself, whose help is set like that of its commands."""
+def _parameter(setting: Setting) -> Parameter:
+    """A setting as typer has it: a parameter whose annotation says the rest."""
+    shown: Any
+    if setting.is_argument:
+        shown = typer.Argument(
+            metavar=setting.metavar, help=setting.help, show_default=not setting.is_required
+        )
+    else:
+        shown = typer.Option(
+            *setting.flags,
+            help=setting.help,
+            metavar=setting.metavar,
+            rich_help_panel=setting.panel,
+            show_default=setting.kind is not bool,
+            hidden=setting.is_hidden,
+        )
+    kind: Any = list[setting.kind] if setting.is_list else setting.kind  # type: ignore[name-defined]
+    if not setting.is_required and setting.default is None:
+        kind = kind | None
+    default = Parameter.empty if setting.is_required else setting.default
+    return Parameter(setting.name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *_LAZY]
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # `bench init` and its like are commands of their own; what else stands there is a plan.
-        if args[:1] == ["bench"]:
-            from outrider.cli.bench_options import SUBCOMMANDS, subcommand
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
-            if args[1:] and args[1] in SUBCOMMANDS:
-                return f"bench {args[1]}", subcommand(Command, args[1]), args[2:]
-        return super().resolve_command(ctx, args)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _LAZY:
-            return super().get_command(ctx, cmd_name)
-        return self.made(import_module(_LAZY[cmd_name]))
-
-    def made(self, module: ModuleType) -> Any:
-        """The command of a module that was loaded for it."""
-        raise NotImplementedError(module.__name__)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.params = _tidy(self.params)
-        super().format_help(ctx, formatter)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        return _tidy([option])[0] if option else None
+def _carry_out(spec: CommandSpec, settings: Group) -> int:
+    """Do what a command is for; returns the exit status. After Ctrl-C it is said so."""
+    try:
+        function: Callable[[Group], int] = _load(spec.function)
+        return function(settings)
+    except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
+        typer.echo("\ninterrupted", err=True)
+        return INTERRUPTED

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
 from outrider.cli.costs_report import costs_json, print_costs, print_trials
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write
-from outrider.cli.run import check_settings
-from outrider.cli.settings import RunSettings
+from outrider.cli.output import write_json
+from outrider.cli.plans import check_context, draft_reference, hub_options, load_options, target_reference
+from outrider.cli.progress import Report, bars
+from outrider.cli.settings import CostsSettings
+from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, import_costs
 from outrider.costs.timing import Rows
@@ -34,66 +31,45 @@ _TUNE_SECONDS = 60.0
 _LONGEST_CONTEXT_TOKENS = 8192 + 64
 """Room for the longer contexts that calls are measured at."""
 
-Report = Callable[[str, float], None]
-"""Shows what is being done and what part of it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostsSettings:
-    """What the command line asked for; `run` holds the options that `outrider run` has too."""
-
-    run: RunSettings
-    seconds: float | None
-    fresh: bool
-    tune: bool
-    costs: Path | None
-    print_json: bool
-    sequences: int
-
-    def check(self) -> None:
-        """Refuse what cannot work before anything is loaded. Raises SettingError."""
-        if self.seconds is not None and not 0 < self.seconds <= 3600:
-            raise SettingError(
-                f"--seconds {self.seconds:g}", "it is no time to measure for", "Give 1 to 3600."
-            )
-        if not 1 <= self.sequences <= 64:
-            raise SettingError(f"-np {self.sequences}", "so many cannot be measured", "Give 1 to 64.")
-        if self.costs is not None and self.costs.exists() and (self.fresh or self.tune):
-            what = "--fresh" if self.fresh else "--tune"
-            raise SettingError(
-                f"{what} and --costs", f"{self.costs} exists, so it would be shown", "Remove it first."
-            )
-        if self.costs is not None and not self.costs.exists():
-            check_writable(self.costs, "costs")
-
 
 def costs(settings: CostsSettings) -> int:
     """Measure, or look up, and show; returns the exit status."""
     errors = Console(stderr=True, highlight=False)
-    settings.check()
-    check_settings(settings.run)
+    _check(settings)
+    target = target_reference(settings)
+    draft = draft_reference(settings)
+    options = {role: load_options(settings, draft=role == "draft") for role in ("target", "draft")}
     if settings.costs is not None and settings.costs.exists():
         _show(settings, import_costs(settings.costs), [], {})
         return 0
-    hub = HubOptions(token=settings.run.hf_token, offline=settings.run.offline)
-    with LoadInterrupt(), _bar(errors) as report:
-        paths = _paths(settings.run, hub)
-        options = {role: settings.run.load_options(draft=role == "draft") for role in paths}
+    show_log(settings.verbose)
+    with LoadInterrupt(), bars(errors) as report:
+        target_path, draft_path = resolve_pair(target, draft, hub_options(settings))
+        paths = (
+            {"target": target_path} if draft_path is None else {"target": target_path, "draft": draft_path}
+        )
         tunings = _tune(settings, paths, options, report) if settings.tune else {}
         notices = [note for tuning in tunings.values() if (note := tuning.notice)]
         pair = _measure(settings, paths, options, report, notices, tunings)
     if settings.costs is not None:
         export_costs(settings.costs, pair)
-    for notice in notices:
-        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    print_notes(errors, notices)
     _show(settings, pair, notices, tunings)
     return 0
 
 
-def _paths(run: RunSettings, hub: HubOptions) -> dict[str, Path]:
-    """The models' files by role."""
-    target, draft = resolve_pair(run.target_reference(), run.draft_reference(), hub)
-    return {"target": target} if draft is None else {"target": target, "draft": draft}
+def _check(settings: CostsSettings) -> None:
+    """Refuse what cannot work before anything is loaded. Raises SettingError."""
+    check_context("-c", settings.ctx_size)
+    if settings.costs is None:
+        return
+    if settings.costs.exists() and (settings.fresh or settings.tune):
+        what = "--fresh" if settings.fresh else "--tune"
+        raise SettingError(
+            f"{what} and --costs", f"{settings.costs} exists, so it would be shown", "Remove it first."
+        )
+    if not settings.costs.exists():
+        check_writable(settings.costs, "costs")
 
 
 def _tune(
@@ -103,13 +79,13 @@ def _tune(
     found: dict[str, Tuning] = {}
     for role, path in paths.items():
 
-        def tell(what: str, part: float, role: str = role) -> None:
+        def report_role(what: str, part: float, role: str = role) -> None:
             report(f"{role}: {what}", part)
 
         given = options[role]
         if role == "draft":
             given = in_same_library(found["target"].options, given)
-        found[role] = tune(path, given, draft=role == "draft", seconds=seconds, progress=tell)
+        found[role] = tune(path, given, draft=role == "draft", seconds=seconds, progress=report_role)
     return found
 
 
@@ -161,7 +137,7 @@ def _measure(
 
 def _open(settings: CostsSettings, weights: Weights) -> GgufModel:
     usual = min(max(_LONGEST_CONTEXT_TOKENS, DEFAULT_CONTEXT_TOKENS), weights.trained_context)
-    return weights.open(settings.run.ctx_size or usual, max_sequences=settings.sequences)
+    return weights.open(settings.ctx_size or usual, max_sequences=settings.sequences)
 
 
 def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings: dict[str, Tuning]) -> None:
@@ -173,23 +149,10 @@ def _show(settings: CostsSettings, pair: PairCosts, notices: list[str], tunings:
             }
             for role, tuning in tunings.items()
         }
-        write(json.dumps(costs_json(pair) | {"tuned": tried, "notices": notices}) + "\n")
+        write_json(costs_json(pair) | {"tuned": tried, "notices": notices})
         return
     console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
     for role, tuning in tunings.items():
         if tuning.trials:
             print_trials(console, role, tuning)
     print_costs(console, pair)
-
-
-@contextmanager
-def _bar(errors: Console) -> Iterator[Report]:
-    """A bar on standard error where that is a terminal, for what is being done; gone at the end."""
-    columns = (TextColumn("{task.description:>22}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("loading", total=1.0)
-
-        def report(what: str, part: float) -> None:
-            progress.update(task, description=what, completed=part)
-
-        yield report

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.output import readable
+from outrider.cli.tables import Cell, print_table
 from outrider.costs import MAX_TOKENS, CallCosts, PairCosts, best_call, break_even, good_sizes
 from outrider.tuning import Tuning
 
@@ -39,15 +40,13 @@ def _print_curve(console: Console, role: str, name: str, costs: CallCosts) -> No
     longest, good = float(max(calls_s[n - 1] for n in shown)), good_sizes(calls_s[: shown[-1]])
     mark = "█" if "utf" in console.encoding.lower() else "#"
     console.print(Text(f"{role} {name}".rstrip(), style="bold"))
-    console.print(Text("tokens        ms   x one   per token", style="dim"))
+    rows: list[tuple[Cell, ...]] = []
     for n in shown:
         seconds = float(calls_s[n - 1])
-        ratio = seconds / float(calls_s[0])
-        sign = "*" if n in good else " "
-        known = " " if n in measured else "~"
-        bar = mark * max(round(_BAR_COLUMNS * seconds / longest), 1)
-        numbers = f"{n:5d}{sign}{known}{_ms(seconds):>9}{ratio:8.2f}{_ms(seconds / n):>10}  "
-        console.print(Text(numbers).append(bar, style="cyan"))
+        sign = ("*" if n in good else " ") + (" " if n in measured else "~")
+        bar = Text(mark * max(round(_BAR_COLUMNS * seconds / longest), 1), style="cyan")
+        rows.append((f"{n}{sign}", _ms(seconds), f"{seconds / float(calls_s[0]):.2f}", _ms(seconds / n), bar))
+    print_table(console, ("tokens", "ms", "x one", "per token", ""), rows, left=("",))
     notes = ["* no longer call costs as little"]
     if any(n not in measured for n in shown):
         notes.append("~ between measured ones")
@@ -58,11 +57,11 @@ def _print_curve(console: Console, role: str, name: str, costs: CallCosts) -> No
 def _print_meaning(console: Console, pair: PairCosts) -> None:
     target = pair.target
     console.print(Text("what it means", style="bold"))
-    console.print("drafted  pays by lookup from  " + ("pays by the draft model from" if pair.draft else ""))
-    for n, lookup, model in _break_evens(pair):
-        line = f"{n:7d}  {_acceptance(lookup):<20}"
-        console.print((line + (f"  {_acceptance(model)}" if pair.draft else "")).rstrip())
-    console.print(Text("(how often each drafted token must be right, those before it being right)", "dim"))
+    head = ["drafted", "pays by lookup from", "pays by the draft model from"]
+    rows = [(str(n), _acceptance(lookup), _acceptance(model)) for n, lookup, model in _break_evens(pair)]
+    columns = len(head) if pair.draft else len(head) - 1
+    print_table(console, head[:columns], [row[:columns] for row in rows])
+    console.print(Text("(how often each drafted token must be accepted where those before it were)", "dim"))
     calls_s = target.calls_s(MAX_TOKENS, context=0)
     best = ", ".join(f"{best_call(calls_s, a) - 1} at {a:.0%}" for a in _ACCEPTANCES)
     console.print(f"best length of a free draft: {best} acceptance")
@@ -72,7 +71,7 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
     slower = target.call_s(1, context=_LONG_CONTEXT_TOKENS) / target.call_s(1, context=0)
     known = any(point.context_tokens for point in target.points)
     how = "" if known else " (a guess, unmeasured)"
-    console.print(f"behind {_LONG_CONTEXT_TOKENS} tokens a call takes {slower:.2f}x as long{how}")
+    console.print(f"after {_LONG_CONTEXT_TOKENS} tokens a call takes {slower:.2f}x as long{how}")
     if target.prefill_token_s:
         console.print(f"a prompt is read at {1 / target.prefill_token_s:.0f} tokens/s")
 
@@ -109,12 +108,14 @@ _TRIED_SIZES = (1, 2, 4, 8, 16)
 
 def print_trials(console: Console, role: str, tuning: Tuning) -> None:
     """The sets of options that were tried, and what was chosen."""
-    console.print(Text(f"{role}: options tried", style="bold"))
-    header = "".join(f"{size:>8}" for size in _TRIED_SIZES)
-    console.print(Text(f"{header}  tokens, ms    time per token", style="dim"))
-    for trial in tuning.trials:
-        calls = "".join(f"{_ms(trial.costs.call_s(size, context=0)):>8}" for size in _TRIED_SIZES)
-        console.print(f"{calls}{trial.score:>26.2f}  {trial.changed}")
+    what = "ms of a call by its tokens; ratio: time per token"
+    console.print(Text(f"{role}: options tried", style="bold").append(f" ({what})", style="not bold"))
+    head = [*map(str, _TRIED_SIZES), "ratio", "options"]
+    rows = [
+        (*(_ms(trial.costs.call_s(n, context=0)) for n in _TRIED_SIZES), f"{trial.score:.2f}", trial.changed)
+        for trial in tuning.trials
+    ]
+    print_table(console, head, rows, left=("options",))
     console.print()
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.distill_plan import DistillSettings, plan_of
-from outrider.cli.output import readable, write
+from outrider.backends.gguf import show_log
+from outrider.cli.distill_plan import plan_of
+from outrider.cli.distill_settings import DistillSettings
+from outrider.cli.output import INTERRUPTED, readable, write, write_json
+from outrider.cli.tables import print_notes
 from outrider.core.extras import require_extra
 from outrider.distill.plan import DistillPlan
 from outrider.lab.models import ModelFile
 
 __all__ = ["distill"]
-
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ def distill(settings: DistillSettings) -> int:
     """Distil, and say what came of it; returns the exit status. All that can be refused is refused before
     the first answer."""
     require_extra("outrider distill", "distill")
+    show_log(settings.verbose)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     file, plan = plan_of(settings)
     # PyTorch takes a second or two: a wrong option is refused before.
@@ -48,7 +49,7 @@ def distill(settings: DistillSettings) -> int:
     except KeyboardInterrupt:
         kept = f"what is done is kept in {plan.out}; the same command goes on from there"
         errors.print(Text(readable(f"interrupted: {kept}")))
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0
 
 
@@ -58,15 +59,11 @@ def _record(work: _Work) -> None:
 
     with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
         notices = record(work.file, work.plan, progress)
-    for notice in notices:
-        work.errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    print_notes(work.errors, notices)
     folder = work.plan.answers_folder
     count = sum(1 for _ in folder.glob("*.npz"))
     if work.settings.print_json:
-        write(
-            json.dumps({"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count})
-            + "\n"
-        )
+        write_json({"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count})
     else:
         write(f"{count:,} answers in {folder}; the same command without --answers-only trains on them\n")
 
@@ -90,8 +87,7 @@ def _distill(work: _Work) -> None:
             measured = measure_held_out(file, plan, made, progress, notices)
         report = report_of(file, made, measured, curve, notices)
         files = [] if settings.no_report else write_report(report, plan.out)
-    for notice in report.notices:
-        work.errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    print_notes(work.errors, report.notices)
     if settings.print_json:
         write(report.model_dump_json(by_alias=True) + "\n")
     else:

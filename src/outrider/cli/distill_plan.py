@@ -1,70 +1,22 @@
-"""What the command line of `distill` asked for, turned into a plan; what excludes each other is refused."""
+"""The settings of `distill` made into a plan; what excludes each other is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
 from outrider.backends.gguf.file_types import read_type
+from outrider.cli.distill_settings import DistillSettings
+from outrider.cli.plans import hub_options
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan
 from outrider.lab.models import DEFAULT, ModelFile, find_models
 from outrider.models.hub import HubOptions
 
-__all__ = ["DistillSettings", "plan_of"]
+__all__ = ["plan_of"]
 
 _TAKEN_NAMES = ("first", "answers", "curve")
 """Files of a run have these."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DistillSettings:
-    """The options of `outrider.cli.distill_options`, as they came; `go_on` is --continue."""
-
-    model: str | None
-    hf_repo: str | None
-    hf_token: str | None
-    offline: bool
-    prompts: Sequence[str] | None
-    num_prompts: int | None
-    temps: str
-    max_tokens: int
-    answers: Path | None
-    more_answers: Sequence[Path] | None
-    answers_only: bool
-    teacher: str
-    parallel: int | None
-    layers: int | None
-    feed_forward: int | None
-    vocabulary: int | None
-    window: int
-    base: str | None
-    random: bool
-    go_on: str | None
-    quant: str
-    embedding_quant: str
-    safetensors: bool
-    minutes: float | None
-    steps: int | None
-    loss: str
-    learning_rate: float
-    batch_tokens: int
-    on_policy: float
-    seed: int
-    out: Path | None
-    name: str | None
-    no_report: bool
-    learning_curve: bool
-    print_json: bool
-    ctx_size: int
-    threads: int
-
-    @property
-    def hub(self) -> HubOptions:
-        """How references to the hub are resolved."""
-        return HubOptions(token=self.hf_token, offline=self.offline)
 
 
 def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
@@ -118,12 +70,12 @@ def _data(settings: DistillSettings) -> DataPlan:
         known = ", ".join(get_args(TeacherKind))
         raise SettingError(f"--teacher {settings.teacher}", "it is not known", f"Choose one of {known}.")
     return DataPlan(
-        prompts=tuple(dict.fromkeys(settings.prompts or ())),
+        prompts=tuple(dict.fromkeys(settings.prompts)),
         num_prompts=settings.num_prompts,
         temperatures=_temperatures(settings.temps),
         max_tokens=settings.max_tokens,
         folder=settings.answers,
-        more=tuple(dict.fromkeys(settings.more_answers or ())),
+        more=tuple(dict.fromkeys(settings.more_answers)),
         parallel=settings.parallel,
         teacher=cast(TeacherKind, settings.teacher),
     )
@@ -147,7 +99,7 @@ def _training(settings: DistillSettings) -> TrainingPlan:
         learning_rate=settings.learning_rate,
         loss=cast(Loss, settings.loss),
         on_policy=settings.on_policy,
-        seed=_natural("--seed", settings.seed),
+        seed=settings.seed,
     )
 
 
@@ -156,7 +108,7 @@ def _draft(settings: DistillSettings) -> DraftPlan:
     reference = settings.base if settings.go_on is None else settings.go_on
     return DraftPlan(
         start="continue" if settings.go_on is not None else "random" if settings.random else "prune",
-        base=None if reference is None else _base(reference, settings.hub),
+        base=None if reference is None else _base(reference, hub_options(settings)),
         layers=usual.layers if settings.layers is None else settings.layers,
         feed_forward=settings.feed_forward,
         vocabulary=settings.vocabulary,
@@ -177,7 +129,7 @@ def _base(reference: str, hub: HubOptions) -> Path:
 
 def _target(settings: DistillSettings) -> ModelFile:
     reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
-    return _only(DEFAULT if reference is None else reference, settings.hub)
+    return _only(DEFAULT if reference is None else reference, hub_options(settings))
 
 
 def _only(reference: str, hub: HubOptions) -> ModelFile:
@@ -192,9 +144,3 @@ def _context(settings: DistillSettings) -> int:
         reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
         raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
     return settings.ctx_size
-
-
-def _natural(flag: str, value: int) -> int:
-    if value < 0:
-        raise SettingError(f"{flag} {value}", "it must be at least 0", "Give another.")
-    return value

@@ -9,18 +9,15 @@ from time import monotonic
 from types import FrameType
 
 from rich.console import Console
-from rich.text import Text
 
-from outrider.cli.bench_progress import show_progress, time_left
+from outrider.cli.bench_progress import show_progress
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable
 from outrider.distill.run import Progress
-from outrider.lab.progress import Progress as Told
+from outrider.lab.progress import Progress as Shown
 
 __all__ = ["StepInterrupt", "TimeLeft", "show_distilling"]
 
 _TRAINING = "training"
-_EVERY_S = 10.0
 _RECENT_S = 120.0
 """The time left follows the speed of so many last seconds: answers that were there already took none."""
 
@@ -35,12 +32,12 @@ class StepInterrupt(LoadInterrupt):
 
     def check(self) -> None:
         """Raise KeyboardInterrupt where a SIGINT waits."""
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.is_stepping and not self.asked:
-            self.asked = True
+        if self.is_stepping and not self.requested:
+            self.requested = True
         else:
             super()._note(number, frame)
 
@@ -54,7 +51,7 @@ class TimeLeft:
         self._seen: deque[tuple[float, float]] = deque()
 
     def of(self, stage: str, part: float | None) -> float | None:
-        """Told where the stage is; None as long as nothing can be said."""
+        """The estimate, given how far the stage is; None as long as there is none."""
         if stage != self._stage:
             self._stage = stage
             self._seen.clear()
@@ -72,34 +69,13 @@ class TimeLeft:
 def show_distilling(
     errors: Console, interrupt: StepInterrupt, clock: Callable[[], float] = monotonic
 ) -> Iterator[Progress]:
-    """What is to be told how far it is, after every step: the time left is of the stage alone."""
+    """Where to report how far it is, after every step: the time left is that of the stage alone."""
     left = TimeLeft(clock)
-    with _shown(errors, clock) as show:
+    with show_progress(errors, clock, by_stage=True) as show:
 
         def progress(stage: str, part: float | None, line: str = "") -> None:
             interrupt.is_stepping = stage == _TRAINING
-            show(Told(stage, part or 0.0, left.of(stage, part), line))
+            show(Shown(stage, part or 0.0, left.of(stage, part), line))
             interrupt.check()
 
         yield progress
-
-
-@contextmanager
-def _shown(errors: Console, clock: Callable[[], float]) -> Iterator[Callable[[Told], None]]:
-    if errors.is_terminal:
-        with show_progress(errors, clock) as show:
-            yield show
-        return
-    last_s, stage = -_EVERY_S, ""
-
-    def tell(told: Told) -> None:
-        nonlocal last_s, stage
-        now_s = clock()
-        if told.stage == stage and now_s - last_s < _EVERY_S:
-            return
-        last_s, stage = now_s, told.stage
-        done = f"{told.stage}: {told.done:.0%}" if told.done else told.stage
-        parts = [done, time_left(told.left_s), told.detail]
-        errors.print(Text(readable(", ".join(part for part in parts if part))))
-
-    yield tell

@@ -7,21 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.output import readable
-from outrider.distill.report import (
-    Contender,
-    Curve,
-    Data,
-    Draft,
-    Figure,
-    Kind,
-    Measured,
-    Report,
-    Training,
-)
+from outrider.cli.tables import print_rows, print_table
+from outrider.distill.report import Contender, Curve, Data, Draft, Figure, Kind, Measured, Report, Training
 from outrider.lab.numbers import NOTHING, digits, duration, percent
 
 __all__ = ["print_distilled"]
@@ -35,29 +24,20 @@ _NAMES: dict[Kind, str] = {
 }
 _ORDER: tuple[Kind, ...] = ("none", "lookup", "continued", "first", "trained")
 
-_Rows = Sequence[tuple[str, str]]
-
 
 def print_distilled(console: Console, report: Report, target: str | None, files: Sequence[Path]) -> None:
     """The draft, what it was made of, what it gained, and how to use it. `target`: the reference that named
     it, None for the embedded default; `files`: those of the report."""
-    _rows(console, [*_draft(report.draft), *_data(report), *_training(report.training)])
+    print_rows(
+        console, [*_draft(report.draft), *_data(report), *_training(report.training)], width=8, style=""
+    )
     if report.measured is not None:
         _measured(console, report.measured)
     if report.learning_curve is not None:
         console.print(Text("\nmore data", style="bold"))
-        _rows(console, _curve(report.learning_curve))
+        print_rows(console, _curve(report.learning_curve), width=8, style="")
     console.print(Text("\nhow to go on", style="bold"))
-    _rows(console, _use(report.draft, target, files))
-
-
-def _rows(console: Console, rows: _Rows) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, min_width=8)
-    table.add_column(overflow="fold")
-    for name, line in rows:
-        table.add_row(Text(name), Text(readable(line)))
-    console.print(table)
+    print_rows(console, _use(report.draft, target, files), width=8, style="")
 
 
 def _draft(draft: Draft) -> list[tuple[str, str]]:
@@ -92,11 +72,9 @@ def _training(training: Training) -> list[tuple[str, str]]:
 def _measured(console: Console, measured: Measured) -> None:
     said = f"\non {measured.answers} held-out answers, through llama.cpp ({measured.tokens:,} tokens)"
     console.print(Text(said, style="bold"))
-    table = _table(("", "agrees", "accepted", "tokens/s", "over plain", "over lookup", "bound"))
-    for kind in _ORDER:
-        if (found := measured.of(kind)) is not None:
-            table.add_row(*map(Text, _line(found)))
-    console.print(table)
+    head = ("", "agrees", "accepted", "tokens/s", "over plain", "over lookup", "bound")
+    found = [contender for kind in _ORDER if (contender := measured.of(kind)) is not None]
+    print_table(console, head, map(_line, found), left=("",), gap=1)
     trained, lookup = measured.of("trained"), measured.of("lookup")
     console.print()
     if trained is not None:
@@ -105,13 +83,6 @@ def _measured(console: Console, measured: Measured) -> None:
         _in_words(console, trained)
     elif lookup is not None:
         _categories(console, lookup)
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    return table
 
 
 def _line(found: Contender) -> tuple[str, ...]:
@@ -135,16 +106,23 @@ def _positions(console: Console, measured: Measured, trained: Contender) -> None
             )
             rows.append((_NAMES[found.kind], shares))
     console.print(Text("right at the first, second, … place of a draft", style="bold"))
-    _rows(console, rows)
+    print_rows(console, rows, width=8, style="")
 
 
 def _categories(console: Console, found: Contender) -> None:
-    table = _table(("by category", "answers", "agrees", "over plain", "over lookup"))
-    for row in found.categories:
-        cells = (_factor(row.over_plain), _factor(row.over_lookup))
-        table.add_row(*map(Text, (readable(row.category), str(row.answers), _share(row.agreement), *cells)))
+    head = ("by category", "answers", "agrees", "over plain", "over lookup")
+    rows = [
+        (
+            row.category,
+            str(row.answers),
+            _share(row.agreement),
+            _factor(row.over_plain),
+            _factor(row.over_lookup),
+        )
+        for row in found.categories
+    ]
     console.print(Text())
-    console.print(table)
+    print_table(console, head, rows, left=("by category",), gap=1)
 
 
 def _in_words(console: Console, trained: Contender) -> None:
@@ -200,12 +178,12 @@ def _doubling(curve: Curve) -> str:
         return f"{added}: more data should help, by how much in a whole training is open"
     if slope.high < 0:
         return f"{added}: they are too short for so much data, so train longer first"
-    return f"{added}: whether more data would help cannot be told from them"
+    return f"{added}: whether more data would help cannot be said from them"
 
 
 def _use(draft: Draft, target: str | None, files: Sequence[Path]) -> list[tuple[str, str]]:
     model = "" if target is None else f"-m {shlex.quote(target)} "
     file = shlex.quote(draft.path)
-    judged = shlex.quote(target or "default")
-    rows = [("use it", f"outrider run {model}-md {file}"), ("judge it", f"outrider check {judged} {file}")]
+    checked = shlex.quote(target or "default")
+    rows = [("use it", f"outrider run {model}-md {file}"), ("check it", f"outrider check {checked} {file}")]
     return [*rows, *(("report" if not i else "", str(path)) for i, path in enumerate(files))]

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.output import readable
-from outrider.cli.report import estimate_line, print_rows, source_name
+from outrider.cli.report import estimate_line, source_name
+from outrider.cli.tables import print_rows
 from outrider.explain import Choices, Explanation
 from outrider.policy.forced import FORCED
 
@@ -24,8 +25,8 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         rows["draft pays"] = f"{line}; a step of it costs {share:.2f} of the target's"
     if FORCED in explanation.acceptance:
         rows["forced text"] = (
-            "what a grammar leaves no choice about is drafted without a model; it stands unless the target "
-            "spells it with other tokens"
+            "what a grammar leaves no choice about is drafted without a model; it is accepted unless the "
+            "target spells it with other tokens"
         )
     if explanation.acceptance:
         rows["judged right"] = ", ".join(
@@ -38,7 +39,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         rows["speed-up"] = estimate_line(explanation.estimate)
     if explanation.advice:
         rows["would help"] = "; ".join(explanation.advice)
-    print_rows(console, rows)
+    print_rows(console, rows.items())
 
 
 def _print_curve(console: Console, explanation: Explanation) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
@@ -14,8 +12,9 @@ from outrider.cli.prompt import encodable
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
 from outrider.core.params import FastForward, GrammarKind, JsonStyle
+from outrider.core.settings import Structure
 
-__all__ = ["MAX_BYTES", "GrammarOptions"]
+__all__ = ["MAX_BYTES", "read_grammar"]
 
 MAX_BYTES = 1_000_000
 """Larger schemas and grammars are refused unread: none that people write comes near it."""
@@ -23,83 +22,69 @@ MAX_BYTES = 1_000_000
 _STDIN = "-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrammarOptions:
-    """The options of `outrider.cli.grammar_options` as they came; None and False where they were left out."""
+def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar | None:
+    """The grammar that settings ask for, its file or standard input read; None for none.
 
-    json_schema: str | None = None
-    json_mode: bool = False
-    regex: str | None = None
-    choices: Sequence[str] | None = None
-    source: str | None = None
-    style: str | None = None
-    fast_forward: str | None = None
-    lenient: bool = False
-    after: str | None = None
+    `stdin_gives` is what standard input is needed for elsewhere. Raises SettingError for settings that
+    exclude each other, that lack one they belong to or that have an unknown value, GrammarError for
+    what cannot be read or is no grammar.
+    """
+    flag = _check(settings)
+    if flag is None:
+        return None
+    if stdin_gives is not None and _STDIN in (settings.json_schema, settings.grammar):
+        why = f"standard input gives {stdin_gives} already"
+        raise SettingError(f"{flag} {_STDIN}", why, f"Name a file, or give {stdin_gives} another way.")
+    kind, text = _kind_and_text(settings)
+    grammar = Grammar(
+        kind=kind,
+        text=encodable(text, flag),
+        style=cast(JsonStyle, settings.json_style or "spaced"),
+        lenient=settings.lenient_schema,
+        after=settings.constrain_after,
+        fast_forward=cast(FastForward, settings.fast_forward or "exact"),
+    )
+    from outrider.constraints.sources import lark_source  # loads slowly, and few runs need it
 
-    def read(self, stdin_gives: str | None = None) -> Grammar | None:
-        """The grammar that they ask for, its file or standard input read; None for none.
+    lark_source(grammar)  # what needs no vocabulary is refused before a model is loaded
+    return grammar
 
-        `stdin_gives` is what standard input is needed for elsewhere. Raises SettingError for options that
-        exclude each other, that lack one they belong to or that have an unknown value, GrammarError for
-        what cannot be read or is no grammar.
-        """
-        flag = self._check()
-        if flag is None:
-            return None
-        if stdin_gives is not None and _STDIN in (self.json_schema, self.source):
-            why = f"standard input gives {stdin_gives} already"
-            raise SettingError(f"{flag} {_STDIN}", why, f"Name a file, or give {stdin_gives} another way.")
-        kind, text = self._kind_and_text()
-        grammar = Grammar(
-            kind=kind,
-            text=encodable(text, flag),
-            style=cast(JsonStyle, self.style or "spaced"),
-            lenient=self.lenient,
-            after=self.after,
-            fast_forward=cast(FastForward, self.fast_forward or "exact"),
-        )
-        from outrider.constraints.sources import lark_source  # loads slowly, and few runs need it
 
-        lark_source(grammar)  # what needs no vocabulary is refused before a model is loaded
-        return grammar
+def _check(settings: Structure) -> str | None:
+    """The one flag that says what the output may be; None where there is none."""
+    kinds = {
+        "--json-schema": settings.json_schema is not None,
+        "--json-mode": settings.json_mode,
+        "--regex": settings.regex is not None,
+        "--choice": bool(settings.choices),
+        "--grammar": settings.grammar is not None,
+    }
+    given = [name for name, is_given in kinds.items() if is_given]
+    if len(given) > 1:
+        raise SettingError(" and ".join(given), "each says what the output may be", "Give one of them.")
+    flag = given[0] if given else None
+    _belongs("--lenient-schema", settings.lenient_schema, flag, ("--json-schema",))
+    _belongs("--json-style", settings.json_style is not None, flag, ("--json-schema", "--json-mode"))
+    _belongs("--fast-forward", settings.fast_forward is not None, flag, tuple(kinds))
+    _belongs("--constrain-after", settings.constrain_after is not None, flag, tuple(kinds))
+    _known("--json-style", settings.json_style, get_args(JsonStyle))
+    _known("--fast-forward", settings.fast_forward, get_args(FastForward))
+    if settings.constrain_after == "":
+        raise SettingError("--constrain-after", "it is empty", "Leave it out: all of the output is limited.")
+    encodable(settings.constrain_after or "", "--constrain-after")
+    return flag
 
-    def _check(self) -> str | None:
-        """The one option that says what the output may be; None where there is none."""
-        kinds = {
-            "--json-schema": self.json_schema is not None,
-            "--json-mode": self.json_mode,
-            "--regex": self.regex is not None,
-            "--choice": bool(self.choices),
-            "--grammar": self.source is not None,
-        }
-        given = [name for name, is_given in kinds.items() if is_given]
-        if len(given) > 1:
-            raise SettingError(" and ".join(given), "each says what the output may be", "Give one of them.")
-        flag = given[0] if given else None
-        _belongs("--lenient-schema", self.lenient, flag, ("--json-schema",))
-        _belongs("--json-style", self.style is not None, flag, ("--json-schema", "--json-mode"))
-        for name, value in (("--fast-forward", self.fast_forward), ("--constrain-after", self.after)):
-            _belongs(name, value is not None, flag, tuple(kinds))
-        _known("--json-style", self.style, get_args(JsonStyle))
-        _known("--fast-forward", self.fast_forward, get_args(FastForward))
-        if self.after == "":
-            raise SettingError(
-                "--constrain-after", "it is empty", "Leave it out: all of the output is limited."
-            )
-        encodable(self.after or "", "--constrain-after")
-        return flag
 
-    def _kind_and_text(self) -> tuple[GrammarKind, str]:
-        if self.json_schema is not None:
-            return "json_schema", _schema(self.json_schema)
-        if self.json_mode:
-            return "json", ""
-        if self.regex is not None:
-            return "regex", self.regex
-        if self.choices:
-            return "choice", json.dumps(list(self.choices), ensure_ascii=False)
-        return _grammar(self.source or "")
+def _kind_and_text(settings: Structure) -> tuple[GrammarKind, str]:
+    if settings.json_schema is not None:
+        return "json_schema", _schema(settings.json_schema)
+    if settings.json_mode:
+        return "json", ""
+    if settings.regex is not None:
+        return "regex", settings.regex
+    if settings.choices:
+        return "choice", json.dumps(settings.choices, ensure_ascii=False)
+    return _grammar(settings.grammar or "")
 
 
 def _belongs(name: str, is_given: bool, flag: str | None, to: tuple[str, ...]) -> None:
@@ -118,7 +103,7 @@ def _known(name: str, value: str | None, known: tuple[str, ...]) -> None:
 
 
 def _schema(given: str) -> str:
-    """A schema as it stands, or out of its file."""
+    """A schema as it was given, or out of its file."""
     start = given.lstrip()
     if start.startswith("{") or start.rstrip() in ("true", "false"):
         return _bounded(given, "--json-schema")
@@ -126,7 +111,7 @@ def _schema(given: str) -> str:
 
 
 def _grammar(given: str) -> tuple[GrammarKind, str]:
-    """A grammar out of its file, or one as it stands: every GBNF grammar has a `::=`, and hardly a path."""
+    """A grammar out of its file, or as it was given: every GBNF grammar has a `::=`, and hardly a path."""
     if "::=" in given:
         return "gbnf", _bounded(given, "--grammar")
     return "lark" if given.endswith(".lark") else "gbnf", _read(given, "grammar", "--grammar")

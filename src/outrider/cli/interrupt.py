@@ -11,13 +11,13 @@ LOG_MODULE = "outrider.backends.gguf.library"
 
 
 class Interrupt:
-    """While active, notes the first SIGINT in `asked` instead of raising KeyboardInterrupt.
+    """While active, notes the first SIGINT in `requested` instead of raising KeyboardInterrupt.
 
     A step is never torn apart by it, so what was generated can be shown and counted.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._previous: Any = None
 
     def __enter__(self) -> Self:
@@ -30,9 +30,9 @@ class Interrupt:
         signal.signal(signal.SIGINT, self._previous)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
 
 class LoadInterrupt(Interrupt):
@@ -44,13 +44,13 @@ class LoadInterrupt(Interrupt):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
 
     def _note(self, _number: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_globals.get("__name__") == LOG_MODULE:
-                self.asked = True
+                self.requested = True
                 return
             frame = frame.f_back
         raise KeyboardInterrupt

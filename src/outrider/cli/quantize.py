@@ -2,63 +2,51 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from outrider.backends.gguf.file_types import read_type
 from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, requantizing
-from outrider.cli.output import readable, write
+from outrider.cli.output import INTERRUPTED, readable, write_json
+from outrider.cli.plans import hub_options
+from outrider.cli.progress import bars
+from outrider.cli.settings import QuantizeSettings
+from outrider.cli.tables import print_notes, print_table
 from outrider.core.errors import SettingError
-from outrider.models import HubOptions, embedded_default, resolve
+from outrider.models import embedded_default, resolve
 from outrider.models.quantizations import requantized_name
 
-__all__ = ["QuantizeSettings", "make"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeSettings:
-    """What the command line asked for."""
-
-    model: str | None
-    to: Sequence[str]
-    pure: bool
-    keep_output: bool
-    hf_token: str | None
-    offline: bool
-    out: Path | None
-    force: bool
-    print_json: bool
-    threads: int
-
-
-def make(settings: QuantizeSettings) -> None:
-    """Make one file after the other, and show what they are. All that can be refused is refused before the
-    first is begun."""
+def quantize_model(settings: QuantizeSettings) -> int:
+    """Make one file after the other, and show what they are; returns the exit status. All that can be refused
+    is refused before the first is begun."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     types = _types(settings.to)
-    hub = HubOptions(token=settings.hf_token, offline=settings.offline)
-    source = embedded_default() if settings.model is None else resolve(settings.model, hub=hub)
+    model = settings.model
+    source = embedded_default() if model is None else resolve(model, hub=hub_options(settings))
     outputs = {to: _folder(settings, source) / f"{requantized_name(source.stem, to)}.gguf" for to in types}
     for output in outputs.values():
         check_output(source, output, force=settings.force)
     if warning := requantizing(source):
-        errors.print(Text(readable(f"note: {warning}"), style="yellow"))
+        print_notes(errors, [warning])
     made = []
-    for to, output in outputs.items():
-        made.append(_make_one(settings, source, to, output, errors))
-        errors.print(Text(readable(_line(made[-1]))))
+    try:
+        for to, output in outputs.items():
+            made.append(_make_one(settings, source, to, output, errors))
+            errors.print(Text(readable(_line(made[-1]))))
+    except KeyboardInterrupt:
+        errors.print("\ninterrupted: the file that was being written is removed")
+        return INTERRUPTED
     if settings.print_json:
-        write(json.dumps(_as_json(source, made)) + "\n")
+        write_json(_as_json(source, made))
     else:
         _print(source, made)
+    return 0
 
 
 def _types(given: Sequence[str]) -> list[str]:
@@ -83,26 +71,17 @@ def _folder(settings: QuantizeSettings, source: Path) -> Path:
 
 
 def _make_one(settings: QuantizeSettings, source: Path, to: str, output: Path, errors: Console) -> Quantized:
-    with _bar(errors, output.name) as progress:
+    with bars(errors) as report:
         return quantize(
             source,
             to,
             output,
-            threads=settings.threads,
+            threads=max(settings.threads, 0),
             pure=settings.pure,
-            keep_output=settings.keep_output,
+            keep_output=settings.leave_output_tensor,
             force=settings.force,
-            progress=progress,
+            progress=lambda part: report(output.name, part),
         )
-
-
-@contextmanager
-def _bar(errors: Console, name: str) -> Iterator[Any]:
-    """A bar on standard error where that is a terminal; gone at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task(readable(name).replace("[", r"\["), total=1.0)
-        yield lambda part: bar.update(task, completed=part)
 
 
 def _line(made: Quantized) -> str:
@@ -124,7 +103,7 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
     head = ("file", "type", "MB", "ratio", "s", "weights in")
     rows = [
         (
-            readable(one.path.name),
+            one.path.name,
             one.quantization,
             f"{one.file_bytes / 1e6:,.0f}",
             _ratio(one),
@@ -133,19 +112,14 @@ def _print(source: Path, made: Sequence[Quantized]) -> None:
         )
         for one in made
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [f"made of {readable(source.name)} ({made[0].source_quantization})"]
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(width) if name in ("MB", "ratio", "s") else cell.ljust(width)
-            for name, cell, width in zip(head, row, widths, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
+    console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+    console.print(Text(readable(f"made of {source.name} ({made[0].source_quantization})")))
+    print_table(console, head, rows, left=("file", "type", "weights in"))
     about_source = requantizing(source)  # said already
-    lines += [
-        f"{one.quantization}: {readable(note)}" for one in made for note in one.notes if note != about_source
-    ]
-    write("\n".join(lines) + "\n")
+    for one in made:
+        for note in one.notes:
+            if note != about_source:
+                console.print(Text(readable(f"{one.quantization}: {note}")))
 
 
 def _as_json(source: Path, made: Sequence[Quantized]) -> dict[str, Any]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.output import readable
-from outrider.compare import Comparison
+from outrider.cli.tables import print_notes, print_rows
+from outrider.comparison import Comparison
 from outrider.core.data import Completion, Grammar
 from outrider.drafters.registry import DRAFTERS
 from outrider.explain import Estimate, Explanation
@@ -48,7 +45,7 @@ def print_incomplete(console: Console, completion: Completion, grammar: Grammar 
         return
     what = "JSON" if grammar.kind in ("json_schema", "json") else "text"
     why = _CUT_OFF.get(completion.finish_reason, completion.finish_reason)
-    console.print(Text(f"note: the {what} is incomplete: {why}", style="yellow"))
+    print_notes(console, [f"the {what} is incomplete: {why}"])
 
 
 def print_legend(console: Console) -> None:
@@ -102,11 +99,11 @@ def print_readout(
         rows["between bursts"] = _latency_line(readout.burst_latency_s)
     if readout.character_gap_s and readout.paced_character_gap_s:
         rows["character gaps"] = _gaps_line(readout)
-    print_rows(console, rows)
+    print_rows(console, rows.items())
 
 
 def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
-    """Where the automatic choice asked no draft model, what it would take for one to pay."""
+    """Where the automatic choice asked no draft model, the acceptance at which one would pay."""
     needed = explanation.draft_must_be_right if explanation else None
     if readout.draft_calls or needed is None:
         return str(readout.draft_calls)
@@ -114,21 +111,11 @@ def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
 
 
 def estimate_line(estimate: Estimate) -> str:
-    """The speed-up as far as it can be told from one run."""
+    """The speed-up as far as one run shows it."""
     return (
         f"about {estimate.speedup:.2f}x over plain decoding ({estimate.low:.2f} to {estimate.high:.2f}), "
         "estimated; --compare measures it"
     )
-
-
-def print_rows(console: Console, rows: Mapping[str, str]) -> None:
-    """A subject and what there is to say about it, a line each."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True, min_width=14)
-    table.add_column()
-    for name, line in rows.items():
-        table.add_row(name, Text(readable(line)))
-    console.print(table)
 
 
 def _prompt_line(readout: Readout) -> str:
@@ -169,7 +156,7 @@ def structure_line(grammar: Grammar) -> str:
     if grammar.kind in ("json_schema", "json"):
         line += f", {grammar.style}"
     if grammar.after is not None:
-        line += f", behind {grammar.after!r}"
+        line += f", after {grammar.after!r}"
     if grammar.lenient:
         line += ", lenient"
     if grammar.fast_forward == "canonical":
@@ -232,7 +219,7 @@ def print_comparison(console: Console, comparison: Comparison, *, deterministic:
         ),
         "output": _equality_line(comparison, deterministic),
     }
-    print_rows(console, rows)
+    print_rows(console, rows.items())
 
 
 def _equality_line(comparison: Comparison, deterministic: bool) -> str:

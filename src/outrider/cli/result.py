@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from outrider.cli.settings import RunSettings
-from outrider.compare import Comparison
+from outrider.comparison import Comparison
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request, TokenLogprob
 from outrider.core.errors import ConstraintError

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf import has_gpu_code
+from outrider.backends.gguf import has_gpu_code, show_log
 from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write
-from outrider.cli.prompt import encodable, read_prediction, read_prompt
+from outrider.cli.output import INTERRUPTED, readable, write_json
+from outrider.cli.plans import PairPlan, plan_run
+from outrider.cli.prompt import read_prediction, read_prompt
 from outrider.cli.report import print_comparison, print_incomplete, print_readout
 from outrider.cli.result import as_json, failure_as_json, request_settings
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
-from outrider.compare import Comparison, compare, is_deterministic
+from outrider.cli.tables import print_notes
+from outrider.comparison import Comparison, compare, is_deterministic
 from outrider.core.data import Completion, Request
-from outrider.core.errors import ConstraintError, PromptError, SettingError
+from outrider.core.errors import ConstraintError, PromptError
 from outrider.drafters.corpus import indexing
-from outrider.drafters.corpus_files import list_files
 from outrider.drafters.model import ModelDrafter
+from outrider.engine import MAX_PAUSE_S
 from outrider.explain import Explanation, explain
-from outrider.files import check_writable
-from outrider.models.hub import HubOptions
 from outrider.native import hint_once
 from outrider.policy import AutoPolicy
 from outrider.readout import Readout
@@ -35,31 +34,32 @@ from outrider.replay.recording import Recording
 from outrider.replay.recording import as_json as recording_json
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
 from outrider.session.generation import Generation
-from outrider.session.learned import AutoSettings
 from outrider.trace import write_trace
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
-_UNLIMITED_TOKENS = 2048
-"""Room for an answer of unknown length, where the context is sized by itself."""
+def run_or_chat(settings: RunSettings) -> int:
+    """Do what `run` is asked for, a conversation under --interactive; returns the exit status."""
+    if settings.interactive:
+        from outrider.cli.chat import chat
+
+        return chat(settings)
+    return run(settings)
 
 
 def run(settings: RunSettings) -> int:
     """Generate once; returns the exit status."""
     errors = Console(stderr=True, highlight=False)
-    check_settings(settings)
-    grammar = settings.grammar("the prompt" if settings.prompt_is_piped else None)
+    plan = plan_run(settings, "the prompt" if settings.prompt_is_piped else None)
     prompt = read_prompt(settings.prompt_argument, settings.prompt, settings.file, escape=settings.escape)
     prediction = read_prediction(settings.prediction) if settings.prediction else None
-    pair = load_pair(settings, errors)
+    pair = load_pair(plan.pair, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
-    request = settings.request(tokens, pair.target.vocabulary, grammar)
-    with open_session(settings, pair, len(tokens), errors) as session:
+    request = plan.request(tokens, pair.target.vocabulary)
+    with open_session(plan.pair, pair, len(tokens) + plan.answer_tokens, errors) as session:
         request = replace(request, prediction=session.read_prediction(prediction))
-        if grammar is not None:
-            session.compile(grammar)
-        print_notices(session, errors)
+        if plan.grammar is not None:
+            session.compile(plan.grammar)
+        print_notes(errors, session.notices)
         shown = _generate(settings, session, request, errors)
         completion, comparison = shown.completion, None
         if settings.compare and completion.finish_reason != "cancelled":
@@ -69,82 +69,58 @@ def run(settings: RunSettings) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def check_settings(settings: RunSettings) -> None:
-    """Refuse what cannot work before anything is loaded."""
-    settings.sampling()
-    settings.max_tokens()
-    choice = settings.choice()
-    settings.verification()
-    settings.check_contexts()
-    settings.target_reference()
-    settings.draft_reference()
-    encodable(settings.system or "", "system message")
-    settings.load_options(draft=True)
-    settings.load_options()
-    if "" in (settings.stop or ()):
-        raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
-    if settings.logprobs is not None and not settings.json:
-        raise SettingError("--logprobs", "they are part of the JSON output", "Add --json.")
-    if settings.smooth and settings.json:
-        raise SettingError("--smooth", "--json shows no text as it comes", "Leave one of them out.")
-    if settings.repetitions < 1:
-        raise SettingError("--repetitions", f"{settings.repetitions} is too few", "Give 1 or more.")
-    if settings.explain and not isinstance(choice, AutoSettings):
-        raise SettingError("--explain", "it explains what --policy auto chose", "Leave one of them out.")
-    if settings.trace:
-        check_writable(settings.trace, "trace")
-    if settings.costs is not None and not settings.costs.exists():
-        check_writable(settings.costs, "costs")
-    list_files(settings.corpus or ())
-
-
-def load_pair(settings: RunSettings, errors: Console) -> Pair:
+def load_pair(plan: PairPlan, errors: Console) -> Pair:
     """Load the models that were asked for, or the embedded default."""
+    show_log(plan.verbose)
     with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
-            settings.target_reference(),
-            settings.draft_reference(),
-            options=settings.load_options(),
-            draft_options=settings.load_options(draft=True),
-            hub=HubOptions(token=settings.hf_token, offline=settings.offline),
+            plan.target,
+            plan.draft,
+            options=plan.options,
+            draft_options=plan.draft_options,
+            hub=plan.hub,
             measuring=lambda what, part: status.update(f"choosing the library, once ({what}): {part:.0%}"),
         )
 
 
 def open_session(
-    settings: RunSettings, pair: Pair, prompt_tokens: int, errors: Console, *, max_running: int = 1
+    plan: PairPlan,
+    pair: Pair,
+    tokens: int,
+    errors: Console,
+    *,
+    max_running: int = 1,
+    kept_sequences: int = 0,
+    capacity_tokens: int = 0,
+    max_pause_s: float = MAX_PAUSE_S,
 ) -> Session:
-    """Open contexts that hold prompt and answer, unless their size was given, for `max_running` requests."""
-    context = settings.ctx_size
+    """Open contexts that hold `tokens`, unless their size was given, for `max_running` requests at once; the
+    others as in `Pair.open`."""
+    context = plan.context
     if context is None:
-        wanted = prompt_tokens + (settings.max_tokens() or _UNLIMITED_TOKENS) + 1
-        context = min(max(wanted, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
+        context = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
     with LoadInterrupt(), errors.status("opening") as status:
         return pair.open(
             context,
-            settings.ctx_size_draft,
-            lookup=settings.lookup,
-            corpus=settings.corpus or (),
+            plan.draft_context,
+            lookup=plan.lookup,
+            corpus=plan.corpus,
             progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
-            policy=settings.choice(),
+            policy=plan.policy,
             measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
-            bitwise=settings.bitwise,
+            bitwise=plan.bitwise,
             max_running=max_running,
+            kept_sequences=kept_sequences,
+            capacity_tokens=capacity_tokens,
+            max_pause_s=max_pause_s,
         )
 
 
-def print_notices(session: Session, errors: Console) -> None:
-    """Say what was switched off, and why."""
-    for notice in session.notices:
-        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
-
-
 def print_late_notices(session: Session, errors: Console) -> None:
-    """Say what came up while generating, once."""
+    """Say what was found out while generating, once."""
     policy = session.engine.policy
     if isinstance(policy, AutoPolicy):
-        for notice in policy.notices:
-            errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+        print_notes(errors, policy.notices)
         session.notices += policy.notices
         policy.notices = []
 
@@ -159,7 +135,7 @@ def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Consol
             raise PromptError("system message", why, "Put it into the prompt itself.")
         if not settings.raw:
             why = f"{pair.target.name} has no chat template (a base model)"
-            errors.print(Text(readable(f"note: {why}: continuing the text"), "yellow"))
+            print_notes(errors, [f"{why}: continuing the text"])
         return prompt
     system: list[Message] = [{"role": "system", "content": settings.system}] if settings.system else []
     return [*system, {"role": "user", "content": prompt}]
@@ -167,14 +143,14 @@ def _conversation(settings: RunSettings, pair: Pair, prompt: str, errors: Consol
 
 def _generate(settings: RunSettings, session: Session, request: Request, errors: Console) -> Shown:
     generation = Generation(session.engine, request)
-    printer = None if settings.json else TokenPrinter(settings, errors)
+    printer = None if settings.print_json else TokenPrinter(settings, errors)
     try:
         shown = show(generation, printer)
     except BaseException as error:
         if settings.trace:
             write_trace(settings.trace, generation.records)
-        if settings.json and isinstance(error, ConstraintError):
-            write(json.dumps(failure_as_json(error)) + "\n")
+        if settings.print_json and isinstance(error, ConstraintError):
+            write_json(failure_as_json(error))
         raise
     if settings.trace:
         write_trace(
@@ -213,7 +189,7 @@ def _compare(
                 progress=lambda done, total: status.update(f"comparing: {done} of {total} runs"),
             )
     except KeyboardInterrupt:
-        errors.print(Text("note: the comparison was interrupted", style="yellow"))
+        print_notes(errors, ["the comparison was interrupted"])
         return None
 
 
@@ -229,14 +205,14 @@ def _report(
     readout = _readout(shown, comparison)
     run = comparison.speculative_completion if comparison else shown.completion
     explanation = explanation_of(session, run)
-    if not settings.json:
+    if not settings.print_json:
         print_incomplete(errors, shown.completion, request.grammar)
-    if settings.json:
+    if settings.print_json:
         in_force = request_settings(settings, session, request, shown.completion)
         result = as_json(session, in_force, readout, run, comparison)
         if explanation:
             result |= {"explanation": explanation.as_json()}
-        write(json.dumps(result) + "\n")
+        write_json(result)
     elif not settings.quiet:
         errors.print()
         target, draft = pair.target.name, pair.draft.name if pair.draft else None
@@ -248,7 +224,7 @@ def _report(
         )
         if comparison:
             print_comparison(errors, comparison, deterministic=is_deterministic(request))
-    if settings.explain and explanation and not settings.json:
+    if settings.explain and explanation and not settings.print_json:
         errors.print()
         print_explanation(errors, explanation)
     if not settings.quiet:

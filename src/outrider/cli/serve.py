@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable
-from outrider.cli.run import check_settings, load_pair
-from outrider.cli.settings import RunSettings
-from outrider.drafters.corpus import indexing
+from outrider.cli.plans import PairPlan, plan_pair
+from outrider.cli.run import load_pair, open_session
+from outrider.cli.tables import print_notes
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import Assembly
 from outrider.server.configuration import Configuration
@@ -25,29 +24,26 @@ from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 LOG = logging.getLogger("outrider.server")
 
 
-def serve(configuration: Configuration, run_settings: RunSettings) -> int:
-    """Serve until a signal comes; returns the exit status. `run_settings` are those about models and drafts.
-
-    What the settings, the files that they name or the address get wrong is found before a model is loaded.
-    Raises the errors of `outrider.core.errors`.
-    """
+def serve(configuration: Configuration) -> int:
+    """Serve until a signal comes; returns the exit status. What settings, the files that they name or the
+    address get wrong is found before a model is loaded. Raises the errors of `outrider.core.errors`."""
     settings = configuration.settings
     settings.check()
-    check_settings(run_settings)
+    plan = plan_pair(settings, greedy=settings.temp == 0 or settings.top_k == 1)
     ring, notices = key_ring(settings)
     tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     log_to_stderr(as_json=settings.log_json)
     errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
     sockets = bind(settings.host, settings.port)
     try:
-        pair = load_pair(run_settings, errors)
-        with _open(settings, run_settings, pair, errors) as session:
-            assembly = Assembly.start(session, settings, ring, run_settings.verification())
+        pair = load_pair(plan, errors)
+        with _open(settings, plan, pair, errors) as session:
+            assembly = Assembly.start(session, settings, ring, plan.verification)
             address = address_of(sockets, tls=tls is not None)
 
             def ready() -> None:
-                told = [*configuration.notices, *notices, *session.notices]
-                _tell(settings, _overview(settings, session, pair, ring, address), told, errors)
+                said = [*configuration.notices, *notices, *session.notices]
+                _announce(settings, _overview(settings, session, pair, ring, address), said, errors)
 
             server = Server(assembly.app, settings, tls=tls, drain=assembly.worker.drain, ready=ready)
             try:
@@ -59,26 +55,18 @@ def serve(configuration: Configuration, run_settings: RunSettings) -> int:
         close(sockets)
 
 
-def _open(settings: ServeSettings, run_settings: RunSettings, pair: Pair, errors: Console) -> Session:
+def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) -> Session:
     """Contexts and drafters for the requests that run at once, and for those whose KV is kept."""
-    context = settings.ctx_size
-    if context is None:
-        context = min(DEFAULT_CONTEXT_TOKENS, pair.target.trained_context)
-    with LoadInterrupt(), errors.status("opening") as status:
-        return pair.open(
-            context,
-            settings.ctx_size_draft,
-            lookup=settings.lookup,
-            corpus=settings.corpus,
-            progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
-            policy=run_settings.choice(),
-            measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
-            max_running=settings.max_running,
-            kept_sequences=settings.kept_sequences,
-            max_pause_s=settings.max_pause,
-            capacity_tokens=settings.kv_tokens or 0,
-            bitwise=settings.bitwise,
-        )
+    return open_session(
+        plan,
+        pair,
+        DEFAULT_CONTEXT_TOKENS,
+        errors,
+        max_running=settings.max_running,
+        kept_sequences=settings.kept_sequences,
+        capacity_tokens=settings.kv_tokens or 0,
+        max_pause_s=settings.max_pause,
+    )
 
 
 def _overview(
@@ -118,13 +106,14 @@ def _metrics(settings: ServeSettings, ring: KeyRing) -> str:
     return "/metrics" + (", for keys with admin = true" if ring and not settings.metrics_open else "")
 
 
-def _tell(settings: ServeSettings, overview: dict[str, str], notices: Sequence[str], errors: Console) -> None:
+def _announce(
+    settings: ServeSettings, overview: dict[str, str], notices: Sequence[str], errors: Console
+) -> None:
     """Say what runs, and what was switched off and why: to people, or to whatever reads the log."""
     if settings.log_json:
         LOG.info("started", extra={"fields": overview | {"notices": list(notices)}})
         return
-    for notice in notices:
-        errors.print(Text(readable(f"note: {notice}"), style="yellow"))
+    print_notes(errors, notices)
     for name, value in overview.items():
         errors.print(Text(readable(f"{name:<10}{value}")), soft_wrap=True)
     errors.print(Text("ready (Ctrl-C drains and ends; twice: at once)"), soft_wrap=True)

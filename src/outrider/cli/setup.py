@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 from types import FrameType
-from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
-from typer.core import TyperCommand
-from typer.main import get_command
 
-from outrider.cli.options import option
-from outrider.cli.output import readable, write
+from outrider.cli.output import INTERRUPTED, readable, write
+from outrider.cli.progress import Report, Ticker, bars
+from outrider.cli.settings import SetupSettings
 from outrider.core.errors import SettingError
 
-__all__ = ["command"]
-
-_LIBRARIES = "Libraries"
-_INTERRUPTED = 130
-_EVERY_S = 10.0
-_HELP = "Show which libraries run GGUF files here; compile one for this CPU."
 _STAGES = {
     "model": "fetching the default model, which the build is tried with",
     "fetching": "fetching ik_llama.cpp",
@@ -34,35 +24,20 @@ _STAGES = {
     "trying": "trying its first decode",
 }
 
-_Native = Annotated[
-    bool,
-    option(
-        _LIBRARIES,
-        "--native",
-        help="Compile ik_llama.cpp for this CPU into the cache. Takes a C++ compiler and some minutes.",
-    ),
-]
-_Force = Annotated[bool, option(_LIBRARIES, "--force", help="With --native: compile anew what is there.")]
 
-
-def command(cls: type[TyperCommand], _as_run: Callable[[dict[str, Any]], Any]) -> Any:
-    """The command, of class `cls`."""
-    program = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    program.command("setup", cls=cls, help=_HELP)(_setup)
-    return get_command(program)
-
-
-def _setup(native: _Native = False, force: _Force = False) -> None:
-    if force and not native:
+def setup(settings: SetupSettings) -> int:
+    """Show the libraries, or build one; returns the exit status. Raises SettingError and BuildError."""
+    if settings.force and not settings.native:
         raise SettingError("--force", "there is nothing to compile anew", "Add --native.")
+    if not settings.native:
+        write("\n".join(_libraries()) + "\n")
+        return 0
     try:
-        if native:
-            _build(force)
-        else:
-            write("\n".join(_libraries()) + "\n")
+        _build(settings.force)
     except KeyboardInterrupt:
         typer.echo("\ninterrupted: nothing of the build is left", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        return INTERRUPTED
+    return 0
 
 
 def _libraries() -> list[str]:
@@ -119,28 +94,16 @@ def _ended_in_order() -> Iterator[None]:
 
 
 @contextmanager
-def _shown(errors: Console, clock: Callable[[], float] = monotonic) -> Iterator[Callable[[str, float], None]]:
-    """What is to be told how far the build is: a bar on a terminal, else a line every 10 s at most."""
+def _shown(errors: Console) -> Iterator[Report]:
+    """Where to say how far the build is: a bar on a terminal, else a line now and then."""
     if errors.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=errors, transient=True) as bar:
-            task, shown = bar.add_task("", total=1.0), ""
-
-            def draw(stage: str, done: float) -> None:
-                nonlocal shown
-                if stage != shown:
-                    shown = stage
-                    bar.reset(task, description=_STAGES[stage])
-                bar.update(task, completed=done)
-
-            yield draw
+        with bars(errors) as report:
+            yield lambda stage, done: report(_STAGES[stage], done)
         return
-    last, said_s = "", 0.0
+    ticker = Ticker()
 
-    def tell(stage: str, done: float) -> None:
-        nonlocal last, said_s
-        if stage != last or clock() - said_s >= _EVERY_S:
-            last, said_s = stage, clock()
+    def write_line(stage: str, done: float) -> None:
+        if ticker.is_due(stage):
             errors.print(Text(f"{_STAGES[stage]}: {done:.0%}" if done else _STAGES[stage]))
 
-    yield tell
+    yield write_line

@@ -49,7 +49,7 @@ def show(generation: Generation, printer: TokenPrinter | None) -> Shown:
                 emitted.append(Emission(update.record.end_s, len(update.text)))
                 if out:
                     out.print(update.pieces)
-                if interrupt.asked:
+                if interrupt.requested:
                     generation.cancel()
             completion = generation.completion
     except ConstraintError as error:

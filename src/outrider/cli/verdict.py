@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from outrider.certify.certificate import Certificate, reasons, totals
 from outrider.certify.plan import Findings
 from outrider.certify.texts import Compared, Difference
-from outrider.cli.output import readable
 from outrider.cli.report import structure_line
+from outrider.cli.tables import Cell, print_rows
 
 _SHOWN_TIES = 4
 
@@ -21,14 +20,10 @@ def print_verdict(certificate: Certificate, place: Path | None) -> None:
     """The verdict on standard output, then what it rests on."""
     console = Console(highlight=False, emoji=False, markup=False)
     console.print(_headline(certificate))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True, min_width=11)
-    table.add_column()
-    for name, line in _rows(certificate):
-        table.add_row(name, Text(readable(line)))
+    rows: list[tuple[str, Cell]] = [*_rows(certificate)]
     if place is not None:
-        table.add_row("certificate", Text(readable(str(place)), overflow="fold"))
-    console.print(table)
+        rows.append(("certificate", str(place)))
+    print_rows(console, rows, width=11)
 
 
 def _headline(certificate: Certificate) -> Text:
@@ -140,7 +135,7 @@ def _places(findings: Findings) -> str:
     if places == [0]:
         return ""
     noun = "token" if places == [1] else "tokens"
-    return f" behind {' or '.join(map(str, places))} {noun} of the answer"
+    return f" after {' or '.join(map(str, places))} {noun} of the answer"
 
 
 def _sampled_line(certificate: Certificate) -> str:
@@ -159,5 +154,5 @@ def _sampled_line(certificate: Certificate) -> str:
     if found:
         line += f"; any shift of {max(found):.1%} or more is found with probability 0.95"
     if len(found) < len(shifts):
-        line += f"; {len(shifts) - len(found)} too certain to tell anything"
+        line += f"; {len(shifts) - len(found)} too certain to test anything"
     return line

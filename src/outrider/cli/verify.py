@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from outrider import __version__
 from outrider.certify.certificate import Certificate, as_json, model_files, write_certificate
@@ -20,15 +18,19 @@ from outrider.certify.checks import certify
 from outrider.certify.faults import check_fault
 from outrider.certify.plan import Plan, Subject
 from outrider.certify.prompts import BUILT_IN
+from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import write
+from outrider.cli.output import write_json
+from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
+from outrider.cli.progress import bars
 from outrider.cli.prompt import encodable, read_prompt, unescape
-from outrider.cli.run import check_settings, load_pair, open_session, print_notices
-from outrider.cli.settings import RunSettings
+from outrider.cli.run import load_pair, open_session
+from outrider.cli.settings import VerifySettings
+from outrider.cli.tables import print_notes
 from outrider.cli.verdict import print_verdict
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
-from outrider.core.params import SamplingParams
+from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.files import check_writable
 from outrider.lab.machine import machine, versions
@@ -36,91 +38,95 @@ from outrider.session import Pair, Session, settings_of
 
 DEFAULT_OUTPUT = Path("outrider-verify.json")
 
+_TITLES = {
+    "hashing": "models' hashes",
+    "greedy": "greedy texts",
+    "beside": "two at once",
+    "seeds": "seeded texts",
+    "sampled": "samples",
+}
+"""Stages of the tests, as the bars call them."""
+
 _QUICK_PROMPTS = 4
 _QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
 """A code edit, an extraction, a translation and something to invent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
-    """What the command line asked for; `run` holds the options that `outrider run` has too."""
+def make_plan(settings: VerifySettings, verification: Verification) -> Plan:
+    """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
+    plan = Plan(num_tokens=48, num_seeded=32, num_repeated=1, num_sampled=1, samples=800)
+    if not settings.quick:
+        plan = Plan()
+    if settings.tokens is not None:
+        if settings.tokens < 1:
+            raise SettingError(f"-n {settings.tokens}", "it asks for nothing", "Give 1 or more.")
+        plan = replace(plan, num_tokens=settings.tokens, num_seeded=min(settings.tokens, plan.num_seeded))
+    is_piped = settings.prompts_file is not None and str(settings.prompts_file) == "-"
+    return replace(
+        plan,
+        grammar=read_grammar(settings, "the prompts" if is_piped else None),
+        seed=settings.test_seed,
+        rule=verification.rule,
+        lenience=verification.lenience,
+        fault=None if settings.inject is None else check_fault(settings.inject),
+    )
 
-    run: RunSettings
-    prompts: list[str] | None
-    prompts_file: Path | None
-    tokens: int | None
-    quick: bool
-    test_seed: int
-    inject: str | None
-    output: Path | None
-    print_json: bool
 
-    def plan(self) -> Plan:
-        """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
-        plan = Plan(num_tokens=48, num_seeded=32, num_repeated=1, num_sampled=1, samples=800)
-        if not self.quick:
-            plan = Plan()
-        if self.tokens is not None:
-            if self.tokens < 1:
-                raise SettingError(f"-n {self.tokens}", "it asks for nothing", "Give 1 or more.")
-            plan = replace(plan, num_tokens=self.tokens, num_seeded=min(self.tokens, plan.num_seeded))
-        verification = self.run.verification()
-        is_piped = self.prompts_file is not None and str(self.prompts_file) == "-"
-        return replace(
-            plan,
-            grammar=self.run.grammar("the prompts" if is_piped else None),
-            seed=self.test_seed,
-            rule=verification.rule,
-            lenience=verification.lenience,
-            fault=None if self.inject is None else check_fault(self.inject),
-        )
-
-    def place(self) -> Path | None:
-        """Where the certificate is written; None for nowhere. Raises SettingError."""
-        if self.output is None and self.print_json:
-            return None
-        path = self.output or DEFAULT_OUTPUT
-        if self.prompts_file is not None and _same_file(path, self.prompts_file):
-            raise SettingError(str(path), "it holds the prompts", "Name another file (--output).")
-        check_writable(path, "certificate")
-        return path
+def _place(settings: VerifySettings) -> Path | None:
+    """Where the certificate is written; None for nowhere. Raises SettingError."""
+    if settings.output is None and settings.print_json:
+        return None
+    path = settings.output or DEFAULT_OUTPUT
+    if settings.prompts_file is not None and _same_file(path, settings.prompts_file):
+        raise SettingError(str(path), "it holds the prompts", "Name another file (--output).")
+    check_writable(path, "certificate")
+    return path
 
 
 def verify(settings: VerifySettings) -> int:
     """Test and certify; returns the exit status: 0 where everything holds, else 1."""
     errors = Console(stderr=True, highlight=False)
-    place = settings.place()
-    plan, texts = settings.plan(), _texts(settings)
-    check_settings(settings.run)
-    certificate = _certify(settings, plan, texts, place, errors)
+    place = _place(settings)
+    pair_plan = plan_pair(settings, greedy=False)
+    plan, texts = make_plan(settings, pair_plan.verification), _texts(settings)
+    certificate = _certify(settings, pair_plan, plan, texts, place, errors)
     if place is not None:
         write_certificate(place, certificate)
     if settings.print_json:
-        write(json.dumps(as_json(certificate)) + "\n")
+        write_json(as_json(certificate))
     else:
         print_verdict(certificate, place)
     return 0 if certificate.holds else 1
 
 
 def _certify(
-    settings: VerifySettings, plan: Plan, texts: list[str], place: Path | None, errors: Console
+    settings: VerifySettings,
+    pair_plan: PairPlan,
+    plan: Plan,
+    texts: list[str],
+    place: Path | None,
+    errors: Console,
 ) -> Certificate:
     """Load the models and run every test on them."""
     started, before = datetime.now(UTC), perf_counter()
-    pair = load_pair(settings.run, errors)
-    prompts = [_encode(pair, text, raw=settings.run.raw) for text in texts]
+    pair = load_pair(pair_plan, errors)
+    prompts = [_encode(pair, text, raw=settings.raw) for text in texts]
     _spare_models(place, pair)
     sampling = SamplingParams(temperature=0)
     greedy = Request(prompts[0], sampling, verification=plan.verification, grammar=plan.grammar)
-    with open_session(
-        settings.run, pair, max(map(len, prompts)), errors, max_running=2 if settings.run.bitwise else 1
-    ) as session:
+    tokens = max(map(len, prompts)) + UNLIMITED_TOKENS + 1
+    max_running = 2 if settings.bitwise else 1
+    with open_session(pair_plan, pair, tokens, errors, max_running=max_running) as session:
         if plan.grammar is not None:
             session.compile(plan.grammar)
-        print_notices(session, errors)
-        with LoadInterrupt(), _progress(errors) as bars:
-            models = _models(pair, bars)
-            findings = certify(_subject(session, pair), prompts, plan, bars.show)
+        print_notes(errors, session.notices)
+        with LoadInterrupt(), bars(errors, stacked=True) as report:
+
+            def show(stage: str, done: int, total: int) -> None:
+                report(_TITLES.get(stage, stage), done / max(total, 1))
+
+            models = _models(pair, show)
+            findings = certify(_subject(session, pair), prompts, plan, show)
         return Certificate(
             plan=plan,
             findings=findings,
@@ -152,7 +158,7 @@ def _spare_models(place: Path | None, pair: Pair) -> None:
             raise SettingError(str(place), "it is the model itself", "Name another file (--output).")
 
 
-def _models(pair: Pair, bars: _Bars) -> dict[str, Any]:
+def _models(pair: Pair, show: Callable[[str, int, int], None]) -> dict[str, Any]:
     """Names and hashes of target and draft."""
     cards = {"target": (pair.target.name, pair.target_card)}
     if pair.draft is not None and pair.draft_card is not None:
@@ -163,7 +169,7 @@ def _models(pair: Pair, bars: _Bars) -> dict[str, Any]:
     def count(num_bytes: int) -> None:
         nonlocal done
         done += num_bytes
-        bars.show("hashing", done, total)
+        show("hashing", done, total)
 
     models: dict[str, Any] = {}
     for role, (name, card) in cards.items():
@@ -172,12 +178,9 @@ def _models(pair: Pair, bars: _Bars) -> dict[str, Any]:
     return models
 
 
-# Prompts
-
-
 def _texts(settings: VerifySettings) -> list[str]:
     """The prompts that were given, or the built-in ones."""
-    texts = [encodable(unescape(text), "prompt") for text in settings.prompts or ()]
+    texts = [encodable(unescape(text), "prompt") for text in settings.prompts]
     if settings.prompts_file is not None:
         texts += _read_prompts(settings.prompts_file)
     for number, text in enumerate(texts, 1):
@@ -212,39 +215,3 @@ def _from_json(line: str, where: str) -> str:
 
 def _encode(pair: Pair, text: str, *, raw: bool) -> tuple[int, ...]:
     return pair.encode(text if raw or pair.template is None else [{"role": "user", "content": text}])
-
-
-# Progress
-
-
-_TITLES = {
-    "hashing": "models' hashes",
-    "greedy": "greedy texts",
-    "beside": "two at once",
-    "seeds": "seeded texts",
-    "sampled": "samples",
-}
-
-
-class _Bars:
-    """One bar for each stage, in the order in which they begin."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """So much of a stage is done; the stages before it are over."""
-        if stage not in self._tasks:
-            for task in self._progress.tasks:
-                self._progress.update(task.id, completed=task.total)
-            self._tasks[stage] = self._progress.add_task(_TITLES.get(stage, stage), total=total)
-        self._progress.update(self._tasks[stage], completed=done)
-
-
-@contextmanager
-def _progress(errors: Console) -> Iterator[_Bars]:
-    """Bars on standard error where that is a terminal; they are gone at the end."""
-    columns = (TextColumn("{task.description:>14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        yield _Bars(progress)

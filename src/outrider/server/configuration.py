@@ -17,6 +17,7 @@ from typing import Any, get_origin
 from pydantic import SecretStr, ValidationError
 
 from outrider.core.errors import SettingError
+from outrider.core.schema import setting_error
 from outrider.server.settings import TABLES, ServeSettings, table_of
 
 PREFIX = "OUTRIDER_"
@@ -61,7 +62,7 @@ def read_configuration(
     try:
         settings = ServeSettings.model_validate(values)
     except ValidationError as error:
-        raise _complaint(error, values, origins) from None
+        raise setting_error(error, ServeSettings, values, origins) from None
     return Configuration(settings, origins, tuple(notices))
 
 
@@ -143,17 +144,6 @@ def _check_kind(name: str, value: Any, origin: str) -> None:
     """Raise SettingError for a yes or no where a number or text belongs: it would pass for 1 or 0."""
     if isinstance(value, bool) and _FIELDS[name].annotation is not bool:
         raise SettingError(origin, "it is no switch", _help(name))
-
-
-def _complaint(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> SettingError:
-    """The first thing that pydantic found, with its source and without the value of a secret."""
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0])
-    value = values.get(name)
-    field = f"{_FIELDS[name].annotation}"
-    shown = "" if "Secret" in field or isinstance(value, list | dict) else f"{value} cannot be used: "
-    reason = first["msg"][0].lower() + first["msg"][1:]
-    return SettingError(origins.get(name, name), f"{shown}{reason}", _help(name))
 
 
 def _suggestion(name: str, spelled: Any) -> str:

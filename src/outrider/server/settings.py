@@ -9,180 +9,147 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from outrider.core.errors import SettingError
+from outrider.core.schema import (
+    Count,
+    Group,
+    Natural,
+    Number,
+    Share,
+    setting,
+    with_default,
+)
+from outrider.core.settings import (
+    BasicSampling,
+    Context,
+    DraftContext,
+    Drafting,
+    DraftSources,
+    Loading,
+    Models,
+    PairSettings,
+    Verbose,
+)
 from outrider.engine import MAX_PAUSE_S
 
 __all__ = ["TABLES", "ServeSettings", "is_loopback", "table_of"]
 
-Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=1024)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Layers = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
-class _Table(BaseModel):
-    # A setting may be a secret, so errors never repeat what was given.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
-
-
-class Models(_Table):
-    """Which models; as `outrider run` has them."""
-
-    model: str | None = None
-    model_draft: str | None = None
-    hf_repo: str | None = None
-    hf_repo_draft: str | None = None
-    hf_token: SecretStr | None = None
-    offline: bool = False
-
-
-class Speculation(_Table):
+class Speculation(Drafting, DraftSources):
     """Who drafts, how far, and what keeps a draft; as `outrider run` has them."""
 
-    policy: str | None = None
-    draft_max: int | None = None
-    draft_min: int | None = None
-    draft_p_min: Share | None = None
-    draft_sampling: str = "auto"
-    rule: str = "auto"
-    bitwise: bool | None = None
-    lookup: bool = True
-    corpus: list[Path] = []
-    costs: Path | None = None
 
-
-class Sampling(_Table):
+class Sampling(BasicSampling):
     """What requests that say nothing about it get. OpenAI's defaults."""
 
-    temp: Annotated[Number, Field(ge=0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    min_p: Share = 0.0
+    temp: Annotated[Number, Field(ge=0)] = with_default(BasicSampling, "temp", 1.0)
+    top_k: Natural = with_default(BasicSampling, "top_k", 0)
+    top_p: Annotated[Number, Field(gt=0, le=1)] = with_default(BasicSampling, "top_p", 1.0)
+    min_p: Share = with_default(BasicSampling, "min_p", 0.0)
 
 
-class Machine(_Table):
+class Machine(Context, DraftContext, Loading):
     """How the models are loaded; as `outrider run` has them."""
 
-    ctx_size: int | None = None
-    ctx_size_draft: int = 0
-    gpu_layers: Layers = "all"
-    gpu_layers_draft: Layers | None = None
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    threads: int = -1
-    threads_batch: int = -1
-    batch_size: int = 2048
-    ubatch_size: int = 512
-    flash_attn: str = "auto"
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    mmap: bool = True
-    mlock: bool = False
-    swa_full: bool = True
-    repack: bool = True
-    backend: str = "auto"
-    llama_library: Path | None = None
+    ctx_size: int | None = setting(
+        None, "-c", help="Context of a request in tokens; 0: as trained. Default: 4096, or as trained."
+    )
 
 
-class Server(_Table):
+class Server(Group):
     """Where the server listens, and what it shows."""
 
-    host: str = Field(
-        default="127.0.0.1",
-        min_length=1,
-        description="Address to listen at; beyond loopback it demands keys.",
+    panel = "Server"
+    host: Annotated[str, Field(min_length=1)] = setting(
+        "127.0.0.1", help="Address to listen at; beyond loopback it demands keys."
     )
-    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen at; 0: any that is free.")
-    alias: str | None = Field(
-        default=None, min_length=1, description="Name of the model in the API. Default: the file's."
+    port: Annotated[int, Field(ge=0, le=65535)] = setting(
+        8080, help="Port to listen at; 0: any that is free."
     )
-    tls_cert: Path | None = Field(default=None, description="Certificate chain (PEM): serve HTTPS.")
-    tls_key: Path | None = Field(default=None, description="Its private key (PEM), without a passphrase.")
-    page: bool = Field(default=True, description="The web page at /. On by default.")
-    metrics: bool = Field(default=True, description="Metrics for Prometheus at /metrics. On by default.")
+    alias: Annotated[str, Field(min_length=1)] | None = setting(
+        None, "-a", help="Name of the model in the API. Default: the file's."
+    )
+    tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
+    tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
+    page: bool = setting(True, help="The web page at /. On by default.")
+    metrics: bool = setting(True, help="Metrics for Prometheus at /metrics. On by default.")
 
 
-class Access(_Table):
+class Access(Group):
     """Who may use it."""
 
-    api_key: list[SecretStr] = Field(
-        default=[], description="A key that clients must send (repeatable). Better in the environment."
+    panel = "Access"
+    api_key: list[SecretStr] = setting(
+        [], help="A key that clients must send (repeatable). Better in the environment."
     )
-    api_keys: Path | None = Field(
-        default=None, description="Keys with names and limits: TOML, or JSON lines (.jsonl)."
+    api_keys: Path | None = setting(None, help="Keys with names and limits: TOML, or JSON lines (.jsonl).")
+    no_auth: bool = setting(
+        False, help="Listen beyond loopback without any key. Everyone who reaches it may use it."
     )
-    no_auth: bool = Field(
-        default=False,
-        description="Listen beyond loopback without any key. Everyone who reaches it may use it.",
+    metrics_open: bool = setting(False, help="Let /metrics be read without a key.")
+    cors_origin: list[str] = setting(
+        [], help="Let pages of this origin use the API: https://HOST[:PORT] (repeatable)."
     )
-    metrics_open: bool = Field(default=False, description="Let /metrics be read without a key.")
-    cors_origin: list[str] = Field(
-        default=[], description="Let pages of this origin use the API: https://HOST[:PORT] (repeatable)."
-    )
-    allowed_host: list[str] = Field(
-        default=[], description="Answer under this name too, as behind a proxy: HOST (repeatable)."
+    allowed_host: list[str] = setting(
+        [], help="Answer under this name too, as behind a proxy: HOST (repeatable)."
     )
 
 
-class Limits(_Table):
+class Limits(Group):
     """What one client, and all of them together, may ask for."""
 
-    max_running: Count = Field(default=4, le=64, description="Requests that generate at once, in one batch.")
-    max_pause: float = Field(
-        default=MAX_PAUSE_S,
-        gt=0,
-        description="How long reading a prompt may hold up running answers, in seconds.",
+    panel = "Limits"
+    max_running: Annotated[Count, Field(le=64)] = setting(
+        4, "-np", "--max-running", "--parallel", help="Requests that generate at once, in one batch."
     )
-    kept_sequences: int = Field(
-        default=8, ge=0, le=192, description="Ended requests whose KV is kept for others that begin alike."
+    max_pause: Annotated[float, Field(gt=0)] = setting(
+        MAX_PAUSE_S, help="How long reading a prompt may hold up running answers, in seconds."
     )
-    max_waiting: int = Field(
-        default=64, ge=0, description="Requests that may wait for their turn; more are answered 429."
+    kept_sequences: Annotated[int, Field(ge=0, le=192)] = setting(
+        8, help="Ended requests whose KV is kept for others that begin alike."
     )
-    kv_tokens: Count | None = Field(
-        default=None, description="KV cells shared by all requests. Default: a context for each running one."
+    max_waiting: Natural = setting(64, help="Requests that may wait for their turn; more are answered 429.")
+    kv_tokens: Count | None = setting(
+        None, help="KV cells shared by all requests. Default: a context for each running one."
     )
-    max_connections: Count = Field(default=512, description="Connections open at once.")
-    max_body: Bytes = Field(default=4 * 2**20, description="Bytes of a request's body.")
-    max_schema: Bytes = Field(default=256 * 2**10, description="Bytes of a JSON schema or grammar.")
-    max_prompt_tokens: Count | None = Field(
-        default=None, description="Tokens of a prompt. Default: what the context holds."
+    max_connections: Count = setting(512, help="Connections open at once.")
+    max_body: Bytes = setting(4 * 2**20, metavar="BYTES", help="Bytes of a request's body.")
+    max_schema: Bytes = setting(256 * 2**10, metavar="BYTES", help="Bytes of a JSON schema or grammar.")
+    max_prompt_tokens: Count | None = setting(
+        None, help="Tokens of a prompt. Default: what the context holds."
     )
-    max_tokens: Count | None = Field(
-        default=None,
-        description="Tokens of an answer, whatever it asks for. Default: what the context holds.",
+    max_tokens: Count | None = setting(
+        None, help="Tokens of an answer, whatever it asks for. Default: what the context holds."
     )
-    default_max_tokens: Count | None = Field(
-        default=None, description="Tokens of an answer that asks for no number. Default: until it ends."
+    default_max_tokens: Count | None = setting(
+        None, help="Tokens of an answer that asks for no number. Default: until it ends."
     )
-    max_choices: Count = Field(default=8, description="Choices (n) of a request.")
-    timeout: Seconds = Field(default=600.0, description="Seconds that a request may take in all.")
-    body_timeout: Seconds = Field(
-        default=30.0, description="Seconds that a client may take to send its headers, and again its body."
+    max_choices: Count = setting(8, help="Choices (n) of a request.")
+    timeout: Seconds = setting(600.0, help="Seconds that a request may take in all.")
+    body_timeout: Seconds = setting(
+        30.0, help="Seconds that a client may take to send its headers, and again its body."
     )
-    write_timeout: Seconds = Field(
-        default=60.0, description="Seconds that a client may leave an answer unread."
-    )
-    drain_timeout: Seconds = Field(
-        default=30.0, description="Seconds that running requests get to end when the server is stopped."
+    write_timeout: Seconds = setting(60.0, help="Seconds that a client may leave an answer unread.")
+    drain_timeout: Seconds = setting(
+        30.0, help="Seconds that running requests get to end when the server is stopped."
     )
 
 
-class Logs(_Table):
+class Logs(Verbose):
     """What is written to standard error."""
 
-    log_json: bool = Field(default=False, description="Log JSON objects, one a line.")
-    log_prompts: bool = Field(default=False, description="Log the bodies of requests: the users' own words.")
-    verbose: bool = False
+    log_json: bool = setting(False, help="Log JSON objects, one a line.")
+    log_prompts: bool = setting(False, help="Log the bodies of requests: the users' own words.")
 
 
-TABLES: dict[str, type[_Table]] = {
+TABLES: dict[str, type[Group]] = {
     "models": Models,
     "speculation": Speculation,
     "sampling": Sampling,
@@ -195,7 +162,7 @@ TABLES: dict[str, type[_Table]] = {
 """The tables of the TOML file."""
 
 
-class ServeSettings(Models, Speculation, Sampling, Machine, Server, Access, Limits, Logs):
+class ServeSettings(Sampling, Server, Access, Limits, Logs, Machine, Speculation, PairSettings):
     """All settings in force. `check` finds those that exclude each other."""
 
     def check(self) -> None:
@@ -226,14 +193,6 @@ class ServeSettings(Models, Speculation, Sampling, Machine, Server, Access, Limi
                 f"default_max_tokens {self.default_max_tokens}", why, "Give no more than that."
             )
 
-    def plain(self) -> dict[str, Any]:
-        """All settings by name, secrets included."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        secret = {
-            name: value.get_secret_value() for name, value in values.items() if isinstance(value, SecretStr)
-        }
-        return values | secret
-
     @property
     def has_keys(self) -> bool:
         """Whether clients have to send a key."""
@@ -241,7 +200,7 @@ class ServeSettings(Models, Speculation, Sampling, Machine, Server, Access, Limi
 
 
 def table_of(name: str) -> str | None:
-    """The table that a setting stands in; None for what is no setting."""
+    """The table that a setting is in; None for what is no setting."""
     return next((table for table, fields in TABLES.items() if name in fields.model_fields), None)
 
 

@@ -1,0 +1,324 @@
+"""Settings made into what the engine takes: checked once, before anything is loaded, and built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import typer
+
+from outrider.backends.gguf import LoadOptions
+from outrider.cli.grammar import read_grammar
+from outrider.cli.prompt import encodable
+from outrider.cli.settings import RunSettings
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Grammar, Request
+from outrider.core.errors import SettingError
+from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.core.settings import (
+    Drafting,
+    DraftModel,
+    DraftSources,
+    Hub,
+    Lenience,
+    Loading,
+    PairSettings,
+    Sampling,
+    Target,
+)
+from outrider.drafters.corpus_files import list_files
+from outrider.files import check_writable
+from outrider.models import NO_DRAFT
+from outrider.models.hub import HubOptions
+from outrider.policy import FixedPolicy
+from outrider.session.learned import AutoSettings
+
+POLICIES = ("auto", "lookup", "model", "fixed", "plain")
+UNLIMITED_TOKENS = 2048
+"""Room for an answer of unknown length."""
+
+_MIN_ROWS = 128
+"""Rows of logits of a call at least; longer drafts need more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPlan:
+    """Which models are loaded and how, who drafts for them, and what keeps a draft.
+
+    `target` and `draft` are references; None is the embedded default, and its own draft.
+    """
+
+    target: str | None
+    draft: str | None
+    hub: HubOptions
+    options: LoadOptions
+    draft_options: LoadOptions
+    context: int | None
+    draft_context: int
+    policy: FixedPolicy | AutoSettings
+    verification: Verification
+    bitwise: bool | None
+    lookup: bool
+    verbose: bool
+    corpus: Sequence[Path] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What `run` or `chat` is to do: every request has these settings."""
+
+    settings: RunSettings
+    pair: PairPlan
+    sampling: SamplingParams
+    max_tokens: int | None
+    grammar: Grammar | None
+
+    @property
+    def answer_tokens(self) -> int:
+        """Room for an answer, where the context is sized by itself."""
+        return (self.max_tokens or UNLIMITED_TOKENS) + 1
+
+    def request(self, prompt: tuple[int, ...], vocabulary: Vocabulary) -> Request:
+        """The request of a prompt. Raises SettingError for tokens that the vocabulary does not have."""
+        return Request(
+            prompt=prompt,
+            sampling=_with_tokens(self.sampling, self.settings.ban, vocabulary),
+            max_tokens=self.max_tokens,
+            stop=tuple(self.settings.stop),
+            ignore_end=self.settings.ignore_eos,
+            verification=self.pair.verification,
+            logprobs=self.settings.logprobs,
+            grammar=self.grammar,
+        )
+
+
+def plan_run(settings: RunSettings, stdin_gives: str | None) -> RunPlan:
+    """What `run` or `chat` is to do. `stdin_gives`: what standard input is needed for besides a grammar.
+
+    Raises SettingError, PromptError and GrammarError for what cannot work.
+    """
+    if settings.strict:
+        typer.echo("note: --strict is --bitwise now, which keeps what it promised", err=True)
+        settings = settings.model_copy(update={"bitwise": True})
+    sampling = sampling_params(settings)
+    pair = plan_pair(settings, greedy=sampling.is_greedy)
+    encodable(settings.system or "", "system message")
+    if "" in settings.stop:
+        raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
+    if settings.logprobs is not None and not settings.print_json:
+        raise SettingError("--logprobs", "they are part of the JSON output", "Add --json.")
+    if settings.smooth and settings.print_json:
+        raise SettingError("--smooth", "--json shows no text as it comes", "Leave one of them out.")
+    if settings.explain and not isinstance(pair.policy, AutoSettings):
+        raise SettingError("--explain", "it explains what --policy auto chose", "Leave one of them out.")
+    if settings.trace:
+        check_writable(settings.trace, "trace")
+    max_tokens = _max_tokens(settings.predict)
+    grammar = read_grammar(settings, stdin_gives)
+    if grammar is not None and settings.ignore_eos:
+        why = "an output that is limited ends when it is complete"
+        raise SettingError("--ignore-eos", why, "Leave it out.")
+    return RunPlan(settings=settings, pair=pair, sampling=sampling, max_tokens=max_tokens, grammar=grammar)
+
+
+def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
+    """What is loaded, and how it drafts. `greedy`: nothing is left to chance. Raises SettingError."""
+    sources = settings if isinstance(settings, DraftSources) else DraftSources()
+    policy = drafting_policy(settings, sources.costs)
+    verification = Verification(
+        rule=cast(Rule, settings.rule),
+        draft_sampling=cast(DraftSampling, sources.draft_sampling),
+        lenience=settings.lenience if isinstance(settings, Lenience) else 1.0,
+    )
+    draft = draft_reference(settings)
+    if draft is None and (settings.policy in ("plain", "lookup") or settings.draft_max == 0):
+        draft = NO_DRAFT  # which would never be asked
+    check_context("-c", settings.ctx_size)
+    check_context("-cd", settings.ctx_size_draft)
+    plan = PairPlan(
+        target=target_reference(settings),
+        draft=draft,
+        hub=hub_options(settings),
+        options=load_options(settings, max_draft=settings.draft_max),
+        draft_options=load_options(settings, draft=True, max_draft=settings.draft_max),
+        context=settings.ctx_size,
+        draft_context=settings.ctx_size_draft,
+        policy=policy,
+        verification=verification.bitwise(greedy=greedy) if settings.bitwise else verification,
+        bitwise=settings.bitwise,
+        lookup=settings.lookup,
+        verbose=settings.verbose,
+        corpus=sources.corpus,
+    )
+    if sources.costs is not None and not sources.costs.exists():
+        check_writable(sources.costs, "costs")
+    list_files(sources.corpus)
+    return plan
+
+
+def sampling_params(settings: Sampling) -> SamplingParams:
+    """The samplers' settings but for --ban, which needs a vocabulary. Raises SettingError."""
+    breakers = SamplingParams().dry_breakers
+    if settings.dry_sequence_breaker:
+        breakers = tuple(text for text in settings.dry_sequence_breaker if text != "none")
+    return SamplingParams(
+        temperature=settings.temp,
+        dynatemp_range=settings.dynatemp_range,
+        dynatemp_exponent=settings.dynatemp_exp,
+        top_k=max(settings.top_k, 0),
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        typical_p=settings.typical,
+        top_n_sigma=max(settings.top_n_sigma, 0),
+        xtc_probability=settings.xtc_probability,
+        xtc_threshold=settings.xtc_threshold,
+        repeat_penalty=settings.repeat_penalty,
+        presence_penalty=settings.presence_penalty,
+        frequency_penalty=settings.frequency_penalty,
+        repeat_last_n=settings.repeat_last_n,
+        dry_multiplier=settings.dry_multiplier,
+        dry_base=settings.dry_base,
+        dry_allowed_length=settings.dry_allowed_length,
+        dry_last_n=settings.dry_penalty_last_n,
+        dry_breakers=breakers,
+        logit_bias=tuple(map(_bias, settings.logit_bias)),
+        min_tokens=settings.min_tokens,
+        seed=None if settings.seed == -1 else settings.seed,
+    )
+
+
+def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | AutoSettings:
+    """Who drafts and how far. Lengths that only fixed drafts have ask for these. Raises SettingError."""
+    fixed_only = settings.draft_min is not None or settings.draft_p_min is not None
+    kind = settings.policy or ("fixed" if fixed_only else "auto")
+    if kind not in POLICIES:
+        raise SettingError(f"--policy {kind}", "it is not known", f"Choose one of {', '.join(POLICIES)}.")
+    if fixed_only and kind != "fixed":
+        flag = "--draft-min" if settings.draft_min is not None else "--draft-p-min"
+        raise SettingError(
+            flag, f"--policy {kind} decides by itself", "Leave it out, or give --policy fixed."
+        )
+    if costs is not None and kind in ("fixed", "plain"):
+        raise SettingError("--costs", f"--policy {kind} does not look at them", "Leave it out.")
+    if kind == "plain" or (kind != "fixed" and settings.draft_max == 0):
+        return FixedPolicy(draft_max=0)
+    if kind == "fixed":
+        usual = FixedPolicy()
+        return FixedPolicy(
+            draft_max=usual.draft_max if settings.draft_max is None else settings.draft_max,
+            draft_min=usual.draft_min if settings.draft_min is None else settings.draft_min,
+            p_min=usual.p_min if settings.draft_p_min is None else settings.draft_p_min,
+        )
+    cap = AutoSettings().draft_max if settings.draft_max is None else settings.draft_max
+    return AutoSettings(free=kind != "model", models=kind != "lookup", draft_max=cap, costs_file=costs)
+
+
+def target_reference(settings: Target) -> str | None:
+    """The target as one reference; None for the embedded default. Raises SettingError."""
+    return _reference(settings.model, settings.hf_repo, "-m", "-hf")
+
+
+def draft_reference(settings: DraftModel) -> str | None:
+    """The draft as one reference; None where none is named, which leaves the embedded default its own.
+    Raises SettingError."""
+    return _reference(settings.model_draft, settings.hf_repo_draft, "-md", "-hfd")
+
+
+def _reference(path: str | None, repo: str | None, path_flag: str, repo_flag: str) -> str | None:
+    if path is not None and repo is not None:
+        raise SettingError(f"{path_flag} and {repo_flag}", "both name the model", "Give one of them.")
+    return f"hf:{repo}" if repo is not None else path
+
+
+def hub_options(settings: Hub) -> HubOptions:
+    """How references to the hub are resolved."""
+    token = None if settings.hf_token is None else settings.hf_token.get_secret_value()
+    return HubOptions(token=token, offline=settings.offline)
+
+
+def load_options(settings: Loading, *, draft: bool = False, max_draft: int | None = None) -> LoadOptions:
+    """How the target's, or the draft's, weights are loaded, for drafts of up to `max_draft` tokens.
+
+    Raises SettingError.
+    """
+    own = settings.gpu_layers_draft if draft else None
+    return LoadOptions(
+        gpu_layers=_layers(settings.gpu_layers if own is None else own),
+        split_mode=settings.split_mode,
+        main_gpu=settings.main_gpu,
+        threads=max(settings.threads, 0),
+        threads_batch=max(settings.threads_batch, 0),
+        batch_tokens=settings.batch_size,
+        micro_batch_tokens=settings.ubatch_size,
+        flash_attention=settings.flash_attn,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        mmap=settings.mmap,
+        mlock=settings.mlock,
+        full_window=settings.swa_full,
+        max_rows=max(_MIN_ROWS, (max_draft or 0) + 1),
+        extra_buffer_types=settings.repack,
+        backend=settings.backend,
+        library=str(settings.llama_library or ""),
+    )
+
+
+def _layers(text: str) -> int:
+    if text in ("all", "auto"):
+        return -1
+    try:
+        return max(int(text), -1)
+    except ValueError:
+        raise SettingError("-ngl", f"{text!r} is no number", "Give a number of layers, or all.") from None
+
+
+def check_context(flag: str, size: int | None) -> None:
+    """Raise SettingError for a context that could not hold anything."""
+    if size is not None and (size < 0 or size == 1):
+        raise SettingError(
+            f"{flag} {size}", "it is no size of a context", "Give 2 or more, or 0 for the usual one."
+        )
+
+
+def _max_tokens(predict: int) -> int | None:
+    """Tokens to generate; None for no limit."""
+    if predict < -2 or predict == 0:
+        why = "it asks for nothing" if predict == 0 else "it is no number of tokens"
+        raise SettingError(f"-n {predict}", why, "Give 1 or more, or -1 for no limit.")
+    return predict if predict > 0 else None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """A token and its bias, as in 15043+1.5 or 15043-inf."""
+    found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+|inf))", text)
+    if not found or found[2] == "+inf":
+        raise SettingError(f"-l {text}", "it is no token id with a bias", "Write, for instance, 15043+1.5.")
+    return int(found[1]), float(found[2])
+
+
+def _with_tokens(params: SamplingParams, bans: Sequence[str], vocabulary: Vocabulary) -> SamplingParams:
+    """The parameters with the banned tokens, which may be given as text."""
+    for token, bias in params.logit_bias:
+        _known(token, f"-l {token}{bias:+g}", vocabulary)
+    return replace(params, banned=tuple(_token(text, vocabulary) for text in bans))
+
+
+def _token(text: str, vocabulary: Vocabulary) -> int:
+    """A token by its id, or by its text where that is a single token."""
+    if text.isdecimal():
+        return _known(int(text), f"--ban {text}", vocabulary)
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+    if len(tokens) != 1:
+        raise SettingError(
+            f"--ban {text!r}", f"this model writes it with {len(tokens)} tokens", "Name one token, or its id."
+        )
+    return tokens[0]
+
+
+def _known(token: int, what: str, vocabulary: Vocabulary) -> int:
+    if token >= vocabulary.size:
+        raise SettingError(what, f"the vocabulary has {vocabulary.size} tokens", "Give a smaller id.")
+    return token

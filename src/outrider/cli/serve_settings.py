@@ -1,0 +1,39 @@
+"""`outrider serve` up to the point where the server's own libraries are needed: settings from all sources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outrider.cli.output import write
+from outrider.core.extras import require_extra
+from outrider.core.schema import setting
+from outrider.server.configuration import as_toml, read_configuration
+from outrider.server.settings import ServeSettings
+
+
+class ServeOptions(ServeSettings):
+    """Settings that the command line gives. Others may come from the environment or from a file."""
+
+    config: Path | None = setting(
+        None,
+        panel="Server",
+        help="Settings as TOML, below the command line and the environment. Default: $OUTRIDER_CONFIG.",
+    )
+    print_config: bool = setting(
+        False, panel="Server", help="Print the settings in force as TOML, without secrets."
+    )
+
+
+def serve_or_print(options: ServeOptions) -> int:
+    """Serve, or print the settings in force; returns the exit status."""
+    given = options.model_fields_set & ServeSettings.model_fields.keys()
+    flags = {name: getattr(options, name) for name in given}
+    configuration = read_configuration(flags, os.environ, options.config)
+    if options.print_config:
+        write(as_toml(configuration))
+        return 0
+    require_extra("outrider serve", "serve")
+    from outrider.cli.serve import serve
+
+    return serve(configuration)

@@ -1,0 +1,175 @@
+"""What a setting is: one schema for the command line, the environment, TOML and help.
+
+A group is a Pydantic model; `setting` adds what a field's type does not say: default, flags, help. The
+settings of a command are a class that inherits the groups that it uses. One name serves all sources:
+`max_running` is `--max-running`, OUTRIDER_MAX_RUNNING and the TOML key `max_running`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from outrider.core.errors import SettingError
+
+MODELS = "Models"
+TEXT = "Prompt and text"
+SAMPLING = "Sampling"
+STRUCTURE = "Structured output"
+SPECULATION = "Speculation"
+OUTPUT = "Output"
+MACHINE = "Machine"
+
+_PANELS = {MODELS: 0, TEXT: 1, SAMPLING: 2, STRUCTURE: 3, SPECULATION: 4, OUTPUT: 6, MACHINE: 7}
+"""Where a panel is in the help; a command's own are between."""
+_OWN_PANEL = 5
+
+_METAVARS = {bool: None, int: "N", float: "S", str: "TEXT", Path: "FILE"}
+
+
+def setting(
+    default: Any,
+    *flags: str,
+    help: str,
+    metavar: str | None = None,
+    panel: str | None = None,
+    argument: bool = False,
+    hidden: bool = False,
+) -> Any:
+    """A setting of a group, and how the command line has it.
+
+    Args:
+        default: Its value where nothing is given; `...`: it must be given.
+        flags: Its names; without a long one among them the field's name makes it.
+        help: What the help says.
+        metavar: Stands for the value; None: by type.
+        panel: Where the help lists it; None: its group's.
+        argument: It has no name and is given by its place.
+        hidden: The help leaves it out.
+    """
+    shown: Any = {
+        "flags": list(flags),
+        "metavar": metavar,
+        "panel": panel,
+        "argument": argument,
+        "hidden": hidden,
+    }
+    return Field(default, description=help, json_schema_extra=shown)
+
+
+def with_default(group: type[Group], name: str, default: Any) -> Any:
+    """The setting of a group, with another default."""
+    field = group.model_fields[name]
+    return Field(default, description=field.description, json_schema_extra=field.json_schema_extra)
+
+
+class Group(BaseModel):
+    """Settings that belong together. Errors never repeat a value: it may be a secret."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, defer_build=True
+    )
+    panel: ClassVar[str] = OUTPUT
+    """Where the help lists the settings that this very class adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a group, as every source and the help have it; `kind` is the type of a single value.
+
+    `flags` are as typer takes them: `--page/--no-page`; `panel` is where the help lists it.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    is_required: bool
+    is_list: bool
+    is_argument: bool
+    is_hidden: bool
+    flags: tuple[str, ...]
+    panel: str
+    metavar: str | None
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """What messages call it: its first long name."""
+        return next((flag for flag in self.flags if flag.startswith("--")), self.metavar or "").split("/")[0]
+
+
+def settings_of(group: type[Group]) -> dict[str, Setting]:
+    """The settings of a class by name: panel by panel, and there its own before those of its groups."""
+    groups = _names(group)
+    inherited = [base.model_fields for base in group.__bases__ if issubclass(base, Group)]
+    own = [name for name in groups if not any(name in fields for fields in inherited)]
+    settings = [_setting(group, name) for name in dict.fromkeys((*own, *groups))]
+    settings.sort(key=lambda setting: _PANELS.get(setting.panel, _OWN_PANEL))
+    return {setting.name: setting for setting in settings}
+
+
+def _names(group: type[Group]) -> dict[str, None]:
+    found: dict[str, None] = {}
+    for base in group.__bases__:
+        if issubclass(base, Group):
+            found |= _names(base)
+    return found | dict.fromkeys(group.model_fields)
+
+
+def _setting(group: type[Group], name: str) -> Setting:
+    field = group.model_fields[name]
+    shown: Any = field.json_schema_extra
+    atoms = _atoms(field.annotation)
+    kind = next((known for known in _METAVARS if known in atoms), str)
+    home = next(base for base in reversed(group.__mro__) if name in getattr(base, "model_fields", ()))
+    return Setting(
+        name=name,
+        kind=kind,
+        default=None if field.is_required() or field.default == [] else field.default,
+        is_required=field.is_required(),
+        is_list=get_origin(field.annotation) is list,
+        is_argument=shown["argument"],
+        is_hidden=shown["hidden"],
+        flags=() if shown["argument"] else _flags(name, kind, field.default, shown["flags"]),
+        panel=shown["panel"] or vars(home).get("panel", OUTPUT),
+        metavar=shown["metavar"] or _METAVARS[kind],
+        help=field.description or "",
+    )
+
+
+def _atoms(kind: Any) -> set[Any]:
+    """The types that a type is made of."""
+    return {kind}.union(*map(_atoms, getattr(kind, "__args__", ())))
+
+
+def _flags(name: str, kind: type, default: Any, flags: list[str]) -> tuple[str, ...]:
+    if any(flag.startswith("--") for flag in flags):
+        return tuple(flags)
+    word = name.replace("_", "-")
+    # A switch that is off by default needs no name to switch it off.
+    has_no = kind is bool and default is not False
+    return (f"--{word}/--no-{word}" if has_no else f"--{word}", *flags)
+
+
+def setting_error(
+    error: ValidationError, group: type[Group], values: Mapping[str, Any], origins: Mapping[str, str]
+) -> SettingError:
+    """The first thing that Pydantic found, with where it was given (`origins`), and no secret in it."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0])
+    field, value = group.model_fields[name], values.get(name)
+    is_hidden = SecretStr in _atoms(field.annotation) or isinstance(value, list | dict)
+    reason = first["msg"][0].lower() + first["msg"][1:]
+    shown = "" if is_hidden else f"{value} cannot be used: "
+    return SettingError(origins.get(name, name), f"{shown}{reason}", field.description or "")
+
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Layers = Annotated[str, Field(coerce_numbers_to_str=True)]

@@ -1,0 +1,349 @@
+"""The settings that several commands have, in groups; `outrider.core.schema` says what a setting is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr
+
+from outrider.core.params import SamplingParams, Verification
+from outrider.core.schema import (
+    MACHINE,
+    MODELS,
+    SAMPLING,
+    SPECULATION,
+    STRUCTURE,
+    Group,
+    Layers,
+    Number,
+    Share,
+    setting,
+)
+
+_SAMPLING = SamplingParams()
+_VERIFICATION = Verification()
+
+# Models
+
+
+class Target(Group):
+    """Which target."""
+
+    panel = MODELS
+    model: str | None = setting(
+        None,
+        "-m",
+        metavar="MODEL",
+        help="Target: a GGUF file, hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE. None: the embedded default.",
+    )
+    hf_repo: str | None = setting(
+        None, "-hf", metavar="REPO", help="Target from the hub: OWNER/REPO[:QUANT]."
+    )
+
+
+class DraftModel(Group):
+    """Which draft model."""
+
+    panel = MODELS
+    model_draft: str | None = setting(
+        None,
+        "-md",
+        metavar="MODEL",
+        help="Draft model with the same tokenizer; none: no draft model. The embedded default has its own, "
+        "default-draft, which other files of it take too.",
+    )
+    hf_repo_draft: str | None = setting(
+        None, "-hfd", metavar="REPO", help="Draft from the hub: OWNER/REPO[:QUANT]."
+    )
+
+
+class Hub(Group):
+    """How the hub is asked."""
+
+    panel = MODELS
+    hf_token: SecretStr | None = setting(None, "-hft", metavar="TOKEN", help="Hub token. Default: $HF_TOKEN.")
+    offline: bool = setting(False, help="Use only what is in the hub's cache.")
+
+
+class Models(Target, DraftModel, Hub):
+    """Which models."""
+
+
+# Sampling
+
+
+class BasicSampling(Group):
+    """The samplers that a server has a default for."""
+
+    panel = SAMPLING
+    temp: Annotated[Number, Field(ge=0)] = setting(
+        _SAMPLING.temperature, "--temp", "--temperature", metavar="T", help="Temperature; 0 is greedy."
+    )
+    top_k: int = setting(_SAMPLING.top_k, metavar="K", help="Keep the K most likely tokens; 0: all.")
+    top_p: Annotated[Number, Field(gt=0, le=1)] = setting(
+        _SAMPLING.top_p, metavar="P", help="Keep the nucleus of mass P; 1: all."
+    )
+    min_p: Share = setting(
+        _SAMPLING.min_p, metavar="P", help="Keep tokens of at least P times the top's probability."
+    )
+
+
+class Sampling(BasicSampling):
+    """llama.cpp's samplers; `outrider.core.params.SamplingParams` has the ranges of most."""
+
+    panel = SAMPLING
+    seed: int = setting(-1, "-s", help="Random seed; -1: a fresh one.")
+    typical: float = setting(
+        _SAMPLING.typical_p, "--typical", "--typical-p", metavar="P", help="Typical tokens of mass P; 1: all."
+    )
+    top_n_sigma: float = setting(
+        _SAMPLING.top_n_sigma,
+        "--top-n-sigma",
+        "--top-nsigma",
+        metavar="N",
+        help="Keep logits within N standard deviations of the top; 0: all.",
+    )
+    xtc_probability: float = setting(
+        _SAMPLING.xtc_probability, metavar="P", help="How often XTC drops top tokens; 0: never."
+    )
+    xtc_threshold: float = setting(
+        _SAMPLING.xtc_threshold, metavar="P", help="XTC: what probability makes a top token."
+    )
+    dynatemp_range: float = setting(
+        _SAMPLING.dynatemp_range, metavar="R", help="Temperature ±R by entropy; 0: constant."
+    )
+    dynatemp_exp: float = setting(_SAMPLING.dynatemp_exponent, metavar="E", help="Exponent of that.")
+    repeat_penalty: float = setting(
+        _SAMPLING.repeat_penalty, metavar="X", help="Divide logits of repeated tokens; 1: off."
+    )
+    presence_penalty: float = setting(
+        _SAMPLING.presence_penalty, metavar="X", help="Subtract X from repeated tokens."
+    )
+    frequency_penalty: float = setting(
+        _SAMPLING.frequency_penalty, metavar="X", help="Subtract X for each repetition."
+    )
+    repeat_last_n: int = setting(_SAMPLING.repeat_last_n, help="Tokens that penalties look at; -1: all.")
+    dry_multiplier: float = setting(
+        _SAMPLING.dry_multiplier, metavar="X", help="DRY: penalise going on as before; 0: off."
+    )
+    dry_base: float = setting(_SAMPLING.dry_base, metavar="X", help="DRY: its growth per token.")
+    dry_allowed_length: int = setting(
+        _SAMPLING.dry_allowed_length, help="DRY: repetitions this short are free."
+    )
+    dry_penalty_last_n: int = setting(_SAMPLING.dry_last_n, help="DRY: tokens looked at; -1: all.")
+    dry_sequence_breaker: list[str] = setting(
+        [], help="DRY: ends a repetition (repeatable; replaces the usual ones; none: no breakers)."
+    )
+    logit_bias: list[str] = setting([], "-l", metavar="ID±BIAS", help="Add to a logit: 15043+1 (repeatable).")
+    ban: list[str] = setting([], metavar="TOKEN", help="Never this token: its id, or its text (repeatable).")
+    min_tokens: int = setting(_SAMPLING.min_tokens, help="No end token before N tokens.")
+
+
+# Structured output
+
+
+class Structure(Group):
+    """What the output may be: one of five kinds, and how it is enforced."""
+
+    panel = STRUCTURE
+    json_schema: str | None = setting(
+        None,
+        "-j",
+        "--json-schema",
+        "-jf",
+        "--json-schema-file",
+        metavar="SCHEMA",
+        help="JSON that fulfils this schema: a file, - for stdin, or the schema itself ({…, true, false).",
+    )
+    json_mode: bool = setting(False, help="Any JSON value.")
+    regex: str | None = setting(None, metavar="PATTERN", help="Text that matches this pattern as a whole.")
+    choices: list[str] = setting([], "--choice", help="One of these texts (repeatable).")
+    grammar: str | None = setting(
+        None,
+        "--grammar",
+        "--grammar-file",
+        metavar="GRAMMAR",
+        help="Text of this grammar: a GBNF file, a .lark file, - for stdin, or GBNF itself (it has a ::=).",
+    )
+    json_style: str | None = setting(
+        None,
+        metavar="STYLE",
+        help="White space of JSON: spaced (the default), compact, pretty or flexible (as the model likes).",
+    )
+    fast_forward: str | None = setting(
+        None,
+        metavar="MODE",
+        help="Text with only one way to go on: exact (drafted; the default), canonical (its usual tokens "
+        "alone are allowed) or off.",
+    )
+    lenient_schema: bool = setting(
+        False, help="Go on without what of the schema cannot be enforced, and say so."
+    )
+    constrain_after: str | None = setting(
+        None, help="Leave the output free up to this text: </think>, for instance."
+    )
+
+
+# Speculation
+
+
+class Drafting(Group):
+    """Who drafts, how far, and what keeps a draft."""
+
+    panel = SPECULATION
+    policy: str | None = setting(
+        None,
+        metavar="WHO",
+        help="Who drafts and how far: auto (what pays here), lookup or model (auto, but only these), fixed "
+        "(by the lengths below), plain (nobody).",
+    )
+    draft_max: int | None = setting(
+        None,
+        "--draft-max",
+        "--draft",
+        "--draft-n",
+        "--spec-draft-n-max",
+        help="Most tokens to draft a step (auto: 64, fixed: 8); 0 decodes plainly.",
+    )
+    draft_min: int | None = setting(
+        None,
+        "--draft-min",
+        "--draft-n-min",
+        "--spec-draft-n-min",
+        help="Fixed lengths: drop shorter drafts (sampled ones are kept: dropping them would bias the text).",
+    )
+    draft_p_min: Share | None = setting(
+        None,
+        "--draft-p-min",
+        "--spec-draft-p-min",
+        metavar="P",
+        help="Fixed lengths: end a draft before a token that is less likely than P to be right (0.65).",
+    )
+    rule: str = setting(
+        _VERIFICATION.rule,
+        metavar="RULE",
+        help="What keeps drafted tokens: auto, token, block, or stable (the text depends on the seed alone).",
+    )
+    bitwise: bool | None = setting(
+        None,
+        help="Text equal to plain decoding's bit for bit, always, or an error where the library cannot. "
+        "By default where it costs nothing.",
+    )
+    lookup: bool = setting(
+        True, help="Draft from the text so far, and what was said before it. On by default."
+    )
+
+
+class DraftSources(Group):
+    """What drafts are made from, beyond the models and the text."""
+
+    panel = SPECULATION
+    draft_sampling: str = setting(
+        _VERIFICATION.draft_sampling,
+        metavar="HOW",
+        help="The draft's tokens: its most likely (greedy), drawn (sampled), or the better (auto).",
+    )
+    corpus: list[Path] = setting(
+        [],
+        metavar="PATH",
+        help="Draft from these files, and those in these folders (repeatable); indexed once.",
+    )
+    costs: Path | None = setting(
+        None, help="Take what calls cost from this file; if there is none, write it there."
+    )
+
+
+class Lenience(Group):
+    """Whether a draft may change the text."""
+
+    panel = SPECULATION
+    lenience: float = setting(
+        _VERIFICATION.lenience,
+        metavar="L",
+        help="Below 1: accept more and CHANGE the text (tokens up to 1/L times too likely).",
+    )
+
+
+# How models are loaded
+
+
+class Context(Group):
+    """Room for the tokens of a sequence."""
+
+    panel = MACHINE
+    ctx_size: int | None = setting(None, "-c", help="Context in tokens; 0: as trained. Default: what fits.")
+
+
+class DraftContext(Group):
+    """The same for the draft model."""
+
+    panel = MACHINE
+    ctx_size_draft: int = setting(0, "-cd", help="Context of the draft; 0: the target's.")
+
+
+class Threads(Group):
+    """Threads of this machine."""
+
+    panel = MACHINE
+    threads: int = setting(-1, "-t", help="Threads; default: the physical cores.")
+
+
+class Loading(Threads):
+    """How weights are loaded and calls are computed, with llama.cpp's names."""
+
+    panel = MACHINE
+    threads_batch: int = setting(-1, "-tb", help="Threads of calls over several tokens.")
+    gpu_layers: Layers = setting(
+        "all", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."
+    )
+    gpu_layers_draft: Layers | None = setting(
+        None,
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        metavar="N",
+        help="The draft's layers there; default: as -ngl.",
+    )
+    split_mode: str = setting(
+        "layer", "-sm", metavar="MODE", help="How GPUs share the model: none, layer or row."
+    )
+    main_gpu: int = setting(0, "-mg", help="The GPU for -sm none.")
+    batch_size: int = setting(2048, "-b", help="Most tokens of a call.")
+    ubatch_size: int = setting(512, "-ub", help="Tokens computed at once.")
+    flash_attn: str = setting(
+        "auto", "-fa", metavar="WHEN", help="Flash attention: on, off, or auto: by model and device."
+    )
+    cache_type_k: str = setting("f16", "-ctk", metavar="TYPE", help="Type of the cached keys: f16, q8_0, …")
+    cache_type_v: str = setting("f16", "-ctv", metavar="TYPE", help="Type of the cached values.")
+    mmap: bool = setting(True, help="Map the file instead of reading it (the default).")
+    mlock: bool = setting(False, help="Keep the weights in memory.")
+    swa_full: bool = setting(
+        True, help="Keep all KV of sliding-window layers, to be able to rewind (the default)."
+    )
+    repack: bool = setting(True, help="Repacked weights: often faster, sometimes not. On by default.")
+    backend: str = setting(
+        "auto",
+        metavar="NAME",
+        help="Native library: llama.cpp, ik (ik_llama.cpp), or auto: the faster one here for this model.",
+    )
+    llama_library: Path | None = setting(None, help="A build of your own: libllama of either.")
+
+
+# Output
+
+
+class Verbose(Group):
+    """Whether the libraries' own log is shown."""
+
+    verbose: bool = setting(False, "-v", help="Let llama.cpp's own log through.")
+
+
+class JsonOutput(Group):
+    """Whether a program reads the output."""
+
+    print_json: bool = setting(False, "--json", help="One JSON object on standard output, and nothing else.")
+
+
+class PairSettings(Models, Drafting, Context, DraftContext, Loading, Verbose):
+    """Which models are loaded and how, and how they draft: what `run`, `verify` and `serve` share."""

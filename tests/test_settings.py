@@ -1,0 +1,95 @@
+"""The schema of settings: what flags it makes, and that commands agree on those that they share."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from cli_helpers import Outcome, call
+from outrider.cli.commands import COMMANDS
+from outrider.core.schema import Group, Setting, setting, setting_error, settings_of, with_default
+from outrider.core.settings import PairSettings
+
+
+class Sample(Group):
+    """Some settings."""
+
+    panel = "Samples"
+    page: bool = setting(True, help="Shown.")
+    deep_red: bool = setting(False, "-d", help="A colour.")
+    size: int | None = setting(None, "-s", "--size", "--length", metavar="L", help="A size.")
+    key: SecretStr | None = setting(None, help="A key.")
+    parts: list[int] = setting([], help="Some parts.")
+
+
+class Larger(Sample):
+    """The same with another default, and one more."""
+
+    size: int | None = with_default(Sample, "size", 3)
+    name: str = setting(..., argument=True, help="A name.")
+
+
+def of_command(name: str) -> dict[str, Setting]:
+    module, _, cls = COMMANDS[name].settings.partition(":")
+    return settings_of(getattr(import_module(f"outrider.cli.{module}"), cls))
+
+
+def names_of(made: Setting) -> list[str]:
+    return [part for flag in made.flags for part in flag.split("/")]
+
+
+def test_flags_panels_and_metavars_follow_from_names_and_types() -> None:
+    found = settings_of(Larger)
+    assert found["page"].flags == ("--page/--no-page",)
+    assert found["deep_red"].flags == ("--deep-red", "-d") and found["deep_red"].metavar is None
+    assert found["size"].flags == ("-s", "--size", "--length") and found["size"].flag == "--size"
+    assert (found["size"].default, found["size"].metavar, found["size"].help) == (3, "L", "A size.")
+    assert (found["key"].kind, found["parts"].kind, found["parts"].metavar) == (str, int, "N")
+    assert found["parts"].is_list and found["parts"].default is None
+    assert found["name"].is_required and found["name"].flags == ()
+    assert {made.panel for made in found.values()} == {"Samples", "Output"}
+
+
+def test_an_error_names_the_place_and_never_a_secret() -> None:
+    for values, message in (
+        ({"size": "x", "name": "a"}, "--size: x cannot be used: input should be a valid integer"),
+        ({"key": ["secret"], "name": "a"}, "key: input should be a valid string"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            Larger.model_validate(values)
+        told = str(setting_error(caught.value, Larger, values, {"size": "--size"}))
+        assert told.startswith(message) and "secret" not in told and told.endswith(".")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_two_settings_of_a_command_share_a_flag(command: str) -> None:
+    found = [name for made in of_command(command).values() for name in names_of(made)]
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "verify", "serve"])
+def test_commands_that_load_a_pair_share_its_flags(command: str) -> None:
+    found = of_command(command)
+    for name, made in settings_of(PairSettings).items():
+        assert set(made.flags) == set(found[name].flags) and made.kind is found[name].kind, name
+
+
+LLAMA_CPP = """
+    -m -md -hf -hfd -p -f -sys -e -n --n-predict -r --reverse-prompt -s -l --temp --top-k --top-p --min-p
+    --draft --draft-n --draft-max --spec-draft-n-max -j -jf --grammar-file -c -cd -ngl --n-gpu-layers -ngld
+    -sm -mg -t -tb -b -ub -fa -ctk -ctv --no-mmap --mlock --no-repack
+"""
+
+
+def test_the_llama_cpp_names_of_run_are_all_there() -> None:
+    found = {name for made in of_command("run").values() for name in names_of(made)}
+    assert found > set(LLAMA_CPP.split())
+
+
+def test_a_misspelled_command_is_answered_with_a_similar_one(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    outcome: Outcome = call(monkeypatch, capfdbinary, "serv")
+    assert outcome.status == 2 and "'serve'" in outcome.err
