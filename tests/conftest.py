@@ -6,7 +6,8 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import settings
 
-from outrider.backends.gguf import libraries
+from first_calls import remembering
+from outrider.backends.gguf import guard, libraries
 from outrider.backends.gguf import options as load_options
 from outrider.models import cache_dir
 from outrider.tuning import options
@@ -15,11 +16,11 @@ from outrider.tuning import options
 collect_ignore = ["client_litellm.py"]
 
 # No deadline: the machines that run the tests are shared, and a slow one finds no bug by it.
-# In CI the same examples are tried every time, so that a failure is one of the change.
-# `--hypothesis-profile full` tries four times as many examples: `make test-all` does.
+# In CI the same examples are tried every time, so that a failure is one of the change; and as many as in
+# `make test-all`.
 for _name, _examples in {"quick": 25, "full": 100}.items():
     settings.register_profile(_name, max_examples=_examples, deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("quick")
+settings.load_profile("full" if "CI" in os.environ else "quick")
 
 # One thread for each model: several tests run at once, and threads that wait for a core spin meanwhile.
 # The libraries read the variables when they are loaded, here and in programs that tests start.
@@ -43,6 +44,9 @@ def pytest_unconfigure() -> None:
     if _cache is not None:
         _cache.cleanup()
 
+
+# Each child that tries a library takes longer than most tests: one for each kind of tiny model is enough.
+vars(guard)["_run_child"] = remembering(Path(os.environ["OUTRIDER_CACHE"], "first-calls"))
 
 # Only the libraries of packages: a build for the machine's own CPU may or may not be in the user's cache.
 vars(libraries)["native_library"] = lambda: None
