@@ -55,8 +55,8 @@ demo: setup
 # The tests start hundreds of programs: without bytecode each of them would compile all of its modules anew.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 
-# A process for each core, each with a part of the files; a worker that runs out of tests takes over from others.
-PYTEST := $(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
+# A process for each core, of almost 2 GB; one that runs out of tests takes over from others.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)
 	@$(PYTEST) -m "not slow"

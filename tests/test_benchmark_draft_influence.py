@@ -316,6 +316,7 @@ def test_figures_replace_what_stood_between_the_marks() -> None:
         inserted("a page", "new")
 
 
+@pytest.mark.slow
 def test_tiny_models_from_the_tuning_to_the_tables(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from draft_influence.make_drafts import Effort, make
