@@ -55,11 +55,14 @@ demo: setup
 # The tests start hundreds of programs: without bytecode each of them would compile all of its modules anew.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 
+# A process for each core, of almost 2 GB; one that runs out of tests takes over from others.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal
+
 test: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-all: $(DEV) $(LLAMA_CPP) $(TORCH) $(JS)
-	@$(BIN)/python -m pytest -q
+	@$(PYTEST) --hypothesis-profile full
 
 check: $(DEV)
 	@$(BIN)/ruff format --check .

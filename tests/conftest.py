@@ -1,19 +1,52 @@
 """What every test relies on."""
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hypothesis import settings
 
-from outrider.backends.gguf import libraries
+from first_calls import remembering
+from outrider.backends.gguf import guard, libraries
+from outrider.backends.gguf import options as load_options
+from outrider.models import cache_dir
 from outrider.tuning import options
 
 # It runs in a process of its own, and forbids that process the network: nothing to look for doctests in.
 collect_ignore = ["client_litellm.py"]
 
 # No deadline: the machines that run the tests are shared, and a slow one finds no bug by it.
-# In CI the same examples are tried every time, so that a failure is one of the change.
-settings.register_profile("outrider", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("outrider")
+# In CI the same examples are tried every time, so that a failure is one of the change; and as many as in
+# `make test-all`.
+for _name, _examples in {"quick": 25, "full": 100}.items():
+    settings.register_profile(_name, max_examples=_examples, deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("full" if "CI" in os.environ else "quick")
+
+# One thread for each model: several tests run at once, and threads that wait for a core spin meanwhile.
+# The libraries read the variables when they are loaded, here and in programs that tests start.
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+vars(load_options)["_cpu_quota"] = lambda: 1
+load_options.physical_cores.cache_clear()
+
+# A cache of the run's own, with the user's models in it: no call was measured yet, and there is no build for
+# the machine's own CPU. The processes of a run share it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    _cache = None
+else:
+    _cache = TemporaryDirectory(prefix="outrider-tests-")
+    if (_models := cache_dir() / "models").is_dir():
+        Path(_cache.name, "models").symlink_to(_models.resolve())
+    os.environ["OUTRIDER_CACHE"] = _cache.name
+
+
+def pytest_unconfigure() -> None:
+    """Take the run's cache away."""
+    if _cache is not None:
+        _cache.cleanup()
+
+
+# Each child that tries a library takes longer than most tests: one for each kind of tiny model is enough.
+vars(guard)["_run_child"] = remembering(Path(os.environ["OUTRIDER_CACHE"], "first-calls"))
 
 # Only the libraries of packages: a build for the machine's own CPU may or may not be in the user's cache.
 vars(libraries)["native_library"] = lambda: None

@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli_helpers import COMMAND, PATIENCE_S, environment
+from outrider.backends.gguf import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
@@ -26,6 +27,11 @@ NAME = "smol"
 KEY = "the-key-of-the-tests-itself"
 ONE_AT_ONCE = "the-key-for-one-request-at-once"
 GREEDY = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0)
+
+OPTIONS = LoadOptions(threads=1, flash_attention="on", backend="llama.cpp", extra_buffer_types=False)
+"""Leave nothing to be tried out: the library and its kernels do not depend on a clock."""
+ARGUMENTS = ("-t", "1", "-fa", "on", "--backend", "llama.cpp", "--no-repack")
+"""The same on the command line."""
 
 KEYS = f"""
 [[key]]

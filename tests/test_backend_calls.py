@@ -21,6 +21,7 @@ from backends import (
     over_native,
     store,
 )
+from examples import examples
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import Weights
 from outrider.core.data import Span
@@ -51,7 +52,7 @@ def test_rows_are_those_asked_for_in_the_order_of_the_spans(backend: Backend, ki
     texts = [TEXT[50 * s : 50 * s + 56] for s in range(3)]
     expected = [backend.expected(text, kind) for text in texts]
 
-    @settings(max_examples=12)
+    @settings(max_examples=examples(12))
     @given(calls)
     def check(calls: list[list[tuple[int, int, int]]]) -> None:
         with closing(backend.open(kind, 256, max_sequences=3)) as model:

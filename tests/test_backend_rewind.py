@@ -21,6 +21,7 @@ from backends import (
     over_all,
     store,
 )
+from examples import examples
 from llama_cpp_models import TEXT
 from outrider.core.data import Span
 from outrider.core.errors import RewindUnsupported
@@ -47,7 +48,7 @@ def test_what_a_model_can_forget_is_known_when_it_is_loaded(backend: Backend, ki
 
 @over("dense", "experts", "window", "whole window")
 def test_truncating_and_going_on_is_like_never_having_been_there(backend: Backend, kind: str) -> None:
-    @settings(max_examples=15)
+    @settings(max_examples=examples(15))
     @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 12)), min_size=1, max_size=5))
     def check(rounds: list[tuple[int, int]]) -> None:
         with closing(backend.open(kind, 256, max_sequences=2)) as model:
@@ -247,7 +248,7 @@ def test_calls_rewinding_and_copying_in_any_order(backend: Backend, kind: str) -
         st.sampled_from(["grow", "grow", "shrink", "copy"]), st.integers(0, 2), st.integers(0, 30)
     )
 
-    @settings(max_examples=25)
+    @settings(max_examples=examples(25))
     @given(st.lists(operations, min_size=4, max_size=16))
     def check(operations: list[tuple[str, int, int]]) -> None:
         # As little room as three texts of 64 tokens need, so that cells are used again.

@@ -246,12 +246,20 @@ def test_the_same_target_under_another_library_is_a_change() -> None:
     assert plain.outcome == "faster" and plain.ratio.value == pytest.approx(1.5)
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, in a cache of its own: what its calls cost is measured once."""
+    folder = tmp_path_factory.mktemp("measured")
+    write_tiny(folder / "tiny.gguf")
+    return folder
+
+
 @pytest.mark.parametrize("name", ["plain", "auto", "auto lookup", "auto model", "model 3", "both 2/0.75"])
 def test_the_commands_flags_ask_for_the_setting(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    name: str, measured: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    file = str(write_tiny(tmp_path / "tiny.gguf"))
+    monkeypatch.setenv("OUTRIDER_CACHE", str(measured))
+    file = str(measured / "tiny.gguf")
     usual = ("run", "-m", file, "-md", file, "-t", "1", "-n", "1", "-p", "the", "--raw", "--json")
     outcome = call(monkeypatch, capfdbinary, *usual, *Setting.of(name).flags)
     wanted = Setting.of(name).policy(curve(FLAT), {"draft": curve(FLAT)})

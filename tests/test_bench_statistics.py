@@ -198,7 +198,7 @@ def run_row(
     )
 
 
-@pytest.mark.parametrize(("tables", "within"), [(100, 0.01), (60, 0.05)])
+@pytest.mark.parametrize(("tables", "within"), [pytest.param(100, 0.01, marks=pytest.mark.slow), (60, 0.05)])
 def test_tables_of_nothing_but_noise_are_called_ties(tables: int, within: float) -> None:
     found = [verdicts(noisy_table(seed, within=within)) for seed in range(tables)]
     assert sum(any(v.outcome != "tie" for v in table) for table in found) / tables <= 0.07

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from draft_influence import measure, parts, texts
@@ -90,7 +92,7 @@ def test_a_step_of_the_block_rule_is_what_that_makes_of_it() -> None:
 
 
 @given(seed=st.integers(0, 10_000), zeros=st.integers(0, 3), rule=st.sampled_from([TOKEN, BLOCK]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_draft_moves_an_exact_rule(seed: int, zeros: int, rule: Rule) -> None:
     p = random_distribution(seed, zeros=zeros)
     for q in (random_distribution(seed + 1, zeros=3 - zeros), point_mass(seed % 5), p):
@@ -118,7 +120,7 @@ def test_a_broken_rule_shows(broken: Rule) -> None:
 
 
 @given(seed=st.integers(0, 10_000), zeros=st.integers(0, 2))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_lenience_goes_over_to_the_draft_within_its_bound(seed: int, zeros: int) -> None:
     p, q = random_distribution(seed, zeros=zeros), random_distribution(seed + 1)
     steps = [one_step(p, q, lenience) for lenience in LENIENCES]
@@ -314,6 +316,7 @@ def test_figures_replace_what_stood_between_the_marks() -> None:
         inserted("a page", "new")
 
 
+@pytest.mark.slow
 def test_tiny_models_from_the_tuning_to_the_tables(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from draft_influence.make_drafts import Effort, make

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
@@ -183,7 +185,7 @@ def test_the_measuring_set_has_the_edits_and_the_json_too(
     sizes=st.lists(st.integers(1, 64), min_size=1, max_size=40),
     earlier=st.floats(0.2, 5.0),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_a_machine_that_is_slower_as_a_whole_scales_the_curve(
     scale: float, sizes: list[int], earlier: float
 ) -> None:
@@ -411,7 +413,7 @@ def told(found: Found) -> list[float]:
 
 
 @given(recordings())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_to_know_the_outcome_is_the_hindsight_bound(recording: Recording) -> None:
     offers = offers_of(recording, PolicyState(CURVE, {}), "draft", least=0.0)
     certain = Known(
@@ -428,7 +430,7 @@ def test_to_know_the_outcome_is_the_hindsight_bound(recording: Recording) -> Non
 
 
 @given(recordings())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_no_informed_decoder_beats_hindsight(recording: Recording) -> None:
     _, seconds = informed_limit(recording, PolicyState(CURVE, {}), CURVE, ("draft", DRAFT_CURVE))
     assert seconds >= hindsight_bound(recording, CURVE, {"draft": DRAFT_CURVE}) * (1 - 1e-9)

@@ -22,6 +22,7 @@ from engines import (
     random_guess,
     reduced_drafter,
 )
+from examples import examples
 from outrider.backends.fake import FakeModel, Rounding, random_logits
 from outrider.bitwise import BitwiseModel, EqualSizes
 from outrider.core.contracts import Drafter, Model, Policy
@@ -141,7 +142,7 @@ def prompts_of(tree: Sequence[tuple[bool, Sequence[int]]]) -> list[list[int]]:
 @pytest.mark.parametrize("num_sequences", [1, 8])
 @pytest.mark.parametrize("who", DRAFTERS)
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8))
 @given(tree=TREE, data=st.data())
 def test_a_text_is_that_of_plain_decoding_whatever_else_happens(
     num_sequences: int, who: str, policy: str, tree: list[tuple[bool, list[int]]], data: st.DataObject

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from grammars import COMPILER, CONTROL_IDS, allowed, spell, start, takes
 from outrider.backends.fake import FakeVocabulary
 from outrider.constraints import Compiler
@@ -205,7 +206,7 @@ pieces = st.recursive(
 
 
 @given(pieces, pieces, pieces, pieces)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_random_recursive_grammars_match_what_they_should(one: str, two: str, three: str, four: str) -> None:
     assert_writes_what_is_derived(f'root ::= {one} ("a" root {two})? | {three} x\nx ::= {four} ("b" x)?\n', 5)
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
+
 # What is imported below needs it, and it need not be installed.
 # ruff: noqa: E402
 torch = pytest.importorskip("torch")
@@ -142,7 +144,7 @@ def test_a_listed_token_without_probability_belongs_to_the_rest() -> None:
         )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(0, 10_000), st.integers(1, VOCABULARY), st.floats(0, 12), st.floats(0, 12))
 def test_bounds_hold_whatever_the_distributions(seed: int, top: int, sharp_p: float, sharp_q: float) -> None:
     p, q = distributions(seed, sharpness=sharp_p), distributions(seed + 1, sharpness=sharp_q)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from first_calls import REAL
 from outrider.backends.gguf import LoadOptions, build_id, check_build, guard, installed
 from outrider.core.errors import BackendCrash, OutOfMemory
 from tiny_gguf import write_tiny
@@ -201,6 +202,11 @@ def test_a_memory_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None
 
 
 # With real children
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_run_child", REAL)
 
 
 @pytest.fixture

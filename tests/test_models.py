@@ -12,6 +12,7 @@ from gguf import GGUFReader, GGUFWriter, LlamaFileType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from outrider.core.errors import ModelFileError
 from outrider.models import read_card, resolve
 from tiny_gguf import ARCHITECTURES, EXPERTS, FEED_FORWARD, WIDTH, vocabulary, write_tiny
@@ -178,7 +179,7 @@ def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", arch="qwen2moe").read_bytes()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_file_cut_anywhere_is_refused(tmp_path: Path, tiny_bytes: bytes, share: float) -> None:
     path = tmp_path / "m.gguf"
@@ -187,7 +188,7 @@ def test_file_cut_anywhere_is_refused(tmp_path: Path, tiny_bytes: bytes, share: 
         read_card(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(4, 12_000), value=st.binary(min_size=1, max_size=8))
 def test_damaged_header_is_read_or_refused(tmp_path: Path, tiny_bytes: bytes, at: int, value: bytes) -> None:
     path = tmp_path / "m.gguf"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from itertools import groupby, product
 from typing import Any
 
@@ -479,6 +480,12 @@ def trained() -> AutoPolicy:
     return policy
 
 
+@cache
+def sound_knowledge() -> str:
+    """What such a policy has learned, as JSON."""
+    return json.dumps(trained().knowledge.as_json())
+
+
 def acceptance(knowledge: PolicyState) -> list[float]:
     estimates = [
         ("lookup", TokenEstimate(0.5, (4.0, 1.0, 2.0, 9.0))),
@@ -576,7 +583,7 @@ BROKEN: list[Any] = [
 
 @pytest.mark.parametrize("damage", BROKEN, ids=str)
 def test_damaged_knowledge_is_refused_whole(damage: Any) -> None:
-    sound = trained().knowledge.as_json()
+    sound = json.loads(sound_knowledge())
     fresh = AutoPolicy(curve(FLAT)).knowledge
     before = acceptance(fresh)
     data = sound | damage if isinstance(damage, dict) and damage else damage

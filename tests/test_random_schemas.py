@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from json_schema_suite import MAX_TEXTS, byte_vocabulary, may_be_written, texts
 from outrider.constraints import Compiled, Compiler
 from outrider.core.data import Grammar
@@ -58,20 +59,20 @@ def check_documents(schema: Schema, data: st.DataObject) -> None:
             assert bool(written) == valid, (document, written)
 
 
-@settings(max_examples=100, suppress_health_check=SLOW)
+@settings(max_examples=examples(100), suppress_health_check=SLOW)
 @given(schemas(), st.sampled_from(STYLES), st.integers(0, 2**32))
 def test_a_random_text_under_the_masks_is_valid(schema: Schema, style: JsonStyle, seed: int) -> None:
     check_walks(schema, style, seed)
 
 
-@settings(max_examples=200, suppress_health_check=SLOW)
+@settings(max_examples=examples(200), suppress_health_check=SLOW)
 @given(schemas(), st.data())
 def test_a_document_may_be_written_if_it_is_valid(schema: Schema, data: st.DataObject) -> None:
     check_documents(schema, data)
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, suppress_health_check=SLOW)
+@settings(max_examples=examples(1000), suppress_health_check=SLOW)
 @given(schemas(), st.sampled_from(STYLES), st.integers(0, 2**32))
 def test_a_thousand_random_texts_under_the_masks_are_valid(
     schema: Schema, style: JsonStyle, seed: int
@@ -80,7 +81,7 @@ def test_a_thousand_random_texts_under_the_masks_are_valid(
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, suppress_health_check=SLOW)
+@settings(max_examples=examples(1000), suppress_health_check=SLOW)
 @given(schemas(), st.data())
 def test_a_thousand_documents_may_be_written_if_they_are_valid(schema: Schema, data: st.DataObject) -> None:
     check_documents(schema, data)

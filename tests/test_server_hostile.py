@@ -14,6 +14,7 @@ from httpx2 import Response
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from outrider.core.data import Request
 from outrider.core.errors import BackendError
 from outrider.server.guard import protect
@@ -190,7 +191,7 @@ def mutated(draw: st.DrawFn) -> tuple[str, Any]:
 
 
 def hold_mutated(served: Serving, most: int) -> None:
-    @settings(max_examples=most, suppress_health_check=list(HealthCheck), deadline=None, derandomize=True)
+    @settings(max_examples=examples(most), suppress_health_check=list(HealthCheck), derandomize=True)
     @given(mutated())
     def hold(case: tuple[str, Any]) -> None:
         harmless(send(served, case[0], json.dumps(case[1]).encode()))
@@ -244,7 +245,7 @@ EXTREMES = st.fixed_dictionaries(
 
 
 def test_samplers_at_their_ends(served: Serving) -> None:
-    @settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None, derandomize=True)
+    @settings(max_examples=examples(120), suppress_health_check=list(HealthCheck), derandomize=True)
     @given(EXTREMES)
     def hold(fields: dict[str, Any]) -> None:
         prompt = "aaaaaaaaaaaaaaaaaaaaaaaa [[aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa]]"

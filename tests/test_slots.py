@@ -19,6 +19,7 @@ from engines import (
     plain,
 )
 from engines import result as outcome_of
+from examples import examples
 from outrider.backends.fake import FakeModel
 from outrider.core.contracts import Model
 from outrider.core.data import Request
@@ -132,7 +133,7 @@ def test_no_more_run_than_may_though_there_are_sequences() -> None:
 
 
 @pytest.mark.parametrize("drafted", [False, True])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_whatever_is_kept_copied_or_dropped_the_text_is_that_of_a_request_alone(
     drafted: bool, data: st.DataObject
