@@ -20,14 +20,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parents[1] / "src"))
-sys.path.insert(0, str(FOLDER.parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from golden import api, commands, embedded, replays, surface, sweeps
 from golden.normal import difference, pretty
 
-STORED = FOLDER / "stored"
+STORED = Path(__file__).parent / "stored"
 
 
 @dataclass(frozen=True, slots=True)
