@@ -114,10 +114,9 @@ def _body(text: str, kind: str) -> Any:
         return json.loads(text)
     if kind == "text/event-stream":
         return [_event(block) for block in text.split("\n\n") if block]
-    if "# TYPE" in text:
-        return sorted(
-            line.removeprefix("# TYPE ") for line in text.splitlines() if line.startswith("# TYPE ")
-        )
+    if "# TYPE" in text:  # those of the process itself depend on the system
+        types = (line.removeprefix("# TYPE ") for line in text.splitlines() if line.startswith("# TYPE "))
+        return sorted(line for line in types if line.startswith("outrider_"))
     return text[:15].lower()
 
 
