@@ -17,7 +17,8 @@ from outrider.replay import Recording, hindsight_bound, read_recordings, replay
 __all__ = ["few_replays", "replays"]
 
 _FOLDER = Path(__file__).parents[2] / "benchmarks" / "policy"
-_RECORDINGS = ("heldout_q4", "heldout_f16", "qwen_q4")
+_RECORDINGS = {"heldout_q4": 1, "heldout_f16": 1, "qwen_q4": 1, "qwen_q4_ik": 4, "smollm2_ik": 4}
+"""Of each file every so many recordings."""
 _CURVES = ("epyc_ik_native", "xeon_ik_wheel", "xeon_q4_small_draft")
 _DRAFT = "draft"
 
@@ -60,11 +61,15 @@ def replays() -> Any:
 
 def few_replays() -> Any:
     """Every policy over a few recordings at one curve."""
-    return _at("xeon_q4_small_draft", _recordings(("heldout_f16",))[::4])
+    return _at("xeon_q4_small_draft", _recordings({"heldout_f16": 4}))
 
 
-def _recordings(names: Sequence[str]) -> list[Recording]:
-    return [found for name in names for found in read_recordings(_FOLDER / f"{name}.recordings.jsonl")]
+def _recordings(files: Mapping[str, int]) -> list[Recording]:
+    return [
+        recording
+        for name, every in files.items()
+        for recording in read_recordings(_FOLDER / f"{name}.recordings.jsonl")[::every]
+    ]
 
 
 def _at(curve: str, recordings: Sequence[Recording]) -> Any:

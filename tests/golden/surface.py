@@ -117,7 +117,7 @@ def package() -> Any:
 def _members(value: Any) -> dict[str, str]:
     found = {}
     if callable(value):
-        found["parameters"] = _parameters(value)
+        found["()"] = _parameters(value)
     if isinstance(value, type) and not issubclass(value, BaseException):
         members = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
         found |= {
@@ -129,5 +129,5 @@ def _members(value: Any) -> dict[str, str]:
 
 def _parameters(value: Any) -> str:
     with suppress(TypeError, ValueError):
-        return " ".join(["callable:", *signature(value).parameters])
-    return "callable"
+        return f"({' '.join(signature(value).parameters)})"
+    return "(…)"
