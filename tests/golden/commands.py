@@ -84,7 +84,8 @@ def program(*arguments: str, stdin: str = "") -> dict[str, Any]:
     """Run the program in this process: its exit status, the JSON it printed, and what went to standard error,
     on one line: where it is folded depends on the figures in it."""
     out, err = io.StringIO(), io.StringIO()
-    streams = {"stdin": io.StringIO(stdin), "stdout": out, "stderr": err, "argv": ["outrider", *arguments]}
+    streams: dict[str, Any] = {"stdin": io.StringIO(stdin), "stdout": out, "stderr": err}
+    streams["argv"] = ["outrider", *arguments]
     plain = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
     status = 0
     with patch.dict(os.environ, plain), patch.multiple(sys, **streams):

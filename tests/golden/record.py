@@ -91,10 +91,12 @@ def main() -> int:
     failed = []
     for name in names:
         started = perf_counter()
-        said = update(name) if arguments.update else compare(name)
-        failed += [name] if said else []
-        print(f"{name}: {said or 'recorded' if arguments.update else said or 'equal'} "
-              f"({perf_counter() - started:.1f} s)", flush=True)  # fmt: skip
+        if arguments.update:
+            update(name)
+            said = "recorded"
+        elif said := compare(name):
+            failed.append(name)
+        print(f"{name}: {said or 'equal'} ({perf_counter() - started:.1f} s)", flush=True)
     if failed:
         print(f"{len(failed)} of {len(names)} differ: {', '.join(failed)}")
     return bool(failed)
