@@ -163,7 +163,7 @@ def _get(path: str, server: str = "plain", **headers: str) -> Ask:
 
 
 _PREDICTED = "Nothing here repeats, so only the prediction knows it."
-_SEEN = {"stream": True, "stream_options": {"include_usage": True}, "speculation": {"show_sources": True}}
+_SEEN: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "speculation": {"show_sources": True}}
 _FORM = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
 
 ORDINARY: dict[str, Ask] = {
