@@ -103,6 +103,6 @@ def test_a_verdict_uses_the_noise_of_its_place_in_the_text() -> None:
     sampler = RequestSampler(SamplingParams(temperature=1.0), FakeVocabulary("abc"), ())
     rows = LazyDistributions(np.zeros((1, 4), dtype=np.float32), sampler, ())
     verifier = Verifier(Verification("stable"), 3, greedy=False)
-    found = [verifier.judge(rows, Draft(), position).token for position in range(20)]
+    found = [verifier.verify(rows, Draft(), position).token for position in range(20)]
     assert found == [pick(rows[0], 3, position) for position in range(20)]
     assert len(set(found)) > 1
