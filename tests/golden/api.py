@@ -113,11 +113,19 @@ def _body(text: str, kind: str) -> Any:
     if kind == "application/json":
         return json.loads(text)
     if kind == "text/event-stream":
-        return [_event(block) for block in text.split("\n\n") if block]
+        # Choices run side by side: which is told of first is chance, the order within each is not.
+        return sorted((_event(block) for block in text.split("\n\n") if block), key=_choice)
     if "# TYPE" in text:  # those of the process itself depend on the system
         types = (line.removeprefix("# TYPE ") for line in text.splitlines() if line.startswith("# TYPE "))
         return sorted(line for line in types if line.startswith("outrider_"))
     return text[:15].lower()
+
+
+def _choice(event: Any) -> int:
+    """The number of the choice that an event is about; those about none of them come last."""
+    choices = event.get("choices") if isinstance(event, dict) else None
+    numbered = isinstance(event, dict) and "event" in event
+    return -1 if numbered else choices[0]["index"] if choices else 1_000
 
 
 def _event(block: str) -> Any:
@@ -163,7 +171,11 @@ def _get(path: str, server: str = "plain", **headers: str) -> Ask:
 
 
 _PREDICTED = "Nothing here repeats, so only the prediction knows it."
-_SEEN: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "speculation": {"show_sources": True}}
+_SEEN: dict[str, Any] = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "speculation": {"show_sources": True},
+}
 _FORM = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
 
 ORDINARY: dict[str, Ask] = {
