@@ -58,4 +58,4 @@ def answers() -> Any:
 
 def certificate() -> Any:
     """`verify --quick` of the model with its own draft."""
-    return normal(program("verify", *_MACHINE, *_DRAFT, "--quick", "-n", "16", "-p", _PROMPT, "--json"))
+    return normal(program("verify", *_MACHINE, *_DRAFT, "--quick", "-n", "8", "-p", _PROMPT, "--json"))

@@ -27,7 +27,8 @@ _IDENTIFIERS = re.compile(r"\b(chatcmpl|cmpl|resp|msg|fc|call|rs|req|item)[-_][0
 _DATES = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:?\d\d)?)?")
 _VERSIONS = re.compile(r"\b\d+\.\d+\.\d+(\.\w+)*\b")
 _FOLDERS = re.compile(r"(/[\w.+-]+){2,}/")
-_FIGURES = re.compile(r"\b\d+(\.\d+)?( ?(ms|µs|s|tokens/s|tok/s)\b|% longer)")
+_FIGURES = re.compile(r"\b\d+(\.\d+)?( ?(ms|µs|s|tokens/s|tok/s)\b)")
+_LONGER = re.compile(r"\d+% longer|as long as else")
 
 
 def normal(value: Any, *also: str, kept: tuple[str, ...] = ()) -> Any:
@@ -75,7 +76,7 @@ def _text(text: str) -> str:
     text = _IDENTIFIERS.sub(r"\1-<id>", text)
     text = _DATES.sub("<date>", text)
     text = _FOLDERS.sub("<folder>/", text)
-    text = _FIGURES.sub(r"<number>\2", text)
+    text = _LONGER.sub("<so much longer>", _FIGURES.sub(r"<number>\2", text))
     return _VERSIONS.sub("<version>", text)
 
 
