@@ -1,0 +1,83 @@
+"""What the automatic policy reckons with, part by part: growth, phases, agreement, prices, offers."""
+
+from __future__ import annotations
+
+import pytest
+
+from constrained import OneOf, Pieces
+from engines import sampler
+from outrider.core.contracts import DraftRequest
+from outrider.core.data import Draft, DraftWork, StepRecord
+from outrider.policy import AutoPolicy
+from outrider.policy.growth import Growth
+from outrider.policy.knowledge import Batch, Knowledge
+from outrider.policy.outlook import Outlook
+from outrider.policy.probing import Probing
+from recordings import FLAT, SMALL, curve
+from simulated import Offering, Simulated
+
+
+def test_a_token_is_accepted_only_if_all_before_it_are() -> None:
+    growth = Growth()
+    for _ in range(2):
+        growth.add(0.5)
+    assert growth.expected == 1 + 0.5 + 0.25 and growth.survival == 0.25
+
+
+def test_one_token_moves_the_phase_by_less_than_half_of_the_way() -> None:
+    assert 0.5 < Outlook.advance(0.5, 1.0) < 0.75
+
+
+def test_agreeing_is_worth_less_once_both_were_wrong() -> None:
+    probing = Probing()
+    before = probing.when_agreed
+    for _ in range(20):
+        probing.note(0.8, agrees=True, right=False)
+    assert probing.when_agreed < 0.7 * before
+
+
+def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
+    draft = curve(SMALL, 0.02)
+    knowledge = Knowledge(curve(FLAT), {"draft": draft})
+    text = knowledge.new_text(0, None)
+    text.unread["draft"] = 8
+    prices = knowledge.prices(text, "draft", 8, Batch.of([text], knowledge, 0))
+    assert prices.first_s[0] == pytest.approx(draft.call_s(8, context=0))
+    assert prices.step_s == pytest.approx(draft.call_s(1, context=0))
+
+
+def test_offers_behind_a_wrong_token_teach_nothing() -> None:
+    """Another drafter's tokens were accepted, with which the rest of the offer agrees by chance."""
+    learned = []
+    for length in (1, 6):
+        policy = Simulated(FLAT)
+        policy.begin(0, 5, None)
+        policy.propose([Offering(length)], [DraftRequest(0, 20, sampler())])
+        policy.observe({0: _accepted((2, 1, 1))})
+        learned.append(policy.knowledge.estimator("lookup").as_json())
+    assert learned[0] == learned[1]
+
+
+def _accepted(tokens: tuple[int, ...]) -> StepRecord:
+    """A step in which all these drafted tokens of a drafter that nobody knows were accepted."""
+    size = len(tokens)
+    draft = Draft(tokens, None, (0.9,) * size, ("other",) * size)
+    times = {"draft_s": 0.0, "verify_s": 0.1, "sampling_s": 0.0, "other_s": 0.0, "end_s": 0.1}
+    counts = {"request": 0, "step": 0, "position": 5, "num_evaluated": size + 1, "batch_tokens": size + 1}
+    return StepRecord(
+        kind="decode",
+        draft=draft,
+        num_accepted=size,
+        tokens=(*tokens, 0),
+        work=DraftWork(),
+        **times,
+        **counts,
+    )
+
+
+def test_what_a_constraint_bars_is_not_drafted() -> None:
+    words = Pieces("a", "b", "c")
+    constraint = OneOf(words, ["aabca", "aacba"], forcing=False)
+    request = DraftRequest(0, 20, sampler(), constraint=constraint)
+    [draft], _ = AutoPolicy(curve(FLAT)).propose([Offering()], [request])
+    assert draft.tokens == (), "the offer is of tokens 1, and the text begins with token 0"
