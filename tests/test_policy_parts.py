@@ -62,16 +62,22 @@ def _accepted(tokens: tuple[int, ...]) -> StepRecord:
     """A step in which all these drafted tokens of a drafter that nobody knows were accepted."""
     size = len(tokens)
     draft = Draft(tokens, None, (0.9,) * size, ("other",) * size)
-    times = {"draft_s": 0.0, "verify_s": 0.1, "sampling_s": 0.0, "other_s": 0.0, "end_s": 0.1}
-    counts = {"request": 0, "step": 0, "position": 5, "num_evaluated": size + 1, "batch_tokens": size + 1}
     return StepRecord(
+        request=0,
+        step=0,
         kind="decode",
+        position=5,
+        num_evaluated=size + 1,
         draft=draft,
         num_accepted=size,
         tokens=(*tokens, 0),
         work=DraftWork(),
-        **times,
-        **counts,
+        draft_s=0.0,
+        verify_s=0.1,
+        sampling_s=0.0,
+        other_s=0.0,
+        end_s=0.1,
+        batch_tokens=size + 1,
     )
 
 
