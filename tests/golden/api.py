@@ -113,19 +113,29 @@ def _body(text: str, kind: str) -> Any:
     if kind == "application/json":
         return json.loads(text)
     if kind == "text/event-stream":
-        # Choices run side by side: which is told of first is chance, the order within each is not.
-        return sorted((_event(block) for block in text.split("\n\n") if block), key=_choice)
+        return _stream([_event(block) for block in text.split("\n\n") if block])
     if "# TYPE" in text:  # those of the process itself depend on the system
         types = (line.removeprefix("# TYPE ") for line in text.splitlines() if line.startswith("# TYPE "))
         return sorted(line for line in types if line.startswith("outrider_"))
     return text[:15].lower()
 
 
+def _stream(events: list[Any]) -> list[Any]:
+    """The events of a stream; those of several choices in the order of these. They run side by side: which
+    is told of first, and which brings the account as the last one, is chance."""
+    if len({_choice(event) for event in events} - {_LAST}) < 2:
+        return events
+    accounts = [{"outrider": event.pop("outrider")} for event in events if "outrider" in event]
+    return [*sorted(events, key=_choice), *accounts]
+
+
+_LAST = 1_000
+
+
 def _choice(event: Any) -> int:
     """The number of the choice that an event is about; those about none of them come last."""
     choices = event.get("choices") if isinstance(event, dict) else None
-    numbered = isinstance(event, dict) and "event" in event
-    return -1 if numbered else choices[0]["index"] if choices else 1_000
+    return int(choices[0]["index"]) if choices else _LAST
 
 
 def _event(block: str) -> Any:
