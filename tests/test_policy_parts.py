@@ -1,4 +1,4 @@
-"""What the automatic policy reckons with, part by part: growth, phases, agreement, prices, offers."""
+"""The automatic policy, part by part: drafts that grow, average confidence, agreement, costs, offers."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from engines import sampler
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
-from outrider.policy.growth import Growth
-from outrider.policy.knowledge import Batch, Knowledge
-from outrider.policy.outlook import Outlook
-from outrider.policy.probing import Probing
+from outrider.policy.candidate import DraftBuilder
+from outrider.policy.estimates import DrafterAgreement
+from outrider.policy.state import Batch, PolicyState
+from outrider.policy.stopping import ConfidenceModel
 from recordings import FLAT, SMALL, curve
 from simulated import Offering, Simulated
 
 
 def test_a_token_is_accepted_only_if_all_before_it_are() -> None:
-    growth = Growth()
+    growing = DraftBuilder()
     for _ in range(2):
-        growth.add(0.5)
-    assert growth.expected == 1 + 0.5 + 0.25 and growth.survival == 0.25
+        growing.add(0.5)
+    assert growing.expected == 1 + 0.5 + 0.25 and growing.prefix_prob == 0.25
 
 
-def test_one_token_moves_the_phase_by_less_than_half_of_the_way() -> None:
-    assert 0.5 < Outlook.advance(0.5, 1.0) < 0.75
+def test_one_token_moves_the_average_confidence_by_less_than_half_of_the_way() -> None:
+    assert 0.5 < ConfidenceModel.update(0.5, 1.0) < 0.75
 
 
 def test_agreeing_is_worth_less_once_both_were_wrong() -> None:
-    probing = Probing()
-    before = probing.when_agreed
+    agreement = DrafterAgreement()
+    before = agreement.if_agreed
     for _ in range(20):
-        probing.note(0.8, agrees=True, right=False)
-    assert probing.when_agreed < 0.7 * before
+        agreement.learn(0.8, agrees=True, correct=False)
+    assert agreement.if_agreed < 0.7 * before
 
 
 def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     draft = curve(SMALL, 0.02)
-    knowledge = Knowledge(curve(FLAT), {"draft": draft})
-    text = knowledge.new_text(0, None)
-    text.unread["draft"] = 8
-    prices = knowledge.prices(text, "draft", 8, Batch.of([text], knowledge, 0))
-    assert prices.first_s[0] == pytest.approx(draft.call_s(8, context=0))
-    assert prices.step_s == pytest.approx(draft.call_s(1, context=0))
+    state = PolicyState(curve(FLAT), {"draft": draft})
+    text = state.new_request(0, None)
+    text.uncached["draft"] = 8
+    found = state.step_costs(text, "draft", 8, Batch.of([text], state, 0))
+    assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
+    assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
 
 
 def test_offers_behind_a_wrong_token_teach_nothing() -> None:
