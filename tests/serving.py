@@ -117,6 +117,39 @@ class Serving:
 
 
 @contextmanager
+def tiny_session(
+    *,
+    max_running: int = 2,
+    context_tokens: int = 2048,
+    template: str | None = TEMPLATE,
+    drafters: Sequence[Drafter] | None = None,
+    policy: Policy | None = None,
+) -> Iterator[tuple[Session, SlowModel]]:
+    """A session over the answering model, and that model."""
+    vocabulary = ByteVocabulary()
+    model = SlowModel(
+        vocabulary,
+        answering(vocabulary),
+        name="tiny",
+        context_length=context_tokens,
+        max_sequences=max_running + 1,
+        max_batch_tokens=512,
+        max_rows=512,
+    )
+    session = Session(
+        model,
+        [PredictionDrafter(), SuffixDrafter()] if drafters is None else drafters,
+        policy,
+        template=None if template is None else ChatTemplate(template, bos="", eos=""),
+        max_running=max_running,
+    )
+    try:
+        yield session, model
+    finally:
+        session.close()
+
+
+@contextmanager
 def serving(
     *,
     max_running: int = 2,
@@ -129,33 +162,22 @@ def serving(
     **options: Any,
 ) -> Iterator[Serving]:
     """A service over the answering model; `options` are Service's."""
-    vocabulary = ByteVocabulary()
-    model = SlowModel(
-        vocabulary,
-        answering(vocabulary),
-        name="tiny",
-        context_length=context_tokens,
-        max_sequences=max_running + 1,
-        max_batch_tokens=512,
-        max_rows=512,
-    )
-    model.call_s = call_s
-    session = Session(
-        model,
-        [PredictionDrafter(), SuffixDrafter()] if drafters is None else drafters,
-        policy,
-        template=None if template is None else ChatTemplate(template, bos="", eos=""),
+    with tiny_session(
         max_running=max_running,
-    )
-    worker = Worker(session, max_waiting=max_waiting)
-    worker.start()
-    service = Service(session, worker, **options)
-    try:
-        yield Serving(service, create_app(service), model, worker)
-    finally:
-        service.close()
-        worker.stop()
-        session.close()
+        context_tokens=context_tokens,
+        template=template,
+        drafters=drafters,
+        policy=policy,
+    ) as (session, model):
+        model.call_s = call_s
+        worker = Worker(session, max_waiting=max_waiting)
+        worker.start()
+        service = Service(session, worker, **options)
+        try:
+            yield Serving(service, create_app(service), model, worker)
+        finally:
+            service.close()
+            worker.stop()
 
 
 @contextmanager

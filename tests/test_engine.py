@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +31,7 @@ from engines import (
 )
 from outrider.backends.fake import FakeModel, random_logits, scripted_logits
 from outrider.core.contracts import Drafter
-from outrider.core.data import Completion, Request
+from outrider.core.data import Completion, Request, StepRecord
 from outrider.core.errors import InputError, PromptError
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
@@ -323,3 +323,23 @@ def test_others_can_draft_from_the_next_request_on() -> None:
     engine.submit(Request(PROMPT, max_tokens=4))
     with pytest.raises(InputError, match="requests are running"):
         engine.equip([SuffixDrafter()])
+
+
+def test_drafters_hear_that_a_request_has_ended() -> None:
+    drafter = ScriptedDrafter(nothing)
+    engine = Engine(language_model(), [drafter])
+    engine.generate(Request(PROMPT, GREEDY, max_tokens=3))
+    assert drafter.ended == [0]
+    engine.cancel(engine.submit(Request(PROMPT, GREEDY, max_tokens=3)))
+    assert drafter.ended == [0, 0]
+
+
+def test_the_policy_sees_every_step() -> None:
+    seen: list[StepRecord] = []
+
+    class Watching(FixedPolicy):
+        def observe(self, records: Mapping[int, StepRecord]) -> None:
+            seen.extend(records.values())
+
+    completion = Engine(language_model(), [], Watching()).generate(Request(PROMPT, GREEDY, max_tokens=5))
+    assert tuple(seen) == completion.records

@@ -199,6 +199,19 @@ def test_a_dead_end_ends_its_own_request_only() -> None:
     assert ends[free].record.finish_reason == "length" and ends[free].error is None
 
 
+def test_a_dead_end_behind_a_rejected_token_ends_nothing() -> None:
+    """The block rule looks at rows behind the token that it rejects: there a banned token is forced."""
+    ended = set()
+    for seed in range(40):
+        hot = SamplingParams(temperature=2.0, top_k=0, top_p=1, min_p=0, banned=(WORDS.pieces.index("c"),))
+        request = asked(sampling=replace(hot, seed=seed), verification=Verification("block", "sampled"))
+        try:
+            ended.add(engine(["ac", "bbb"], draft=True).generate(request).text)
+        except ConstraintError as error:
+            ended.add(error.text)
+    assert ended == {"a", "bbb"}
+
+
 def test_a_constraint_needs_someone_to_compile_it() -> None:
     with pytest.raises(SettingError, match="without constraints"):
         Engine(FakeModel(WORDS, LOGITS)).submit(asked())

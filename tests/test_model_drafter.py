@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from engines import GREEDY, VOCABULARY, CheckedEngine, asked, greedy_continuation, plain, result, sampler
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import DraftRequest, RewindKind
-from outrider.core.data import Draft, DraftWork, Logits, Request, Span, TokenEstimate
+from outrider.core.data import Distribution, Draft, DraftWork, Logits, Request, Span, TokenEstimate
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.policy import FixedPolicy
-from outrider.sampling import confidence, draw
+from outrider.sampling import confidence, draw, probability
 from outrider.vocab import align
 from outrider.vocab import compare as compare_vocabularies
 
@@ -537,3 +537,40 @@ def test_other_sequences_do_not_disturb() -> None:
         greedy_continuation(OTHER, prompt, n) for prompt, n in zip(prompts, (5, 1, 3), strict=True)
     ]
     assert work.calls == 5
+
+
+# Behind a prefix that others drafted
+
+
+def test_a_sampled_draft_counts_its_places_and_its_penalties_from_the_prefix_on() -> None:
+    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
+    drafter.begin(0, asked(PROMPT))
+    places: list[int] = []
+
+    def first(distribution: Distribution, place: int) -> int:
+        places.append(place)
+        return int(distribution.tokens[0])
+
+    penalized = replace(SAMPLED, presence_penalty=50.0)
+    [draft], _ = drafter.propose([DraftRequest(0, 3, sampler(penalized), first, prefix=(3, 3))], Sure())
+    assert places == [2, 3, 4]
+    assert draft.probs is not None and probability(draft.probs[0], 3) < 1e-9
+    unpenalized, _ = propose(drafter, 3, SAMPLED, drawn=True, prefix=(3, 3))
+    assert unpenalized.probs is not None and probability(unpenalized.probs[0], 3) > 1e-4
+
+
+def test_the_prefix_takes_its_part_of_the_drafts_context() -> None:
+    drafter = drafter_of(FakeModel(ENDLESS, OTHER, context_length=10))
+    drafter.begin(0, asked(PROMPT))
+    assert len(propose(drafter, 8, prefix=(3, 3))[0]) == 10 - len(PROMPT) - 2
+
+
+def test_nothing_is_copied_from_a_request_of_another_scope() -> None:
+    prompt = PROMPT * 8
+    for scope, held in (("mine", len(prompt) - 1), ("yours", 0)):
+        model = FakeModel(ENDLESS, OTHER, max_sequences=2)
+        drafter = drafter_of(model)
+        drafter.begin(0, asked(prompt, scope="mine"))
+        propose(drafter, 2)
+        drafter.begin(1, asked(prompt, scope=scope))
+        assert (model.length(1) >= held) if held else model.length(1) == 0

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactness import dense, language, offer
-from outrider.core.data import Distribution
-from outrider.verify import pick, verify_stable
+from outrider.backends.fake import FakeVocabulary
+from outrider.core.data import Distribution, Draft
+from outrider.core.params import SamplingParams, Verification
+from outrider.sampling import LazyDistributions, RequestSampler
+from outrider.verify import Verifier, pick, verify_stable
 from outrider.verify.noise import uniforms
 
 NUM_SEEDS = 6000
@@ -94,3 +97,12 @@ def test_whatever_is_drafted_the_text_is_plain_decodings(
     verdict = verify_stable(rows, offer(drafted), lambda row, i: pick(row, seed, position + i))
     assert (*drafted[: verdict.num_accepted], verdict.token) == plain[: verdict.num_accepted + 1]
     assert verdict.num_accepted >= min(helpful, len(drafted))
+
+
+def test_a_verdict_uses_the_noise_of_its_place_in_the_text() -> None:
+    sampler = RequestSampler(SamplingParams(temperature=1.0), FakeVocabulary("abc"), ())
+    rows = LazyDistributions(np.zeros((1, 4), dtype=np.float32), sampler, ())
+    verifier = Verifier(Verification("stable"), 3, greedy=False)
+    found = [verifier.verify(rows, Draft(), position).token for position in range(20)]
+    assert found == [pick(rows[0], 3, position) for position in range(20)]
+    assert len(set(found)) > 1

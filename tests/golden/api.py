@@ -1,0 +1,468 @@
+"""The server's answers to ordinary and to hostile requests, on the tiny exact model.
+
+The model says what the last message has between [[ and ]].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from golden.normal import normal
+from outrider.core.params import Verification
+from outrider.server.assembly import Assembly
+from outrider.server.keys import ApiKey, KeyRing
+from outrider.server.settings import ServeSettings
+from serving import TEMPLATE, tiny_session, user
+
+__all__ = ["chat", "hostile", "others", "serve"]
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+REPEATING = "one two three one two three one two three one two three"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+WEATHER = '{"city": "Rome", "degrees": 31}'
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
+]
+FLAT_TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+HERMES = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Answer with <tool_call></tool_call>.
+{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}|"""
+THINKING = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}|<think>"
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "degrees": 31}}\n</tool_call>'
+CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+KEY = "a-key-of-twenty-four-chars"
+
+SERVERS: dict[str, dict[str, Any]] = {
+    "plain": {"alias": "tiny-model"},
+    "tools": {"template": HERMES},
+    "thinking": {"template": THINKING},
+    "no template": {"template": None},
+    "limited": {
+        "max_prompt_tokens": 40,
+        "max_tokens": 4,
+        "default_max_tokens": 2,
+        "max_choices": 2,
+        "max_schema": 1024,
+        "metrics": False,
+        "page": False,
+    },
+    "keys": {"keys": True},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: to which server, how, and with what body (plain data, or bytes as they are)."""
+
+    path: str
+    body: Any = None
+    server: str = "plain"
+    method: str = "POST"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def serve(*, template: str | None = TEMPLATE, keys: bool = False, **settings: Any) -> Iterator[TestClient]:
+    """A client of the whole server, as `outrider serve` puts it together; `settings` are the server's."""
+    ring = KeyRing([ApiKey("anna", sha256(KEY.encode()).digest())] if keys else [])
+    with tiny_session(template=template) as (session, _model):
+        served = Assembly.start(session, ServeSettings(**settings), ring, Verification())
+        try:
+            yield TestClient(served.app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)
+        finally:
+            served.close()
+
+
+def _answers(asks: dict[str, Ask]) -> dict[str, Any]:
+    """Status and body of every answer, in order: servers remember earlier texts."""
+    found = {}
+    with ExitStack() as stack:
+        clients: dict[str, TestClient] = {}
+        for name, ask in asks.items():
+            if ask.server not in clients:
+                clients[ask.server] = stack.enter_context(serve(**SERVERS[ask.server]))
+            found[name] = _answer(clients[ask.server], ask)
+    return found
+
+
+def _answer(client: TestClient, ask: Ask) -> dict[str, Any]:
+    content = ask.body if isinstance(ask.body, bytes | None) else json.dumps(ask.body)
+    headers = ({"content-type": "application/json"} if content is not None else {}) | ask.headers
+    response = client.request(ask.method, ask.path, content=content, headers=headers)
+    kind = response.headers.get("content-type", "").partition(";")[0]
+    return {"status": response.status_code, "type": kind, "body": normal(_body(response.text, kind))}
+
+
+def _body(text: str, kind: str) -> Any:
+    """A body as data: an event stream as a list, metrics as names with types, a page as its beginning."""
+    if kind == "application/json":
+        return json.loads(text)
+    if kind == "text/event-stream":
+        return _stream([_event(block) for block in text.split("\n\n") if block])
+    if "# TYPE" in text:  # those of the process itself depend on the system
+        types = (line.removeprefix("# TYPE ") for line in text.splitlines() if line.startswith("# TYPE "))
+        return sorted(line for line in types if line.startswith("outrider_"))
+    return text[:15].lower()
+
+
+def _stream(events: list[Any]) -> list[Any]:
+    """The events of a stream; those of several choices in the order of these. They run side by side: which
+    is told of first, and which brings the account as the last one, is chance."""
+    if len({_choice(event) for event in events} - {_LAST}) < 2:
+        return events
+    accounts = [{"outrider": event.pop("outrider")} for event in events if "outrider" in event]
+    return [*sorted(events, key=_choice), *accounts]
+
+
+_LAST = 1_000
+
+
+def _choice(event: Any) -> int:
+    """The number of the choice that an event is about; those about none of them come last."""
+    choices = event.get("choices") if isinstance(event, dict) else None
+    return int(choices[0]["index"]) if choices else _LAST
+
+
+def _event(block: str) -> Any:
+    fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+    data = fields.get("data", "")
+    event = data if data == "[DONE]" else json.loads(data)
+    return {"event": fields["event"], "data": event} if "event" in fields else event
+
+
+def chat() -> Any:
+    """What clients of chat completions send."""
+    return _answers({name: ask for name, ask in ORDINARY.items() if name.startswith("chat")})
+
+
+def others() -> Any:
+    """Tools, reasoning, completions, responses and the small endpoints."""
+    return _answers({name: ask for name, ask in ORDINARY.items() if not name.startswith("chat")})
+
+
+def hostile() -> Any:
+    """What they should not send, and what is wrong in it."""
+    return _answers(HOSTILE)
+
+
+def _chat(said: str, server: str = "plain", **fields: Any) -> Ask:
+    return Ask(CHAT, {"messages": user(f"Say [[{said}]]"), "seed": 3, **fields}, server)
+
+
+def _text(said: str, **fields: Any) -> Ask:
+    return Ask(TEXT, {"prompt": f"[[{said}]]|", "seed": 3, **fields})
+
+
+def _response(asked: Any, server: str = "plain", **fields: Any) -> Ask:
+    return Ask(RESPONSES, {"input": asked, "seed": 3, **fields}, server)
+
+
+def _tools(said: str, **fields: Any) -> Ask:
+    return _chat(said, "tools", tools=TOOLS, temperature=0, max_tokens=300, **fields)
+
+
+def _get(path: str, server: str = "plain", **headers: str) -> Ask:
+    return Ask(path, None, server, "GET", headers)
+
+
+_PREDICTED = "Nothing here repeats, so only the prediction knows it."
+_SEEN: dict[str, Any] = {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "speculation": {"show_sources": True},
+}
+_FORM = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
+
+ORDINARY: dict[str, Ask] = {
+    "chat": _chat("Good morning!"),
+    "chat, the model by its name": _chat("abc", model="tiny-model"),
+    "chat, the model by its file's name": _chat("abc", model="tiny"),
+    "chat, a text that repeats": _chat(REPEATING, temperature=0),
+    "chat, sampled": _chat(REPEATING, temperature=1.5, top_k=0, top_p=1, min_p=0),
+    "chat, penalties": _chat("aaaa bbbb", repeat_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5),
+    "chat, samplers switched off": _chat("abc", top_k=-1, top_n_sigma=-1, top_p=0, temperature=1e-9),
+    "chat, stream": _chat("naïve café – 日本語 🙂", stream=True),
+    "chat, stream with usage and sources": _chat(REPEATING, temperature=0, **_SEEN),
+    "chat, three choices": _chat("abc", n=3),
+    "chat, stream of two choices": _chat("ab", n=2, stream=True, speculation={"policy": "plain"}),
+    "chat, a limit": _chat("abcdef", max_tokens=3),
+    "chat, the newer name of the limit": _chat("abcdef", max_completion_tokens=3),
+    "chat, a stop text": _chat("abcdef", stop="d"),
+    "chat, stop texts": _chat("abcdef", stop=["xyz", "d"]),
+    "chat, log probabilities": _chat("abé", logprobs=True, top_logprobs=3, temperature=0),
+    "chat, stream of log probabilities": _chat(
+        "abc", logprobs=True, top_logprobs=2, temperature=0, stream=True
+    ),
+    "chat, a prediction": _chat(
+        _PREDICTED, temperature=0, prediction={"type": "content", "content": _PREDICTED}
+    ),
+    "chat, plain": _chat(REPEATING, speculation={"policy": "plain"}),
+    "chat, short drafts": _chat(REPEATING, speculation={"max_draft": 2}),
+    "chat, the stable rule": _chat("abc", speculation={"rule": "stable"}),
+    "chat, the block rule": _chat("abc", speculation={"rule": "block"}),
+    "chat, lenient": _chat("abc", speculation={"rule": "token", "lenience": 0.5}),
+    "chat, parts and a developer": Ask(
+        CHAT,
+        {
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": t} for t in ("Say [[ab", "cd]]")]},
+            ]
+        },
+    ),
+    "chat, harmless fields": _chat(
+        "abc", user="me", metadata={"a": "b"}, store=False, service_tier="auto", prompt_cache_key="k"
+    ),
+    "chat, a bias": _chat("abc", logit_bias={"98": -100}, temperature=0, max_tokens=4),
+    "chat, a schema": _chat(
+        WEATHER,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "w", "schema": SCHEMA, "strict": True},
+        },
+        temperature=0,
+    ),
+    "chat, a schema against the model's will": _chat("no", json_schema=SCHEMA, temperature=0, max_tokens=60),
+    "chat, any object": _chat('{"a": [1]}', response_format={"type": "json_object"}, temperature=0),
+    "chat, a grammar": _chat("no", grammar='root ::= "yes" | "no"'),
+    "chat, an expression": _chat("cab", structured_outputs={"regex": "[a-c]{3}"}),
+    "chat, a choice": _chat("red", guided_choice=["red", "blue"]),
+    "chat, forced text off": _chat(
+        WEATHER, json_schema=SCHEMA, temperature=0, speculation={"fast_forward": "off", "policy": "plain"}
+    ),
+    "chat, stream under a schema": _chat(WEATHER, json_schema=SCHEMA, temperature=0, stream=True),
+    "chat, what is not enforced": _chat(
+        WEATHER,
+        temperature=0,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"schema": {**SCHEMA, "not": {"required": ["x"]}}, "strict": False},
+        },
+    ),
+    "tools, a call": _tools(CALL),
+    "tools, none is called": _tools("Just talking."),
+    "tools, two calls": _tools(f"{CALL}\n{CLOCK}"),
+    "tools, only one call": _tools(f"{CALL}\n{CLOCK}", parallel_tool_calls=False),
+    "tools, a call is required": _tools("Just talking.", tool_choice="required"),
+    "tools, one is named": _tools("No.", tool_choice={"type": "function", "function": {"name": "clock"}}),
+    "tools, no call is allowed": _tools(CLOCK, tool_choice="none"),
+    "tools, stream": _tools(f"Wait. {CALL}", stream=True),
+    "tools, a result": Ask(
+        CHAT,
+        {
+            "messages": [
+                *user("What time is it?"),
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "call_1", "content": "[[It is noon.]]"},
+            ],
+            "tools": TOOLS,
+        },
+        "tools",
+    ),
+    "reasoning": _chat("Let me see.</think>\n\nFour.", "thinking"),
+    "reasoning, stream": _chat("Hm, hm.</think>Four.", "thinking", stream=True),
+    "reasoning, then a schema": _chat(f"Rome.</think>{WEATHER}", "thinking", json_schema=SCHEMA),
+    "completion": _text("abcdef"),
+    "completion, 16 tokens": _text(REPEATING),
+    "completion, tokens": Ask(TEXT, {"prompt": [*b"[[ab]]|"]}),
+    "completion, two prompts and two choices": Ask(TEXT, {"prompt": ["[[ab]]|", "[[cd]]|"], "n": 2}),
+    "completion, echo": _text("ab", echo=True),
+    "completion, log probabilities": _text("ab", logprobs=2, temperature=0),
+    "completion, stream": _text(REPEATING, max_tokens=100, logprobs=1, temperature=0, **_SEEN),
+    "completion, a choice": _text("zzz", guided_choice=["red"]),
+    "completion, no template": Ask(TEXT, {"prompt": "[[ab]]|"}, "no template"),
+    "response": _response("Say [[Hello!]]", instructions="Be brief.", metadata={"a": "b"}),
+    "response, stream": _response(
+        "Say [[hello hello hello]]", stream=True, temperature=0, speculation={"show_sources": True}
+    ),
+    "response, a limit": _response("Say [[abcdef]]", max_output_tokens=3),
+    "response, a schema": _response(f"[[{WEATHER}]]", text={"format": _FORM}),
+    "response, a call": _response(f"[[{CALL}]]", "tools", tools=[FLAT_TOOL]),
+    "response, stream of text and a call": _response(
+        f"[[Wait. {CALL}]]", "tools", tools=[FLAT_TOOL], stream=True
+    ),
+    "response, items": _response(
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "What time?"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {
+                "type": "function_call",
+                "call_id": "call_1",
+                "name": "weather",
+                "arguments": "{}",
+                "id": "fc_1",
+            },
+            {"type": "function_call_output", "call_id": "call_1", "output": "[[Noon.]]"},
+        ],
+        "tools",
+        tools=[FLAT_TOOL],
+    ),
+    "response, log probabilities": _response(
+        "Say [[ab]]", include=["message.output_text.logprobs"], top_logprobs=2, temperature=0
+    ),
+    "response, reasoning": _response("[[Hm.</think>Four.]]", "thinking", stream=True),
+    "tokenize": Ask("/tokenize", {"content": "aé", "with_pieces": True}),
+    "tokenize, messages": Ask("/tokenize", {"messages": user("hi"), "with_pieces": True}),
+    "tokenize, as vLLM has it": Ask("/tokenize", {"prompt": "ab", "return_token_strs": True}),
+    "detokenize": Ask("/detokenize", {"tokens": [97, 256, 98]}),
+    "models": _get("/v1/models"),
+    "model": _get("/v1/models/tiny-model"),
+    "health": _get("/health"),
+    "status": _get("/outrider/status"),
+    "metrics": _get("/metrics"),
+    "page": _get("/", accept="text/html"),
+    "limits, the default length": _chat("abcdef", "limited"),
+    "limits, the longest": _chat("abcdef", "limited", max_tokens=4),
+    "keys, bearer": Ask("/tokenize", {"content": "a"}, "keys", headers={"authorization": f"Bearer {KEY}"}),
+    "keys, x-api-key": Ask("/tokenize", {"content": "a"}, "keys", headers={"x-api-key": KEY}),
+    "keys, health needs none": _get("/health", "keys"),
+}
+
+_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+_NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+_NESTED: dict[str, Any] = {"x": None}
+for _ in range(300):
+    _NESTED = {"deeper": _NESTED}
+
+
+def _doubled(levels: int) -> dict[str, Any]:
+    """A schema of a few lines that doubles with every level when its parts are merged."""
+    parts: dict[str, Any] = {
+        f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"$ref": f"#/$defs/a{i + 1}"}]}
+        for i in range(levels)
+    }
+    return {"$defs": parts | {f"a{levels}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+
+
+def _raw(body: bytes, content_type: str = "application/json") -> Ask:
+    return Ask(CHAT, body, headers={"content-type": content_type})
+
+
+def _part(**part: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [part]}]
+
+
+_HI = b'{"messages": [{"role": "user", "content": "hi"}], '
+
+HOSTILE: dict[str, Ask] = {
+    "an unknown field": _chat("a", foo=1),
+    "a misspelled field": _chat("a", temprature=0.5),
+    "an unknown field inside": _chat("a", speculation={"polcy": "auto"}),
+    "an unknown field of a completion": _text("a", foo=1),
+    "an unknown field of a response": _response("a", foo=1),
+    "unsupported, audio": _chat("a", modalities=["text", "audio"]),
+    "unsupported, functions": _chat("a", functions=[{"name": "f"}]),
+    "unsupported, store": _chat("a", store=True),
+    "unsupported, mirostat": _chat("a", mirostat=2),
+    "unsupported, n_predict": _chat("a", n_predict=5),
+    "unsupported, an image": Ask(CHAT, {"messages": _part(type="image_url")}),
+    "unsupported, a kind of tool": _chat("a", tools=[{"type": "web_search"}]),
+    "unsupported, tools with a schema": _chat("a", tools=[_TOOL], response_format=_NAMED),
+    "unsupported, suffix": _text("a", suffix="end"),
+    "unsupported, best_of": _text("a", best_of=3),
+    "unsupported, echo with log probabilities": _text("a", echo=True, logprobs=1),
+    "unsupported, an earlier response": _response("a", previous_response_id="resp_1"),
+    "unsupported, background": _response("a", background=True),
+    "a number as text": _chat("a", temperature="0.5"),
+    "a negative temperature": _chat("a", temperature=-1),
+    "a switch for a number": _chat("a", temperature=True),
+    "top_p above 1": _chat("a", top_p=1.5),
+    "no choices": _chat("a", n=0),
+    "half a choice": _chat("a", n=1.5),
+    "no tokens": _chat("a", max_tokens=0),
+    "two limits": _chat("a", max_tokens=5, max_completion_tokens=6),
+    "an empty stop": _chat("a", stop=["a", ""]),
+    "too many stops": _chat("a", stop=["x"] * 33),
+    "a bias of no token": _chat("a", logit_bias={"a": 1}),
+    "a bias beyond the vocabulary": _chat("a", logit_bias={"300": 1}),
+    "a bias too large": _chat("a", logit_bias={"5": 101}),
+    "top_logprobs alone": _chat("a", top_logprobs=3),
+    "too many top_logprobs": _chat("a", logprobs=True, top_logprobs=21),
+    "two repetition penalties": _chat("a", repeat_penalty=1.1, repetition_penalty=1.2),
+    "no messages": Ask(CHAT, {"messages": []}),
+    "messages as text": Ask(CHAT, {"messages": "hi"}),
+    "an unknown role": Ask(CHAT, {"messages": [{"role": "king", "content": "hi"}]}),
+    "messages are missing": Ask(CHAT, {}),
+    "a tool is required of none": _chat("a", tool_choice="required"),
+    "a tool twice": _chat("a", tools=[_TOOL, _TOOL]),
+    "two grammars": _chat("a", response_format=_NAMED, grammar='root ::= "a"'),
+    "an unknown policy": _chat("a", speculation={"policy": "magic"}),
+    "a policy without its model": _chat("a", speculation={"policy": "model"}),
+    "no lenience": _chat("a", speculation={"lenience": 0}),
+    "lenience with the block rule": _chat("a", speculation={"rule": "block", "lenience": 0.5}),
+    "a prompt of half tokens": Ask(TEXT, {"prompt": [1, "a"]}),
+    "a schema that is not enforced": _chat(
+        "a", response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object", "not": {}}}}
+    ),
+    "a broken schema": _chat("a", json_schema={"type": 5}),
+    "a broken grammar": _chat("a", grammar="root ::= ("),
+    "a broken expression": _chat("a", structured_outputs={"regex": "("}),
+    "an empty choice": _chat("a", guided_choice=[""]),
+    "a schema that explodes": _chat("a", json_schema=_doubled(40)),
+    "a reference to itself": _chat("a", json_schema={"$ref": "#"}),
+    "a reference to a file": _chat("a", json_schema={"$ref": "file:///etc/passwd"}),
+    "a huge number in a schema": _raw(_HI + b'"json_schema": {"const": 1' + b"0" * 400 + b"}}"),
+    "a grammar without an end": _chat("a", grammar="root ::= " + "(" * 20_000),
+    "no token spells what is asked": _chat("a", logit_bias={"98": -100}, grammar='root ::= "ab"'),
+    "half JSON": _raw(b"{"),
+    "nothing": _raw(b""),
+    "a list": _raw(b"[]"),
+    "null": _raw(b"null"),
+    "bytes that are no text": _raw(b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'),
+    "half a pair of surrogates": _raw(b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    "nested without an end": _raw(b'{"messages": ' + b"[" * 100_000),
+    "NaN": _raw(_HI + b'"temperature": NaN}'),
+    "a seed of 5000 digits": _raw(_HI + b'"seed": 1' + b"0" * 5_000 + b"}"),
+    "of a key that comes twice the last holds": _raw(b'{"messages": 5, "seed": 3, ' + _HI[1:-2] + b"}"),
+    "another content type": _raw(b'{"messages": 5}', "text/plain"),
+    "a form": _raw(b"a=b", "application/x-www-form-urlencoded"),
+    "nested too deeply": _chat("a", chat_template_kwargs={"x": _NESTED}),
+    "a variable of the template that is taken": _chat("a", chat_template_kwargs={"messages": []}),
+    "many errors": Ask(TEXT, {"prompt": [True] * 10_000}),
+    "a prompt that cannot fit": Ask(CHAT, {"messages": user("x" * 100_000)}),
+    "a completion that cannot fit": Ask(TEXT, {"prompt": "x" * 100_000}),
+    "another model": _chat("a", model="gpt-9"),
+    "a token that is not there": Ask("/detokenize", {"tokens": [300]}),
+    "two texts to tokenize": Ask("/tokenize", {"content": "a", "prompt": "b"}),
+    "a chat without a template": _chat("a", "no template"),
+    "beyond the server's tokens": _chat("a", "limited", max_tokens=5),
+    "beyond the server's choices": _chat("a", "limited", n=3),
+    "beyond the server's prompt": Ask(CHAT, {"messages": user("x" * 50)}, "limited"),
+    "beyond the server's schema": _chat(
+        "a", "limited", json_schema={"type": "object", "description": "x" * 2_000}
+    ),
+    "no metrics": _get("/metrics", "limited"),
+    "no page": _get("/", "limited"),
+    "no such path": _get("/v2/chat"),
+    "an odd path": _get("/v1/models/%00"),
+    "a path upwards": _get("/v1/models/../../etc/passwd"),
+    "no such method": _get(CHAT),
+    "no such model": _get("/v1/models/other"),
+    "another host": _get("/v1/models", host="evil.example"),
+    "another origin": Ask("/tokenize", {"content": "a"}, headers={"origin": "https://evil.example"}),
+    "no key": Ask("/tokenize", {"content": "a"}, "keys"),
+    "a wrong key": Ask("/tokenize", {"content": "a"}, "keys", headers={"authorization": "Bearer wrong"}),
+    "a key of another scheme": _get("/v1/models", "keys", authorization="Basic YTpi"),
+    "after all of it": _chat("Good morning!", temperature=0),
+}

@@ -1,0 +1,183 @@
+"""The program's `--json`, run in this process on tiny models or on the embedded default."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from shutil import copy
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from cli_helpers import TEMPLATE
+from golden.normal import normal, rounded, shape
+from outrider.cli.main import main
+from tiny_gguf import MERGES, write_tiny
+
+__all__ = ["bench", "check", "costs", "program", "runs", "tiny_models", "verify"]
+
+CURVE = Path(__file__).parents[2] / "benchmarks/policy/curves/epyc_q4.json"
+
+PROMPT = "the and the and the and the"
+_TARGET, _PAIR = ("-m", "target.gguf"), ("-md", "draft.gguf")
+_MACHINE = ("--backend", "llama.cpp", "-t", "1")
+_FIXED = ("--policy", "fixed", "--draft-max", "4", "--draft-p-min", "0")
+_GREEDY = ("--temp", "0", "-s", "7", "-n", "24")
+_SAMPLED = ("--temp", "0.8", "-s", "7", "-n", "24")
+_SCHEMA = json.dumps({"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]})
+
+_DRAWN = ("--draft-sampling", "sampled")
+_LOOKUP, _DRAFT, _BOTH = (), ("--no-lookup", *_PAIR), _PAIR
+
+RUNS: Mapping[str, tuple[str, ...]] = {
+    "plain": (*_GREEDY, "--policy", "fixed", "--draft-max", "0"),
+    "greedy, both": (*_GREEDY, *_FIXED, *_BOTH),
+    "greedy, lookup": (*_GREEDY, *_FIXED, *_LOOKUP),
+    "greedy, draft model": (*_GREEDY, *_FIXED, *_DRAFT),
+    "sampled, both": (*_SAMPLED, *_FIXED, *_BOTH),
+    "sampled, lookup": (*_SAMPLED, *_FIXED, *_LOOKUP),
+    "sampled, draft model": (*_SAMPLED, *_FIXED, *_DRAFT),
+    "sampled, the stable rule": (*_SAMPLED, *_FIXED, *_BOTH, "--rule", "stable"),
+    "sampled, the token rule": (
+        *_SAMPLED,
+        *_FIXED,
+        *_DRAFT,
+        "--rule",
+        "token",
+        "--draft-sampling",
+        "sampled",
+    ),
+    "a schema": (*_GREEDY, *_FIXED, *_BOTH, "--json-schema", _SCHEMA),
+    "a schema, sampled": (*_SAMPLED, *_FIXED, *_LOOKUP, "--json-schema", _SCHEMA),
+    "an expression": (*_GREEDY, *_FIXED, *_BOTH, "--regex", "[a-z]{12}"),
+    "log probabilities": (*_GREEDY, *_FIXED, *_BOTH, "--logprobs", "2", "-n", "6"),
+    "a stop text": (*_GREEDY, *_FIXED, *_BOTH, "-r", "5"),
+    "penalties": (*_SAMPLED, *_FIXED, *_BOTH, "--repeat-penalty", "1.2", "--dry-multiplier", "0.8"),
+    "raw": (*_GREEDY, *_FIXED, *_BOTH, "--raw"),
+    "automatic": (*_GREEDY, *_BOTH),
+    "compared": (*_GREEDY, *_FIXED, *_BOTH, "--compare", "--repetitions", "1"),
+}
+"""Options of `run`. A fixed length but in one, since the automatic choice follows the clock."""
+
+_CLOCKED = ("automatic",)
+"""Runs of which only the form and the text are compared."""
+
+
+@contextmanager
+def tiny_models() -> Iterator[Path]:
+    """A folder with a tiny pair, where everything is done; nothing is kept."""
+    with TemporaryDirectory() as name, chdir(name):
+        folder = Path(name)
+        write_tiny(folder / "target.gguf", chat_template=TEMPLATE)
+        write_tiny(folder / "draft.gguf", noise=0.3, chat_template=TEMPLATE)
+        with patch.dict(os.environ, {"OUTRIDER_CACHE": str(folder / "cache")}):
+            yield folder
+
+
+def program(*arguments: str, stdin: str = "") -> dict[str, Any]:
+    """Run the program in this process: its exit status, the JSON it printed, and what went to standard error,
+    on one line: where it is folded depends on the figures in it."""
+    out, err = io.StringIO(), io.StringIO()
+    streams: dict[str, Any] = {"stdin": io.StringIO(stdin), "stdout": out, "stderr": err}
+    streams["argv"] = ["outrider", *arguments]
+    plain = {"COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
+    status = 0
+    with patch.dict(os.environ, plain), patch.multiple(sys, **streams):
+        try:
+            main()
+        except SystemExit as exit_:
+            status = exit_.code if isinstance(exit_.code, int) else 0
+    text = out.getvalue()
+    return {
+        "status": status,
+        "out": json.loads(text) if text.startswith("{") else text,
+        "err": " ".join(err.getvalue().split()),
+    }
+
+
+def runs() -> Any:
+    """`run` with every set of options, on the tiny pair."""
+    with tiny_models():
+        return {name: _run(name, *_TARGET, *_MACHINE, *options) for name, options in RUNS.items()}
+
+
+def _run(name: str, *options: str) -> Any:
+    found = program("run", *options, "--json", PROMPT)
+    return shape(found, ("text", "settings")) if name in _CLOCKED else normal(found)
+
+
+def costs() -> Any:
+    """`costs` of a stored curve with all figures, and of a measurement its form."""
+    with tiny_models():
+        copy(CURVE, "curve.json")
+        shown = program("costs", "--costs", "curve.json", "--json")
+        measured = program("costs", *_TARGET, *_PAIR, *_MACHINE, "--seconds", "0.3", "--json")
+    return {"shown": rounded(shown), "measured": shape(measured)}
+
+
+def check() -> Any:
+    """`check` of a pair, of lookup alone, of another tokenizer, and of a target that cannot rewind."""
+    kept = ("tokenizers", "kind", "parameters", "active_parameters", "architecture", "schema", "workloads")
+    with tiny_models() as folder:
+        write_tiny(folder / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
+        write_tiny(folder / "recurrent.gguf", arch="mamba")
+        options = (*_MACHINE, "--seconds", "1", "--prompts", _prompts(folder), "--json")
+        return {
+            name: shape(program("check", *models, *options), kept)
+            for name, models in {
+                "pair": ("target.gguf", "draft.gguf"),
+                "lookup alone": ("target.gguf",),
+                "another tokenizer": ("target.gguf", "foreign.gguf"),
+                "no rewinding": ("recurrent.gguf", "draft.gguf"),
+            }.items()
+        }
+
+
+def verify() -> Any:
+    """`verify` of a pair that holds, bit-equal text, and a rule that is broken on purpose."""
+    with tiny_models():
+        options = (*_TARGET, *_PAIR, *_MACHINE, "--quick", "-n", "8", "-p", "a b", "-p", "the and", "--json")
+        return {
+            name: normal(program("verify", *options, *more))
+            for name, more in {
+                "holds": (),
+                "bit-equal": ("--bitwise",),
+                "broken": ("--inject", "swapped", "--rule", "token"),
+            }.items()
+        }
+
+
+_COUNTED = (
+    *("kind", "target", "draft", "setting", "workload", "case", "tokens", "target_calls", "draft_calls"),
+    *("drafted", "accepted", "equal", "finish_reason"),
+)
+
+
+def bench() -> Any:
+    """`bench` over two prompts at given costs: what is swept and chosen is compared, not the times."""
+    with tiny_models() as folder:
+        copy(CURVE, "curve.json")
+        swept = program(
+            "bench", *_TARGET, *_PAIR, *_MACHINE, "--workload", _prompts(folder), "--costs", "curve.json",
+            "--repetitions", "1", "--finalists", "1", "--no-quality", "-n", "16", "--draft-lengths", "0-4",
+            "--json", "-o", "run",
+        )  # fmt: skip
+        exported = program("bench", "export", "run", "--to", "rows.csv")
+        with open("rows.csv", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    predicted = [{name: row[name] for name in _COUNTED} for row in rows if row["kind"] == "prediction"]
+    swept = shape(swept, ("schema", "skipped"))
+    return {"swept": swept, "exported": normal(exported), "predicted": predicted}
+
+
+def _prompts(folder: Path) -> str:
+    texts = ("the rain in the street", "a stone at the shore")
+    lines = [json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(texts)]
+    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+    return "prompts.jsonl"

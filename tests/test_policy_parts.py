@@ -1,0 +1,89 @@
+"""The automatic policy, part by part: drafts that grow, average confidence, agreement, costs, offers."""
+
+from __future__ import annotations
+
+import pytest
+
+from constrained import OneOf, Pieces
+from engines import sampler
+from outrider.core.contracts import DraftRequest
+from outrider.core.data import Draft, DraftWork, StepRecord
+from outrider.policy import AutoPolicy
+from outrider.policy.candidate import DraftBuilder
+from outrider.policy.estimates import DrafterAgreement
+from outrider.policy.state import Batch, PolicyState
+from outrider.policy.stopping import ConfidenceModel
+from recordings import FLAT, SMALL, curve
+from simulated import Offering, Simulated
+
+
+def test_a_token_is_accepted_only_if_all_before_it_are() -> None:
+    growing = DraftBuilder()
+    for _ in range(2):
+        growing.add(0.5)
+    assert growing.expected == 1 + 0.5 + 0.25 and growing.prefix_prob == 0.25
+
+
+def test_one_token_moves_the_average_confidence_by_less_than_half_of_the_way() -> None:
+    assert 0.5 < ConfidenceModel.update(0.5, 1.0) < 0.75
+
+
+def test_agreeing_is_worth_less_once_both_were_wrong() -> None:
+    agreement = DrafterAgreement()
+    before = agreement.if_agreed
+    for _ in range(20):
+        agreement.learn(0.8, agrees=True, correct=False)
+    assert agreement.if_agreed < 0.7 * before
+
+
+def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
+    draft = curve(SMALL, 0.02)
+    state = PolicyState(curve(FLAT), {"draft": draft})
+    text = state.new_request(0, None)
+    text.uncached["draft"] = 8
+    found = state.step_costs(text, "draft", 8, Batch.of([text], state, 0))
+    assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
+    assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
+
+
+def test_offers_behind_a_wrong_token_teach_nothing() -> None:
+    """Another drafter's tokens were accepted, with which the rest of the offer agrees by chance."""
+    learned = []
+    for length in (1, 6):
+        policy = Simulated(FLAT)
+        policy.begin(0, 5, None)
+        policy.propose([Offering(length)], [DraftRequest(0, 20, sampler())])
+        policy.observe({0: _accepted((2, 1, 1))})
+        learned.append(policy.knowledge.estimator("lookup").as_json())
+    assert learned[0] == learned[1]
+
+
+def _accepted(tokens: tuple[int, ...]) -> StepRecord:
+    """A step in which all these drafted tokens of a drafter that nobody knows were accepted."""
+    size = len(tokens)
+    draft = Draft(tokens, None, (0.9,) * size, ("other",) * size)
+    return StepRecord(
+        request=0,
+        step=0,
+        kind="decode",
+        position=5,
+        num_evaluated=size + 1,
+        draft=draft,
+        num_accepted=size,
+        tokens=(*tokens, 0),
+        work=DraftWork(),
+        draft_s=0.0,
+        verify_s=0.1,
+        sampling_s=0.0,
+        other_s=0.0,
+        end_s=0.1,
+        batch_tokens=size + 1,
+    )
+
+
+def test_what_a_constraint_bars_is_not_drafted() -> None:
+    words = Pieces("a", "b", "c")
+    constraint = OneOf(words, ["aabca", "aacba"], forcing=False)
+    request = DraftRequest(0, 20, sampler(), constraint=constraint)
+    [draft], _ = AutoPolicy(curve(FLAT)).propose([Offering()], [request])
+    assert draft.tokens == (), "the offer is of tokens 1, and the text begins with token 0"
