@@ -1,9 +1,12 @@
 """What every test relies on."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
 
 from first_calls import remembering
@@ -11,6 +14,9 @@ from outrider.backends.gguf import guard, libraries
 from outrider.backends.gguf import options as load_options
 from outrider.models import cache_dir
 from outrider.tuning import options
+
+if TYPE_CHECKING:
+    from real_server import RealServer
 
 # It runs in a process of its own, and forbids that process the network: nothing to look for doctests in.
 collect_ignore = ["client_litellm.py"]
@@ -53,3 +59,14 @@ vars(libraries)["native_library"] = lambda: None
 
 # A choice between libraries need not be a good one here: one round of calls is enough.
 vars(options)["_QUICK_SECONDS"] = 0.0
+
+
+@pytest.fixture(scope="session")
+def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RealServer]":
+    """`outrider serve` with the embedded model. Clients of all kinds share it: its start takes longest."""
+    from real_server import ARGUMENTS, CONTEXT, real_server
+
+    # Fixed lengths: what is drafted, and so how numbers are rounded, depends on no clock.
+    options = (*ARGUMENTS, "-c", str(CONTEXT), "--policy", "fixed")
+    with real_server(tmp_path_factory.mktemp("server"), *options) as running:
+        yield running

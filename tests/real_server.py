@@ -25,12 +25,14 @@ REASON = "`outrider run` fetches the model; tests do not"
 
 NAME = "smol"
 KEY = "the-key-of-the-tests-itself"
+CONTEXT = 1024
+"""of a request to the server that tests share"""
 ONE_AT_ONCE = "the-key-for-one-request-at-once"
 GREEDY = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0)
 
 OPTIONS = LoadOptions(threads=1, flash_attention="on", backend="llama.cpp", extra_buffer_types=False)
 """Leave nothing to be tried out: the library and its kernels do not depend on a clock."""
-ARGUMENTS = ("-t", "1", "-fa", "on", "--backend", "llama.cpp", "--no-repack")
+ARGUMENTS = ("-t", "1", "-fa", "on", "--backend", "llama.cpp", "--no-repack", "--no-bitwise")
 """The same on the command line."""
 
 KEYS = f"""

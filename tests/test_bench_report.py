@@ -113,6 +113,12 @@ def tree(html: str) -> Node:
     return Tree(html).root
 
 
+@pytest.fixture
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are painted, and not written: that takes most of the time."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, file, **__: file.write("<svg></svg>"))
+
+
 def section(tree: Node, name: str) -> Node:
     [found] = [s for s in tree.all("section") if any(h.attributes.get("id") == name for h in s.all("h2"))]
     return found
@@ -303,6 +309,7 @@ def test_a_run_that_was_only_recorded(tmp_path: Path) -> None:
     assert f"{BIG}: nothing was measured or predicted yet." in tree.words()
 
 
+@pytest.mark.usefixtures("unwritten")
 def test_what_was_only_predicted_says_so(tmp_path: Path) -> None:
     rows = few_rows(0)
     tree = Tree(html_of(rows, tmp_path)).root
@@ -323,6 +330,7 @@ def test_one_target_alone(tmp_path: Path) -> None:
     assert "all workloads" not in section(tree, "heat").words()
 
 
+@pytest.mark.usefixtures("unwritten")
 def test_what_the_plan_leaves_out_has_no_column(tmp_path: Path) -> None:
     head, *rest = bench_rows([BIG], [SMALL], ["edits"])
     assert isinstance(head, HeadRow)
@@ -331,6 +339,7 @@ def test_what_the_plan_leaves_out_has_no_column(tmp_path: Path) -> None:
     assert {row["draft"] for row in table_rows(section(tree, "heat").all("table")[0])} == {SMALL}
 
 
+@pytest.mark.usefixtures("unwritten")
 def test_a_pair_that_does_not_line_up_is_named_with_the_reason(tmp_path: Path) -> None:
     rows = [*few_rows(2, ("chat",)), *skipped(BIG, "other-Q8_0")]
     tree = Tree(html_of(rows, tmp_path)).root
@@ -422,6 +431,7 @@ def test_what_ran_once_is_said_in_a_sentence() -> None:
     )
 
 
+@pytest.mark.usefixtures("unwritten")
 def test_a_draft_step_is_that_beside_the_target(tmp_path: Path) -> None:
     rows: list[Row] = []
     for row in bench_rows(TARGETS, [SMALL, None], ("chat",)):
@@ -490,6 +500,7 @@ def test_names_are_no_markup_in_the_terminal() -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.usefixtures("unwritten")
 def test_other_engines_stand_beside_ours(tmp_path: Path) -> None:
     rows = few_rows()
     ran = [row for row in rows if isinstance(row, RunRow) and row.setting == "model 3"]

@@ -68,7 +68,7 @@ def test_a_sound_engine_holds(sound: Findings) -> None:
 
 
 def test_the_same_seed_gives_the_same_findings() -> None:
-    plans = [replace(QUICK, rule="stable", seed=seed) for seed in (0, 0, 1)]
+    plans = [replace(QUICK, rule="stable", samples=50, seed=seed) for seed in (0, 0, 1)]
     first, again, other = (certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, plan) for plan in plans)
     assert first == again
     assert [test.p_value for test in other.sampled] != [test.p_value for test in first.sampled]

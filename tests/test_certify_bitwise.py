@@ -24,7 +24,7 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
-QUICK = Plan(num_tokens=24, num_seeded=16, num_repeated=2, num_sampled=1, samples=150, significance=0.01)
+QUICK = Plan(num_tokens=24, num_seeded=16, num_repeated=2, num_sampled=1, samples=40, significance=0.01)
 PROMPTS = [PROMPT, (2, 3, 1, 1)]
 EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
 PADDED = Rounding((1,)), TRIED[1:]

@@ -87,6 +87,15 @@ def test_variables_hold_lists_and_switches_and_empty_ones_nothing() -> None:
     assert found.notices == ()
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_a_switch_may_be_left_to_the_models(tmp_path: Path, value: bool) -> None:
+    assert read_configuration({}, {}).settings.bitwise is None
+    assert read_configuration({"bitwise": value}, {}).settings.bitwise is value
+    assert read_configuration({}, {"OUTRIDER_BITWISE": str(value)}).settings.bitwise is value
+    written = file(tmp_path, f"bitwise = {str(value).lower()}")
+    assert read_configuration({}, {}, written).settings.bitwise is value
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -20,25 +20,13 @@ from pydantic import BaseModel, Field
 from outrider.core.data import Completion
 from outrider.policy import FixedPolicy
 from outrider.session import Session
-from real_server import (
-    ARGUMENTS,
-    GREEDY,
-    KEY,
-    MODEL,
-    NAME,
-    ONE_AT_ONCE,
-    OPTIONS,
-    REASON,
-    RealServer,
-    real_server,
-)
+from real_server import CONTEXT, GREEDY, KEY, MODEL, NAME, ONE_AT_ONCE, OPTIONS, REASON, RealServer
 from serving import user
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=REASON)
 
 QUESTION = "Write the alphabet in small letters."
 NUM_TOKENS = 24
-CONTEXT = 1024
 LONG = 900
 
 PARAMETERS: dict[str, Any] = {
@@ -65,19 +53,17 @@ class Person(BaseModel):
 @pytest.fixture(scope="module")
 def expected() -> Completion:
     """What the engine alone says, decoding plainly."""
-    with Session.load(MODEL, context_length=512, options=OPTIONS, policy=FixedPolicy()) as session:
+    with Session.load(
+        MODEL, context_length=512, options=OPTIONS, policy=FixedPolicy(), bitwise=False
+    ) as session:
         return session.generate(
             user(QUESTION), max_tokens=NUM_TOKENS, sampling=GREEDY, speculate=False, logprobs=2
         )
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    # Fixed lengths: what is drafted, and so how numbers are rounded, depends on no clock. Without flash
-    # attention a near-tie of this answer falls the other way in the shapes of the server's calls.
-    options = ("-c", str(CONTEXT), "--policy", "fixed")
-    with real_server(tmp_path_factory.mktemp("server"), *ARGUMENTS, *options) as running:
-        yield running
+def server(embedded_server: RealServer) -> RealServer:
+    return embedded_server
 
 
 @pytest.fixture

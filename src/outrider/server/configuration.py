@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
 
@@ -142,7 +142,8 @@ def _items(text: str, variable: str) -> list[Any]:
 
 def _check_kind(name: str, value: Any, origin: str) -> None:
     """Raise SettingError for a yes or no where a number or text belongs: it would pass for 1 or 0."""
-    if isinstance(value, bool) and _FIELDS[name].annotation is not bool:
+    annotation = _FIELDS[name].annotation
+    if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
         raise SettingError(origin, "it is no switch", _help(name))
 
 
