@@ -67,11 +67,11 @@ _MODULES = {
     "core.errors": ("BackendError", "ConstraintError", "GrammarError", "InputError", "OutriderError"),
     "core.params": ("SamplingParams", "Verification"),
     "engine": ("Engine",),
-    "generation": ("Generation",),
-    "learned": ("AutoSettings",),
     "policy": ("AutoPolicy", "FixedPolicy"),
     "readout": ("Readout", "read_out"),
     "session": ("Pair", "Session"),
+    "session.generation": ("Generation",),
+    "session.learned": ("AutoSettings",),
 }
 """The module of each name, which is imported when the name is used: `outrider --help` needs none of them."""
 
