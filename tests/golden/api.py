@@ -49,6 +49,7 @@ KEY = "a-key-of-twenty-four-chars"
 
 SERVERS: dict[str, dict[str, Any]] = {
     "plain": {"alias": "tiny-model"},
+    "several": {},
     "tools": {"template": HERMES},
     "thinking": {"template": THINKING},
     "no template": {"template": None},
@@ -105,7 +106,10 @@ def _answer(client: TestClient, ask: Ask) -> dict[str, Any]:
     headers = ({"content-type": "application/json"} if content is not None else {}) | ask.headers
     response = client.request(ask.method, ask.path, content=content, headers=headers)
     kind = response.headers.get("content-type", "").partition(";")[0]
-    return {"status": response.status_code, "type": kind, "body": normal(_body(response.text, kind))}
+    # Which of several choices began first, and so what the others could reuse of it, is chance.
+    chance = ("cached_tokens", "reused_prompt_tokens") if ask.server == "several" else ()
+    body = normal(_body(response.text, kind), *chance)
+    return {"status": response.status_code, "type": kind, "body": body}
 
 
 def _body(text: str, kind: str) -> Any:
@@ -198,8 +202,8 @@ ORDINARY: dict[str, Ask] = {
     "chat, samplers switched off": _chat("abc", top_k=-1, top_n_sigma=-1, top_p=0, temperature=1e-9),
     "chat, stream": _chat("naïve café – 日本語 🙂", stream=True),
     "chat, stream with usage and sources": _chat(REPEATING, temperature=0, **_SEEN),
-    "chat, three choices": _chat("abc", n=3),
-    "chat, stream of two choices": _chat("ab", n=2, stream=True, speculation={"policy": "plain"}),
+    "chat, three choices": _chat("abc", "several", n=3),
+    "chat, stream of two choices": _chat("ab", "several", n=2, stream=True, speculation={"policy": "plain"}),
     "chat, a limit": _chat("abcdef", max_tokens=3),
     "chat, the newer name of the limit": _chat("abcdef", max_completion_tokens=3),
     "chat, a stop text": _chat("abcdef", stop="d"),
@@ -286,7 +290,9 @@ ORDINARY: dict[str, Ask] = {
     "completion": _text("abcdef"),
     "completion, 16 tokens": _text(REPEATING),
     "completion, tokens": Ask(TEXT, {"prompt": [*b"[[ab]]|"]}),
-    "completion, two prompts and two choices": Ask(TEXT, {"prompt": ["[[ab]]|", "[[cd]]|"], "n": 2}),
+    "completion, two prompts and two choices": Ask(
+        TEXT, {"prompt": ["[[ab]]|", "[[cd]]|"], "n": 2}, "several"
+    ),
     "completion, echo": _text("ab", echo=True),
     "completion, log probabilities": _text("ab", logprobs=2, temperature=0),
     "completion, stream": _text(REPEATING, max_tokens=100, logprobs=1, temperature=0, **_SEEN),
