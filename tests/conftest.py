@@ -1,6 +1,7 @@
 """What every test relies on."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 # It runs in a process of its own, and forbids that process the network: nothing to look for doctests in.
 collect_ignore = ["client_litellm.py"]
+
+# Programs that a shell starts in the background ignore Ctrl-C, and so do theirs: several tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: the machines that run the tests are shared, and a slow one finds no bug by it.
 # In CI the same examples are tried every time, so that a failure is one of the change; and as many as in
