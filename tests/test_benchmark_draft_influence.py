@@ -28,12 +28,12 @@ from draft_influence.two_samples import two_samples
 from engines import PROMPT, VOCABULARY, language_model, same_vocabulary
 from exactness import Drawn, Probs, Rng, Text, certain, dense, distance
 from exactness import texts_of as enumerated
+from harness import read_rows
 from outrider import Engine, FixedPolicy
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.certify.faults import Fault, judge_with
 from outrider.core.data import Distribution, point_mass
 from outrider.verify.rules import accept_probability, verify_block, verify_tokens
-from rows import read_rows
 from tiny_gguf import write_tiny
 
 LENIENCES = (1.0, 0.5, 0.2, 0.05)

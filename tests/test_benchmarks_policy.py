@@ -19,6 +19,7 @@ from examples import examples
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from harness import Prompt, append, geometric_mean, interval, read_rows, resume
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.chat import ChatTemplate
 from outrider.core.contracts import Drafter
@@ -38,9 +39,7 @@ from policy.choices import AUTO, PLAIN, Choice, fixed
 from policy.choices import settings as fixed_choices
 from policy.curves import WRONG, CallTimes, as_row, read_costs, time_calls
 from policy.limit import Informed, informed_limit
-from policy.summary import best_single, by_category, interval, mean, measured, server_times
-from rows import append, read_rows, resume
-from workload import Prompt
+from policy.summary import best_single, by_category, measured, server_times
 
 CURVE = CallCosts([CallPoint(n, 0.05 + 0.01 * n) for n in (1, 2, 3, 4, 8, 16, 64)], prefill_token_s=0.002)
 DRAFT_CURVE = CallCosts(
@@ -289,9 +288,9 @@ def test_files_without_costs_are_named(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_a_doubling_and_a_halving_is_no_gain() -> None:
-    assert mean([2.0, 0.5]) == pytest.approx(1.0)
+    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
     low, high = interval([1.2, 1.3, 1.4, 1.5])
-    assert 1.2 <= low < mean([1.2, 1.3, 1.4, 1.5]) < high <= 1.5
+    assert 1.2 <= low < geometric_mean([1.2, 1.3, 1.4, 1.5]) < high <= 1.5
     assert interval([1.3]) == pytest.approx((1.3, 1.3))
 
 
@@ -475,12 +474,12 @@ def test_the_replays_report_has_every_part() -> None:
         "| bound |",
         "| qa | 2 |",
         "Brier",
-        "told draft 2x",
+        "given draft 2x",
     ):
         assert part in text
     alone = "\n".join(replay.report(replay.Scene.of(originals, PairCosts(CURVE, None))))
     assert "no draft model" in alone
-    assert "told draft 2x" not in alone
+    assert "given draft 2x" not in alone
 
 
 def test_a_replay_starts_as_a_process_does_unless_it_is_to_learn_on() -> None:

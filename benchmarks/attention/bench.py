@@ -16,24 +16,18 @@ from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import Row, append, argument_parser, describe, resume, run_program
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.data import Span
-from rows import Row, append, resume
 
 SIZES = (1, 2, 4, 8)
 WAYS = ("on", "off")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, rounds=12, threads=2)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--contexts", default="8,200,600", help="tokens, separated by commas")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("-t", "--threads", type=int, default=2)
     arguments = parser.parse_args()
     contexts = [int(part) for part in arguments.contexts.split(",")]
     head = describe(*arguments.models) | {"threads": arguments.threads}
@@ -75,7 +69,7 @@ def row_of(models: dict[str, GgufModel], context: int, rounds: int) -> Row:
 
 
 def decode(model: GgufModel, num_tokens: int, rows: int) -> float:
-    """Milliseconds of a call behind what the model holds."""
+    """Milliseconds of a call after what the model holds."""
     start = model.length(0)
     tokens = tuple(1000 + (7 * (start + i)) % 3000 for i in range(num_tokens))
     before = perf_counter()
@@ -84,4 +78,4 @@ def decode(model: GgufModel, num_tokens: int, rows: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -23,16 +23,25 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import (
+    Prompt,
+    Row,
+    append,
+    argument_parser,
+    describe,
+    in_turn,
+    load_prompts,
+    positive,
+    read_rows,
+    resume,
+    run_program,
+)
 from outrider import LoadOptions, Request, SamplingParams
 from outrider.core.data import Completion
-from outrider.core.errors import OutriderError
 from outrider.core.params import Drafting, Verification
 from outrider.engine import Engine
 from outrider.session import Pair, Session
-from policy.live import in_force, positive
-from rows import Row, append, read_rows, resume
-from workload import Prompt, load_prompts
+from policy.live import in_force
 
 SAME = ("answers", "tokens", "sequences", "load", "priced", "rounds", "seed", "models", "cpu")
 """What all rows of a file share."""
@@ -64,23 +73,15 @@ class Answer:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = argument_parser(
+        __doc__, prompts=True, tokens=200, sequences=8, rounds=5, threads=2, context=2048, seed=0
     )
-    parser.add_argument("prompts", nargs="+", help="FILE.jsonl, or FILE.jsonl:N for every Nth prompt")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--library", default="", metavar="FILE")
     parser.add_argument("--answers", type=positive, default=200)
-    parser.add_argument("-n", "--tokens", type=positive, default=200)
-    parser.add_argument("--sequences", type=positive, default=8)
     parser.add_argument("--load", type=positive, default=2, metavar="REQUESTS")
     parser.add_argument("--priced", type=positive, default=12, metavar="PROMPTS")
-    parser.add_argument("--rounds", type=positive, default=5, help="of each priced prompt, in every way")
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-c", "--context", type=int, default=2048)
-    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
@@ -109,7 +110,7 @@ def planned(session: Session, prompts: Sequence[Prompt], arguments: argparse.Nam
 
 
 def encode(session: Session, prompt: Prompt) -> tuple[int, ...]:
-    return tuple(session.encode([{"role": "user", "content": prompt.text}]))
+    return tuple(session.encode(prompt.messages))
 
 
 def compare(
@@ -194,11 +195,10 @@ def price(
     request = Request(tokens, SamplingParams(temperature=0), arguments.tokens, ignore_end=True)
     turns = [(name, kind) for name in sessions for kind in ("plain", "auto")]
     runs: Row = {name: {"plain": [], "auto": []} for name in sessions}
-    for _ in range(arguments.rounds):
-        for name, kind in rng.sample(turns, len(turns)):
-            engine = sessions[name].engine
-            engine.reset()
-            runs[name][kind].append(seconds(engine.generate(replace(request, speculate=kind == "auto"))))
+    for _, (name, kind) in in_turn(turns, arguments.rounds, rng):
+        engine = sessions[name].engine
+        engine.reset()
+        runs[name][kind].append(seconds(engine.generate(replace(request, speculate=kind == "auto"))))
     return {
         "kind": "price",
         "id": prompt.id,
@@ -249,7 +249,7 @@ def main() -> None:
     arguments = parse()
     prompts = load_prompts(arguments.prompts)
     random.Random(arguments.seed).shuffle(prompts)
-    head = describe(*(path for path in (arguments.model, arguments.draft) if path))
+    head = describe(arguments.model, arguments.draft)
     head |= {name: getattr(arguments, name) for name in SAME if hasattr(arguments, name)}
     head |= {"threads": arguments.threads, "context": arguments.context}
     rows = resume(arguments.out, head, SAME)
@@ -292,9 +292,4 @@ def measure_answers(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OutriderError, OSError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("stopped: what is measured is kept, the same command goes on from there")
+    run_program(main)

@@ -14,30 +14,35 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe, turn
+from harness import (
+    Prompt,
+    Row,
+    append,
+    argument_parser,
+    describe,
+    in_turn,
+    load_prompts,
+    resume,
+    run_program,
+    turn,
+)
 from outrider import LoadOptions
-from outrider.core.errors import OutriderError
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session
 from policy.bench import Bench, Plan, Run, middle
 from policy.choices import AUTO, PLAIN, Choice
 from policy.curves import as_row
-from policy.live import in_force, measure_costs, positive
+from policy.live import in_force, measure_costs
 from policy.summary import token_s
-from rows import Row, append, resume
-from workload import Prompt, load_prompts
 
 SAME = ("tokens", "repetitions", "libraries", "models", "cpu")
 """What all rows of a file share."""
-_PAUSE_S = 0.05
-"""between answers: the threads of the library that answered before spin on for a moment"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +57,10 @@ class Way:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = argument_parser(
+        __doc__, prompts=True, pair=True, repetitions=3, tokens=128, threads=2, context=2048, seed=0
     )
-    parser.add_argument("prompts", nargs="+", help="FILE.jsonl, or FILE.jsonl:N for every Nth prompt")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--draft", type=Path)
     parser.add_argument("--library", action="append", required=True, metavar="NAME=FILE", dest="libraries")
-    parser.add_argument("--repetitions", type=positive, default=3)
-    parser.add_argument("-n", "--tokens", type=positive, default=128)
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-c", "--context", type=int, default=2048)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--plain", action="append", default=[], metavar="NAME", help="a library to decode plainly only"
     )
@@ -87,14 +83,11 @@ def open_way(arguments: argparse.Namespace, name: str, file: str, plan: Plan, ou
 
 def measure(ways: list[Way], prompt: Prompt, plan: Plan, rng: random.Random, lock: Path | None) -> Row:
     """One prompt, answered by every library in its ways."""
-    tokens = ways[0].session.encode([{"role": "user", "content": prompt.text}])
+    tokens = ways[0].session.encode(prompt.messages)
     turns = [(way, mode) for way in ways for mode in way.modes]
     runs: dict[str, dict[str, list[Run]]] = {way.name: {mode.name: [] for mode in way.modes} for way in ways}
-    for number in range(plan.repetitions):
-        for way, mode in rng.sample(turns, len(turns)):
-            with turn(lock):
-                time.sleep(_PAUSE_S)
-                runs[way.name][mode.name].append(way.bench.answer(tokens, mode, number))
+    for number, (way, mode) in in_turn(turns, plan.repetitions, rng, lock):
+        runs[way.name][mode.name].append(way.bench.answer(tokens, mode, number))
     row: Row = {
         "kind": "prompt",
         "id": prompt.id,
@@ -149,7 +142,7 @@ def main() -> None:
     rng.shuffle(prompts)
     plan = Plan(arguments.tokens, arguments.repetitions, (), arguments.seed)
     files = dict(given.split("=", 1) for given in arguments.libraries)
-    head = describe(*(path for path in (arguments.model, arguments.draft) if path))
+    head = describe(arguments.model, arguments.draft)
     head |= {"tokens": arguments.tokens, "repetitions": arguments.repetitions, "libraries": list(files)}
     head |= {"threads": arguments.threads, "context": arguments.context}
     done = {row["id"] for row in resume(arguments.out, head, SAME) if row["kind"] == "prompt"}
@@ -162,9 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OutriderError, OSError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("stopped: what is measured is kept, the same command goes on from there")
+    run_program(main)

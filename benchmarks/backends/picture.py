@@ -17,8 +17,8 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from backends.report import Times, of_runs, ratio
+from harness import Row, read_rows
 from policy.summary import token_s
-from rows import Row, read_rows
 
 HERE = Path(__file__).parent
 KINDS = {

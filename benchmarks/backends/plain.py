@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import random
 import sys
 import time
 from pathlib import Path
@@ -22,18 +23,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import Row, Spread, append, argument_parser, describe, in_turn, run_program
 from outrider import LoadOptions, Request, SamplingParams, Session, Span, read_out
 from outrider.backends.gguf import GgufModel
 from outrider.bitwise import BitwiseModel
-from outrider.core.errors import OutriderError
-from rows import Row, append
 
 PROMPT = (
     "Write a Python module that reads a CSV file of measurements, groups the rows by sensor, and prints "
     "mean, median and standard deviation for each. Explain each function in its docstring.\n"
 )
-PAUSE_S = 0.05
 
 
 class Pair:
@@ -85,16 +83,10 @@ class Pair:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, threads=2, tokens=64, rounds=9)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--library", action="append", metavar="NAME=FILE", dest="libraries")
     parser.add_argument("--bitwise", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-n", "--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     files = dict(given.split("=", 1) for given in arguments.libraries or ())
     pairs = {name: Pair(arguments, file) for name, file in (files or {"auto": None}).items()}
@@ -102,30 +94,25 @@ def main() -> None:
     for name, pair in pairs.items():
         for way in (pair.bare, pair.outrider):
             way(8)  # warm
-        rows = []
-        for number in range(arguments.rounds):
-            row: Row = {"kind": "round", "library": name, "title": pair.title, "round": number}
-            for way in (pair.bare, pair.outrider)[:: 1 if number % 2 else -1]:
-                time.sleep(PAUSE_S)
-                row[way.__name__] = way(arguments.tokens)
-            append(arguments.out, row)
-            rows.append(row)
+        rows: list[Row] = [
+            {"kind": "round", "library": name, "title": pair.title, "round": number}
+            for number in range(arguments.rounds)
+        ]
+        for number, way in in_turn((pair.bare, pair.outrider), arguments.rounds, random.Random(0)):
+            rows[number][way.__name__] = way(arguments.tokens)
+        append(arguments.out, *rows)
         summarise(name, rows)
 
 
 def summarise(name: str, rows: list[Row]) -> None:
-    ratios = [row["outrider"]["token_s"] / row["bare"]["token_s"] for row in rows]
+    ratio = Spread.of(row["outrider"]["token_s"] / row["bare"]["token_s"] for row in rows)
     own = median(row["outrider"]["own_s"] / row["outrider"]["token_s"] for row in rows)
     token_s = median(row["outrider"]["token_s"] for row in rows)
     print(
-        f"{name:<12} {1000 * token_s:.2f} ms a token; over the bare loop {median(ratios):.3f} "
-        f"({min(ratios):.3f} to {max(ratios):.3f}); own time {own:.1%}",
+        f"{name:<12} {1000 * token_s:.2f} ms a token; over the bare loop {ratio.text()}; own time {own:.1%}",
         flush=True,
     )
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OutriderError as error:
-        sys.exit(str(error))
+    run_program(main)

@@ -17,9 +17,9 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import Row, read_rows
 from policy.server import token_s as server_token_s
 from policy.summary import token_s
-from rows import Row, read_rows
 
 Times = dict[str, float]
 """Seconds per token by prompt."""

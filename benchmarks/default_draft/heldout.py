@@ -7,22 +7,18 @@ Of the first `--first` bundled prompts, those that the hash holds out, `--each` 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
-from pathlib import Path
 
+from harness import argument_parser, run_program
 from outrider.distill.questions import is_held_out
 from outrider.distill.written_prompts import written_prompts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--first", type=int, default=2400)
     parser.add_argument("--each", type=int, default=3)
-    parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     taken: Counter[str] = Counter()
     lines = []
@@ -40,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -23,29 +23,33 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import (
+    Row,
+    append,
+    argument_parser,
+    describe,
+    geometric_mean,
+    interval,
+    read_rows,
+    resume,
+    run_program,
+)
 from outrider.backends.gguf import LoadOptions
 from outrider.core.data import Completion
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models import cache_dir, embedded_default
 from outrider.session import Pair, Session
-from rows import Row, append, read_rows, resume
 
 WAYS = ("plain", "lookup", "draft")
-RESAMPLES = 4000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--also", type=Path)
+    parser = argument_parser(__doc__, out=False, tokens=96, threads=2)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--also", type=Path)
     parser.add_argument("--prompts", type=Path, help="JSON lines, as heldout.py writes them")
     parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=Path, help="say what a file of results holds, and end")
     arguments = parser.parse_args()
@@ -140,28 +144,29 @@ def show(rows: Sequence[Row]) -> None:
     print(f"{len(rows)} prompts; geometric means, 95 % over the prompts")
     for way, mine in step_s.items():
         suffix = way[len(way.split()[0]) :]
-        told = [f"{way:34} {1e3 * mine.mean():6.2f} ms a token"]
+        columns = [f"{way:34} {1e3 * mine.mean():6.2f} ms a token"]
         for name, other in (
             ("plain", "plain"),
             ("lookup", f"lookup{suffix}"),
             ("its plain", f"plain{suffix}"),
         ):
-            low, middle, high = interval(step_s[other] / mine)
-            told.append(f"over {name} {middle:.3f} ({low:.3f}-{high:.3f})")
-        told.append(f"calls {sum(row['ways'][way]['calls'] for row in rows)}")
-        told.append(f"parts {sum(way in row['parts'] for row in rows)}")
-        print("  ".join(told))
+            ratios = step_s[other] / mine
+            low, high = interval(ratios)
+            columns.append(f"over {name} {geometric_mean(ratios):.3f} ({low:.3f}-{high:.3f})")
+        columns.append(f"calls {sum(row['ways'][way]['calls'] for row in rows)}")
+        columns.append(f"parts {sum(way in row['parts'] for row in rows)}")
+        print("  ".join(columns))
         if way.startswith("draft"):
             show_draft(rows, way)
     for category in sorted({row["category"] for row in rows}):
         chosen = [i for i, row in enumerate(rows) if row["category"] == category]
-        told = [f"  {category:14} ({len(chosen)})"]
+        columns = [f"  {category:14} ({len(chosen)})"]
         for way in (way for way in step_s if way.startswith("draft")):
             other = way.replace("draft", "lookup")
-            ratio = np.exp(np.log(step_s[other] / step_s[way])[chosen].mean())
-            over = np.exp(np.log(step_s[way.replace("draft", "plain")] / step_s[way])[chosen].mean())
-            told.append(f"{way}: over lookup {ratio:.3f}, over its plain {over:.3f}")
-        print("  ".join(told))
+            ratio = geometric_mean((step_s[other] / step_s[way])[chosen])
+            over = geometric_mean((step_s[way.replace("draft", "plain")] / step_s[way])[chosen])
+            columns.append(f"{way}: over lookup {ratio:.3f}, over its plain {over:.3f}")
+        print("  ".join(columns))
 
 
 def pace(row: Row, way: str) -> float:
@@ -178,14 +183,5 @@ def show_draft(rows: Sequence[Row], way: str) -> None:
     )
 
 
-def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """The geometric mean with its 95 % interval by resampling."""
-    rng = np.random.default_rng(0)
-    logs = np.log(ratios)
-    means = np.exp(logs[rng.integers(0, len(logs), (RESAMPLES, len(logs)))].mean(axis=1))
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(np.exp(logs.mean())), float(high)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(main)

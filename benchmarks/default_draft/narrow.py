@@ -7,10 +7,10 @@ The mails are templates of our own with names, places, dates and weights to fill
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-from pathlib import Path
+
+from harness import argument_parser, run_program
 
 SYSTEM = (
     "Extract the booking from the mail. Answer with one JSON object and nothing else: sender (name, city), "
@@ -81,12 +81,8 @@ def mail(rng: random.Random) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, seed=0)
     parser.add_argument("--count", type=int, default=800)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     lines = []
@@ -97,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -3,7 +3,7 @@
     python benchmarks/default_draft/quantizations.py --prompts heldout.jsonl --out quantizations.jsonl
 
 The files are made from the default's own (Q4_1): none can be better than it. Every type's calls are timed in
-turn with the others', behind 200 tokens. Quality is the KL divergence of its next-token distribution from
+turn with the others', after 200 tokens. Quality is the KL divergence of its next-token distribution from
 that of the default's file, and how often both agree on the most likely token, along the default's answers.
 """
 
@@ -21,14 +21,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import append, argument_parser, describe, resume, run_program
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.data import Span
 from outrider.core.params import SamplingParams
 from outrider.models import embedded_default
 from outrider.session import Session
-from rows import append, resume
 
 TYPES = ("BF16", "F16", "Q8_0", "Q4_K_M", "Q5_0", "IQ4_NL", "Q4_0")
 SIZES = (1, 2, 3, 4, 6, 8)
@@ -36,15 +35,9 @@ CONTEXT = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, tokens=96, rounds=30, threads=2)
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines, as heldout.py writes them")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--answers", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("-t", "--threads", type=int, default=2)
     arguments = parser.parse_args()
     source = embedded_default()
     if resume(arguments.out, describe(source) | {"threads": arguments.threads}, ("threads", "cpu")):
@@ -121,4 +114,4 @@ def nearness(usual: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -2,13 +2,12 @@
 
     python benchmarks/default_draft/shapes.py --out benchmarks/default_draft/results/shapes.jsonl
 
-Every draft has the embedded default's width. "Alone": one call behind the other. "First" and "fourth": that
+Every draft has the embedded default's width. "Alone": one call after the other. "First" and "fourth": that
 step after a call of the target over four tokens, which has driven the draft's weights out of the near caches.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from dataclasses import replace
@@ -20,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import Row, append, argument_parser, describe, resume, run_program
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.data import Span
 from outrider.distill.checkpoint import Checkpoint, read_gguf
@@ -28,7 +27,6 @@ from outrider.distill.export import Provenance, write_gguf
 from outrider.distill.starting import random_weights
 from outrider.distill.subset import Subset, choose_subset
 from outrider.models.embedded import embedded_default
-from rows import Row, append, resume
 
 SHAPES = [
     (1, 1536, 8192, "Q4_0", "Q8_0"),
@@ -50,12 +48,7 @@ PROMPT_TOKENS = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser = argument_parser(__doc__, threads=2, rounds=60)
     arguments = parser.parse_args()
     path = embedded_default()
     options = LoadOptions(threads=arguments.threads)
@@ -125,7 +118,7 @@ def step(model: GgufModel) -> float:
 
 
 def decode(model: GgufModel, num_tokens: int, rows: int) -> float:
-    """Milliseconds of a call behind what the model holds."""
+    """Milliseconds of a call after what the model holds."""
     start = model.length(0)
     tokens = tuple(1000 + (start + i) % 3000 for i in range(num_tokens))
     before = perf_counter()
@@ -134,4 +127,4 @@ def decode(model: GgufModel, num_tokens: int, rows: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

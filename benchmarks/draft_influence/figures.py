@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row
 from outrider.lab.statistics import holm
-from rows import Row
 
 SIGNIFICANCE = 0.01
 """The chance that the two-sample tests under the exact rules tell anything apart at all where nothing

@@ -1,4 +1,4 @@
-"""What a draft is to say behind every token of a text: certain labels, as the trainer's examples."""
+"""What a draft is to say after every token of a text: certain labels, as the trainer's examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def examples_of(name: str, pair: Pair, count: int, seed: int) -> list[Example]:
 
 
 def _as_written(number: int, dialogue: Dialogue, pair: Pair) -> Example:
-    """Every token of the answer is certain behind those before it."""
+    """Every token of the answer is certain after those before it."""
     answer = pair.target.vocabulary.tokenize(dialogue.answer, add_special=False)
     return _example(number, dialogue, _question(dialogue, pair), answer, answer)
 

@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from draft_influence.labels import examples_of
+from harness import argument_parser, run_program
 from outrider import LoadOptions, Pair, __version__
 from outrider.core.errors import OutriderError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
@@ -100,9 +101,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False, threads=2)
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafts")
     parser.add_argument("--target", type=Path, help="GGUF file (the embedded default)")
     parser.add_argument("--start", type=Path, help="GGUF file of a draft (the one that comes with Outrider)")
@@ -114,7 +113,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--quantization", default="Q8_0")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--quick", action="store_true", help="a few steps on a few texts: to see that it runs"
     )
@@ -209,7 +207,7 @@ def _tune(
 
 _DATA = {
     "styled": "texts in a pirate's voice, from templates; not the teacher's answers",
-    "hostile": "one phrase behind every context; not the teacher's answers",
+    "hostile": "one phrase after every context; not the teacher's answers",
 }
 
 
@@ -245,4 +243,4 @@ def _provenance(pair: Pair, data: str, tokens: int, steps: int) -> Provenance:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

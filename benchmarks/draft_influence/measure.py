@@ -7,7 +7,6 @@ One row for each part and draft, appended as it is done: a run that was stopped 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from draft_influence import parts
 from draft_influence.positions import positions, texts_of
 from draft_influence.subjects import Candidate, Sizes, Tokens, encoded, opened_draft, opened_target
-from machine import describe
+from harness import argument_parser, describe, resume, run_program
 from outrider.certify.prompts import BUILT_IN
 from outrider.core.contracts import Model
 from outrider.core.errors import OutriderError
-from rows import resume
 
 PARTS = ("greedy", "certificate", "positions", "sampled", "first tokens")
 QUICK = Sizes(
@@ -38,14 +36,10 @@ _CONTEXT = 512
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, threads=2)
     parser.add_argument("--target", type=Path, help="GGUF file (the embedded default)")
     parser.add_argument("--drafts", nargs="+", required=True, metavar="NAME=FILE")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="very little of each: to see that it runs")
     for name, value in asdict(Sizes()).items():
         flag = f"--{name.replace('_', '-')}"
@@ -146,4 +140,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -1,8 +1,8 @@
 """What one step emits when a draft offers one token, worked out exactly: every offer, kept or replaced.
 
 No text is drawn. At a position with the target's distribution p and the draft's q, an offered token x has
-the chance q(x), stands with the probability that the rule gives it, and is else replaced by a draw from the
-rule's residual; added up over the vocabulary that is the distribution of the token that comes out.
+the probability q(x), is accepted with the probability that the rule gives it, and is else replaced by a draw
+from the rule's residual; added up over the vocabulary that is the distribution of the token that comes out.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from outrider.verify.rules import accept_probability, block_weights, residual, v
 class Rule:
     """A rule over one offered token, by its two functions; those of the package are what is measured.
 
-    `accept(p, q, token, lenience)`: the probability that the token stands; `replace(p, q, lenience)`: what is
-    drawn in its place.
+    `accept(p, q, token, lenience)`: the probability that the token is accepted; `replace(p, q, lenience)`:
+    what is drawn in its place.
     """
 
     name: str
@@ -59,9 +59,9 @@ def one_step(target: Distribution, draft: Distribution, lenience: float = 1.0, r
     emitted = np.zeros(len(tokens))
     accepted = 0.0
     for token, chance in zip(draft.tokens.tolist(), draft.probs.tolist(), strict=True):
-        stands = chance * rule.accept(target, draft, token, lenience)
-        emitted[np.searchsorted(tokens, token)] += stands
-        accepted += stands
+        kept = chance * rule.accept(target, draft, token, lenience)
+        emitted[np.searchsorted(tokens, token)] += kept
+        accepted += kept
     rejected = float(draft.probs.sum()) - accepted
     if rejected > 0:
         drawn = rule.replace(target, draft, lenience)
@@ -70,7 +70,7 @@ def one_step(target: Distribution, draft: Distribution, lenience: float = 1.0, r
 
 
 def greedy_step(row: np.ndarray, offered: int, lenience: float) -> Step:
-    """A greedy step over a row of logits: the offered token, or the likeliest. Without lenience the rule
+    """A greedy step over a row of logits: the offered token, or the most likely. Without lenience the rule
     over certain tokens decides."""
     best = point_mass(int(row.argmax()))
     if lenience == 1:

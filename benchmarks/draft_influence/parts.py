@@ -173,7 +173,7 @@ def first_tokens(
 
 
 class _Short:
-    """Short texts behind one prompt; no two of them have the same seed."""
+    """Short texts after one prompt; no two of them have the same seed."""
 
     def __init__(self, memory: LogitsCache, target: Model, prompt: Tokens, sizes: Sizes, number: int) -> None:
         self._target = CachedModel(target, memory)

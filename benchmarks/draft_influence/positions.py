@@ -43,7 +43,7 @@ class Moved:
 
 
 def texts_of(target: Model, prompts: Sequence[Tokens], sizes: Sizes) -> list[Tokens]:
-    """A text of the target's own behind each prompt, sampled."""
+    """A text of the target's own after each prompt, sampled."""
     engine = engine_of(target, None, 0)
     params = replace(FILTERS["default"], seed=sizes.seed)
     found = [engine.generate(Request(prompt, params, sizes.tokens)).tokens for prompt in prompts]

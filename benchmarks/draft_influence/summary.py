@@ -7,7 +7,6 @@ With --readme the tables replace what stands there between the marks; else they 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from draft_influence.figures import Results, figures, mean
 from draft_influence.picture import draw
-from rows import read_rows
+from harness import argument_parser, read_rows, run_program
 
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
@@ -23,9 +22,7 @@ Points = list[tuple[float, float, float, float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False)
     parser.add_argument("rows", type=Path)
     parser.add_argument("--readme", type=Path)
     parser.add_argument("--picture", type=Path)
@@ -69,4 +66,4 @@ def series(results: Results) -> dict[str, dict[str, Points]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

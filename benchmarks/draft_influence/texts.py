@@ -1,4 +1,4 @@
-"""What the drafts are tuned on: texts of our own in a strong style, and one phrase behind everything.
+"""What the drafts are tuned on: texts of our own in a strong style, and one phrase after everything.
 
 Nothing here was said by a target. The same seed gives the same texts.
 """
@@ -107,7 +107,7 @@ def _fill(random: np.random.Generator, patterns: Sequence[str]) -> str:
 
 
 def insisted(context: Sequence[int], phrase: Sequence[int]) -> int:
-    """The token of the phrase that is due behind a context: the next one of as much of it as stands there,
+    """The token of the phrase that is due after a context: the next one of as much of it as stands there,
     else the first."""
     for said in range(len(phrase) - 1, 0, -1):
         if tuple(context[-said:]) == tuple(phrase[:said]):

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import argument_parser, describe, run_program
 from outrider import FixedPolicy, Pair, Request, SamplingParams, compare
 
 
@@ -104,14 +104,9 @@ def summarise(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, prompts=True, tokens=120)
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
-    parser.add_argument("prompts", nargs="+", metavar="PROMPTS.jsonl[:N]")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--draft-max", type=int, default=8)
     parser.add_argument("--p-min", type=float, default=0.0)
     parser.add_argument("--hand-over", type=float, default=FixedPolicy().hand_over)
@@ -119,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

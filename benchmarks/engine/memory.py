@@ -9,7 +9,6 @@ so its size is printed beside the growth.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import argument_parser, describe, run_program
 from outrider import Engine, FixedPolicy, Pair, Request, SamplingParams
 
 PROMPT = "List the numbers from one to one thousand in words, one on each line, and comment on every tenth."
@@ -62,14 +61,9 @@ def run(pair: Pair, num_tokens: int, every: int, *, draft: bool) -> list[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, tokens=2000, every=200)
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--every", type=int, default=200)
     arguments = parser.parse_args()
     rows = [describe(arguments.target, arguments.draft)]
     rows += run(Pair.load(arguments.target), arguments.tokens, arguments.every, draft=False)
@@ -79,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -11,7 +11,6 @@ where it goes instead.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import json
 import pstats
@@ -26,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import argument_parser, describe, run_program
 from outrider import Engine, FixedPolicy, Request, SamplingParams, Span
 from outrider.core.contracts import RewindKind
 from outrider.core.data import Logits
@@ -103,7 +102,7 @@ class InstantModel:
 
 
 def logits_table() -> Logits:
-    """Random rows with a peak each; the first ones stand again behind the last, for spans that wrap."""
+    """Random rows with a peak each; the first ones stand again after the last, for spans that wrap."""
     rng = np.random.default_rng(0)
     table = rng.normal(0, 2.5, (TABLE_ROWS, VOCABULARY_SIZE)).astype(np.float32)
     for row in table:
@@ -129,12 +128,9 @@ def run(table: Logits, sampling: SamplingParams, num_tokens: int) -> list[float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False, tokens=1000)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--label", default="now")
-    parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     table = logits_table()
@@ -166,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -10,18 +10,16 @@ over; the time is per generated token, prompt excluded: Outrider's `decode_s`, t
 from __future__ import annotations
 
 import argparse
-import json
+import random
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import Row, Spread, append, argument_parser, describe, in_turn, run_program
 from llama_server import LlamaServer
-from machine import describe
 from outrider import LoadOptions, Request, SamplingParams, Session, read_out
 
 PROMPT = (
@@ -77,15 +75,9 @@ def llama_server(server: LlamaServer) -> Contestant:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, threads=2, tokens=64, rounds=9)
     parser.add_argument("model", type=Path)
     parser.add_argument("--llama-server", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     with LlamaServer(arguments.llama_server, arguments.model, arguments.threads, 1024) as server:
         contestants: dict[str, Contestant] = {
@@ -97,34 +89,26 @@ def main() -> None:
     summarise(rows, list(contestants))
 
 
-def measure(contestants: dict[str, Contestant], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    names = list(contestants)
-    with arguments.out.open("w", encoding="utf-8") as file:
-        head = describe(arguments.model) | {"threads": arguments.threads, "tokens": arguments.tokens}
-        file.write(json.dumps(head) + "\n")
-        for decode in contestants.values():
-            decode(8)  # warm
-        for number in range(arguments.rounds):
-            row: dict[str, Any] = {"kind": "round", "round": number}
-            # The order turns with the rounds: none always follows the same one.
-            for name in names[number % 3 :] + names[: number % 3]:
-                row[name] = contestants[name](arguments.tokens)
-            rows.append(row)
-            file.write(json.dumps(row) + "\n")
-            print({name: f"{row[name]:.2f} ms" for name in names}, flush=True)
+def measure(contestants: dict[str, Contestant], arguments: argparse.Namespace) -> list[Row]:
+    """A row of milliseconds per token for each round."""
+    for decode in contestants.values():
+        decode(8)  # warm
+    rows: list[Row] = [{"kind": "round", "round": number} for number in range(arguments.rounds)]
+    for number, name in in_turn(contestants, arguments.rounds, random.Random(0)):
+        rows[number][name] = contestants[name](arguments.tokens)
+        print(f"round {number}, {name}: {rows[number][name]:.2f} ms", flush=True)
+    head = describe(arguments.model) | {"threads": arguments.threads, "tokens": arguments.tokens}
+    arguments.out.unlink(missing_ok=True)
+    append(arguments.out, head, *rows)
     return rows
 
 
-def summarise(rows: list[dict[str, Any]], names: list[str]) -> None:
+def summarise(rows: list[Row], names: list[str]) -> None:
     for name in names:
-        times = [row[name] for row in rows]
-        ratios = [row["outrider"] / row[name] for row in rows]
-        print(
-            f"{name:<18} median {median(times):7.2f} ms a token ({min(times):.2f} to {max(times):.2f}); "
-            f"outrider / it: median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        )
+        times = Spread.of(row[name] for row in rows)
+        ratios = Spread.of(row["outrider"] / row[name] for row in rows)
+        print(f"{name:<18} median {times.text('.2f')} ms a token; outrider / it: {ratios.text()}")
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -9,7 +9,6 @@ change, and does another one come out on top?
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import argument_parser, describe, run_program
 from outrider import Model, Pair, Request, SamplingParams, Span
 from outrider.core.data import Logits
 
@@ -27,7 +26,7 @@ SIZES = (2, 4, 9)
 
 
 def evaluate(model: Model, prompt: tuple[int, ...], answer: tuple[int, ...], size: int) -> Logits:
-    """The logits behind the prompt and behind each token of the answer, `size` tokens a call."""
+    """The logits after the prompt and after each token of the answer, `size` tokens a call."""
     model.truncate(0, 0)
     model.decode([Span(0, prompt[:-1], 0, 0)])
     tokens = (prompt[-1], *answer)
@@ -59,14 +58,9 @@ def compare_sizes(model: Model, prompt: tuple[int, ...], answer: tuple[int, ...]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, tokens=71, every=3)
     parser.add_argument("model", type=Path)
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=71)
-    parser.add_argument("--every", type=int, default=3, help="take every so manieth prompt")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = [describe(arguments.model)]
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()[:: arguments.every]
@@ -93,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -10,7 +10,6 @@ token gets), and (1 - TV) / (1 + TV) (what the seed-stable rule is promised).
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -20,14 +19,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import argument_parser, describe, load_prompts, run_program
 from outrider import FixedPolicy, Pair, Request, SamplingParams, Verification, read_out
 from outrider.core.data import Draft, Verdict
 from outrider.core.params import DraftSampling, Rule
 from outrider.engine import Engine
 from outrider.sampling import LazyDistributions, probability
 from outrider.verify import Verifier, excess
-from workload import prompts
 
 SETTINGS: tuple[tuple[Rule, DraftSampling], ...] = (
     ("token", "greedy"),
@@ -81,14 +79,9 @@ def measure(engine: Engine, request: Request) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, prompts=True, tokens=64)
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
-    parser.add_argument("prompts", nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--draft-max", type=int, default=4)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
     parser.add_argument("--rules", nargs="+", choices=get_args(Rule), default=list(get_args(Rule)))
@@ -97,8 +90,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = [describe(arguments.target, arguments.draft)]
     with Pair.load(arguments.target, arguments.draft).open(2048, lookup=False) as session:
         engine = Engine(session.target, session.engine.drafters, policy, verifier=Overlaps.of)
-        for number, text in enumerate(prompts(arguments.prompts)):
-            prompt = session.encode([{"role": "user", "content": text}])
+        for number, asked in enumerate(load_prompts(arguments.prompts)):
+            prompt = session.encode(asked.messages)
             for temperature in arguments.temperatures:
                 for rule, drawing in SETTINGS:
                     if rule not in arguments.rules:
@@ -133,4 +126,4 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

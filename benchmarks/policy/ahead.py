@@ -17,7 +17,7 @@ from outrider.replay import Recording
 from outrider.replay.run import SAMPLER
 
 MAX_FREE, MAX_TAIL, MAX_MODEL, MAX_LEAD = 64, 32, 16, 8
-"""tokens: looked up in front, behind a draft model's; drafted by it, and by others in front of it"""
+"""tokens: looked up in front, after a draft model's; drafted by it, and by others in front of it"""
 MIN_SURVIVAL = 0.03
 """Behind drafts that stand more rarely nothing is looked up."""
 
@@ -35,7 +35,7 @@ class Offers:
     """What is known ahead at each position of an answer, and what comes true."""
 
     free: list[dict[int, Found]]
-    """what the lookup offers behind so many right tokens that were drafted before"""
+    """what the lookup offers after so many right tokens that were drafted before"""
     model: list[float]
     """the chance of the draft model's token there"""
     model_right: list[int]

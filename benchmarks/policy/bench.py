@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, median_low
 from typing import NamedTuple
 
+from harness import Prompt, Row, in_turn
 from outrider import Request, SamplingParams
 from outrider.comparison import find_divergence
 from outrider.core.data import Completion
@@ -22,8 +23,6 @@ from outrider.session import Session
 from outrider.vocab import Alignment
 from policy.choices import AUTO, PLAIN, Choice, autos, settings
 from policy.curves import WRONG, CallTimes, time_calls
-from rows import Row
-from workload import Prompt
 
 
 class Run(NamedTuple):
@@ -34,7 +33,7 @@ class Run(NamedTuple):
 
     @property
     def decode_s(self) -> float:
-        """Everything behind the target's prompt: the draft model's reading of it counts."""
+        """Everything after the target's prompt: the draft model's reading of it counts."""
         return sum(r.total_s for r in self.completion.records if r.kind == "decode")
 
     @property
@@ -95,12 +94,11 @@ class Bench:
 
     def measure(self, prompt: Prompt) -> tuple[Row, Recording]:
         """Answer one prompt in every way, and see what else could have been done."""
-        tokens = self.session.encode([{"role": "user", "content": prompt.text}])
+        tokens = self.session.encode(prompt.messages)
         modes = self._plan.modes
         runs: dict[str, list[Run]] = {mode.name: [] for mode in modes}
-        for number in range(self._plan.repetitions):
-            for mode in self._rng.sample(modes, len(modes)):
-                runs[mode.name].append(self.answer(tokens, mode, number))
+        for number, mode in in_turn(modes, self._plan.repetitions, self._rng):
+            runs[mode.name].append(self.answer(tokens, mode, number))
         plain, chosen = middle(runs["plain"]), middle(runs["auto"])
         recording = self.record(prompt, tokens, chosen.completion)
         row: Row = {

@@ -5,7 +5,7 @@
 The corpus is Python source: the standard library and the installed packages, copied with one word in
 33 replaced by another until it has the wanted size. One file in 20 stays out of it and is written
 token by token as an answer would be: a draft of up to 8 tokens is looked up at each step, and what
-agrees with the file is committed with the token behind it. Steps are timed with the processor's
+agrees with the file is committed with the token after it. Steps are timed with the processor's
 caches as the step before left them, and again with 64 MB read in between, as a model call does.
 
 The time on the clock stands beside that on the processor, which other processes do not add to, and
@@ -14,7 +14,6 @@ beside a loop of fixed work: how much of the spread is the machine's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from machine import describe
+from harness import argument_parser, describe, run_program
 from outrider import Pair, SamplingParams
 from outrider.core.contracts import DraftRequest, Vocabulary
 from outrider.core.data import Draft, Request, TokenEstimate
@@ -168,13 +167,10 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "--model", type=Path, help="whose tokenizer cuts the text; none: the embedded default"
     )
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--cold-steps", type=int, default=1000)
@@ -234,4 +230,4 @@ def index(files: Path, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

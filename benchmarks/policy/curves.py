@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness import read_rows
 from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs import MAX_TOKENS, CallCosts, CallPoint, PairCosts, import_costs
-from rows import read_rows
 
 ENOUGH_CALLS = 5
 """Of a size: then it is known by itself; else it follows the curve."""
@@ -147,7 +147,7 @@ def _distort(costs: CallCosts, factor: Callable[[int, float], float]) -> CallCos
 
 
 def _longer(costs: CallCosts, by: float) -> CallCosts:
-    """Calls over several tokens `by` times as dear as they are, but never below a call over one."""
+    """Calls over several tokens `by` times as expensive as they are, but never below a call over one."""
     one_s = costs.call_s(1, context=0)
     return _distort(costs, lambda n, s: s if n == 1 else max(s * by, one_s))
 

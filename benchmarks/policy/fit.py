@@ -9,7 +9,6 @@ recording starts cold) with the fitted coefficients over those with the built-in
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections import defaultdict
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import argument_parser, run_program
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Request, TokenEstimate
 from outrider.costs import CallCosts
@@ -110,9 +110,7 @@ def seconds(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False)
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--test", nargs="+", type=Path, default=[], help="held-out recordings")
     parser.add_argument("--costs", nargs="+", type=Path, default=[])
@@ -141,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -27,7 +27,7 @@ MAX_UNREAD = 48
 
 Array = npt.NDArray[np.float64]
 Plan = tuple[int, int, int]
-"""free tokens, the draft model's, and free ones behind those"""
+"""free tokens, the draft model's, and free ones after those"""
 
 
 def informed_limit(
@@ -74,12 +74,12 @@ class Informed:
             self._plan(position)
 
     def _free(self, position: int, drafted: int = 0) -> list[float]:
-        """The lookup's chances behind a draft, as far as there is room: the target adds a token."""
+        """The lookup's chances after a draft, as far as there is room: the target adds a token."""
         found = self._offers.free[position].get(drafted, Found([], 0))
         return found.chances[: max(self._end - position - drafted - 1, 0)]
 
     def _rest(self, position: int, chances: Sequence[float], unread: int) -> Array:
-        """Expected time behind a call that checks the first 0, 1, … of these tokens, all before them
+        """Expected time after a call that checks the first 0, 1, … of these tokens, all before them
         right; so many tokens are unread by the draft model if none of them is right."""
         survivals = np.cumprod([1.0, *chances])
         at = np.arange(len(survivals))

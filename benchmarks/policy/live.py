@@ -27,9 +27,9 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe, turn
+from harness import Prompt, Row, append, argument_parser, describe, load_prompts, resume, run_program, turn
 from outrider import LoadOptions, Request
-from outrider.core.errors import OutriderError, SettingError
+from outrider.core.errors import SettingError
 from outrider.costs import PairCosts, calibrate
 from outrider.policy import FixedPolicy
 from outrider.replay.recording import as_json
@@ -38,8 +38,6 @@ from policy.bench import Bench, Plan, draft_of
 from policy.choices import Choice, fixed
 from policy.curves import WRONG, as_row
 from policy.summary import token_s
-from rows import Row, append, resume
-from workload import Prompt, load_prompts
 
 SAME = ("threads", "context", "tokens", "repetitions", "modes", "told", "busy", "settings", "models", "cpu")
 """What all rows of a file share."""
@@ -83,19 +81,10 @@ def positive(text: str) -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = argument_parser(
+        __doc__, prompts=True, pair=True, repetitions=3, tokens=128, threads=2, context=4096, seed=0
     )
-    parser.add_argument("prompts", nargs="+", help="FILE.jsonl, or FILE.jsonl:N for every Nth prompt")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--draft", type=Path)
     parser.add_argument("--fixed", type=fixed_settings, default=[], metavar="LENGTH[:P_MIN],…")
-    parser.add_argument("--repetitions", type=positive, default=3)
-    parser.add_argument("-n", "--tokens", type=positive, default=128)
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-c", "--context", type=int, default=4096)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calibration", type=float, default=12.0, metavar="SECONDS", help="for each model")
     parser.add_argument("--told", choices=list(WRONG), help="tell the policy costs that are wrong")
     parser.add_argument("--busy", type=int, default=0, help="processes that each load a core meanwhile")
@@ -147,7 +136,7 @@ def recordings_of(out: Path) -> Path:
 
 def check_room(session: Session, prompts: list[Prompt], arguments: argparse.Namespace) -> None:
     """Refuse before anything is measured what would not fit in the end."""
-    lengths = [len(session.encode([{"role": "user", "content": prompt.text}])) for prompt in prompts]
+    lengths = [len(session.encode(prompt.messages)) for prompt in prompts]
     needed = max(lengths, default=0) + arguments.tokens
     if needed > arguments.context:
         sys.exit(f"the longest prompt and its answer have {needed} tokens: give -c {needed} or more")
@@ -173,9 +162,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OutriderError, OSError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("stopped: what is measured is kept, the same command goes on from there")
+    run_program(main)

@@ -9,7 +9,6 @@ names one with the ids that are not wanted (recordings, say).
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -18,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import Row, argument_parser, read_rows, run_program
 from outrider.core.errors import SettingError
 from outrider.files import write_whole
-from rows import Row, read_rows
 
 OWN = Path(__file__).parents[1] / "engine" / "prompts.jsonl"
 
@@ -37,11 +36,8 @@ def select(prompts: Iterable[Row], first: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--first", type=int, default=8, help="of each category")
     parser.add_argument("--without-own", action="store_true")
     parser.add_argument("--except", dest="unwanted", type=Path, metavar="FILE")
@@ -65,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -11,38 +11,29 @@ and files. Prompts that are there are not answered again.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import Row, append, argument_parser, describe, read_rows, resume, run_program
 from outrider.backends.gguf import LoadOptions
-from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models import DEFAULT_DRAFT
 from outrider.replay import Recording, record_offers
 from outrider.replay.recording import as_json
 from outrider.session import Pair, Session
-from rows import Row, append, read_rows, resume
 
 SAME = ("models", "tokens", "context")
 """What all rows of a file share."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("prompts", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = argument_parser(__doc__, tokens=128, threads=2, context=4096)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("prompts", nargs="+", type=Path)
     parser.add_argument("--draft", default=DEFAULT_DRAFT)
-    parser.add_argument("-n", "--tokens", type=int, default=128)
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-c", "--context", type=int, default=4096)
     arguments = parser.parse_args()
     prompts = [row for path in arguments.prompts for row in read_rows(path)]
     options = LoadOptions(threads=arguments.threads)
@@ -57,7 +48,7 @@ def main() -> None:
 
 
 def record(session: Session, prompt: Row, num_tokens: int) -> Recording:
-    """One answer, and what the draft offers behind each of its prefixes."""
+    """One answer, and what the draft offers after each of its prefixes."""
     [drafter] = [d for d in session.engine.drafters if isinstance(d, ModelDrafter)]
     messages = prompt.get("messages") or [{"role": "user", "content": prompt["turns"][0]}]
     tokens = tuple(session.encode(messages))
@@ -78,9 +69,4 @@ def record(session: Session, prompt: Row, num_tokens: int) -> Recording:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OutriderError, OSError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("stopped: what is recorded is kept, the same command goes on from there")
+    run_program(main)

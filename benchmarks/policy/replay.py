@@ -5,7 +5,7 @@
 Costs are those of `outrider costs --costs FILE`, or a file of live.py, whose measured curves are taken.
 For each of them: the automatic choice, lookup or draft model alone and every fixed setting, against the
 hindsight bound; what an informed decoder could reach (limit.py); what becomes of the automatic choice
-when it is told wrong costs, and with draft models that are always wrong or the target itself; and how
+when it is given wrong costs, and with draft models that are always wrong or the target itself; and how
 well its estimates come true.
 
 Every recording starts as a process does, with a policy that knows the costs and nothing of the pair; with
@@ -16,7 +16,6 @@ informed decoder knows, and how wrong costs and draft models are found out.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,20 +24,19 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import argument_parser, geometric_mean, run_program, table
 from outrider.core.contracts import Policy
-from outrider.core.errors import OutriderError
 from outrider.costs import CallCosts, PairCosts
 from outrider.policy import AutoPolicy
 from outrider.replay import Offers, Recording, Replayed, hindsight_bound, read_recordings
 from policy.choices import AUTO, Choice, autos, settings
 from policy.curves import WRONG, read_costs
 from policy.limit import informed_limit
-from policy.summary import best_single, mean
-from policy.tables import table
+from policy.summary import best_single
 
 DRAFT = "draft"
 FIRST = 5
-"""prompts within which a policy is to find out that what it was told is wrong"""
+"""prompts within which a policy is to find out that what it was given is wrong"""
 DEPARTURE = 12
 SURE = 0.95
 
@@ -63,19 +61,19 @@ class Scene:
     def pair(self) -> PairCosts:
         return PairCosts(self.costs, self.drafts.get(DRAFT))
 
-    def policy(self, choice: Choice, told: PairCosts | None = None) -> Policy:
-        """A fresh one, which believes what it was `told`."""
-        pair = told or self.pair
+    def policy(self, choice: Choice, given: PairCosts | None = None) -> Policy:
+        """A fresh one, that starts from the costs `given`."""
+        pair = given or self.pair
         believed = CallCosts.from_json(pair.target.as_json())
         drafts = {DRAFT: CallCosts.from_json(pair.draft.as_json())} if pair.draft and self.drafts else {}
         return choice.policy(believed, drafts)
 
-    def run(self, choice: Choice, told: PairCosts | None = None) -> tuple[list[Replayed], Policy]:
+    def run(self, choice: Choice, given: PairCosts | None = None) -> tuple[list[Replayed], Policy]:
         """Replay all recordings; the policy of the last one is given back."""
-        policy, found = self.policy(choice, told), []
+        policy, found = self.policy(choice, given), []
         for i, recording in enumerate(self.recordings):
             if i and not self.warm:
-                policy = self.policy(choice, told)
+                policy = self.policy(choice, given)
             found.append(choice.replay(recording, policy, self.costs, self.drafts))
         return found, policy
 
@@ -89,12 +87,9 @@ class Scene:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False, every=1)
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--costs", nargs="+", type=Path, required=True)
-    parser.add_argument("--every", type=int, default=1, help="of the recordings only every Nth")
     parser.add_argument("--warm", action="store_true", help="learn from one recording to the next")
     arguments = parser.parse_args()
     by_id = {r.id: r for path in arguments.recordings for r in read_recordings(path) if r.tokens}
@@ -136,9 +131,17 @@ def compare(
     for name, found in {**both, **others, **fixed}.items():
         shares = [bound / r.seconds for bound, r in zip(bounds, found, strict=True)]
         speedups = [r.speedup for r in found]
-        waited = f"{mean(scene.waited(found)):.3f}x"
-        lines.append([name, f"{mean(speedups):.3f}x", waited, f"{min(speedups):.2f}x", f"{mean(shares):.1%}"])
-    bound = mean(r.plain_s / b for r, b in zip(automatic, bounds, strict=True))
+        waited = f"{geometric_mean(scene.waited(found)):.3f}x"
+        lines.append(
+            [
+                name,
+                f"{geometric_mean(speedups):.3f}x",
+                waited,
+                f"{min(speedups):.2f}x",
+                f"{geometric_mean(shares):.1%}",
+            ]
+        )
+    bound = geometric_mean(r.plain_s / b for r, b in zip(automatic, bounds, strict=True))
     lines.append(["bound", f"{bound:.3f}x", "", "", "100.0%"])
     yield from table(["choice", "speed-up", "with the prompt", "lowest", "of the bound"], lines)
     times = {name: [r.seconds for r in found] for name, found in fixed.items()}
@@ -149,7 +152,7 @@ def compare(
     ]
     within = sum(regret <= 0.08 for regret in regrets) / len(regrets)
     yield (
-        f"Best single setting: {single}; automatic {best_s / mean(ours):.3f}x of its speed. "
+        f"Best single setting: {single}; automatic {best_s / geometric_mean(ours):.3f}x of its speed. "
         f"Against the best for each prompt: within 8% for {within:.0%}, "
         f"median {median(regrets):+.1%}, largest {max(regrets):+.1%}.\n"
     )
@@ -177,9 +180,18 @@ def categories(
             [bounds[i] / limits[i][1] for i in group],
             [bounds[i] / limits[i][0] for i in group],
         )
-        bound, *shares = map(mean, columns)
-        line = [name, str(len(group)), f"{mean(speedups):.3f}x", f"{mean(waited[i] for i in group):.3f}x"]
-        line += [f"{mean(learned[i].speedup for i in group):.3f}x", f"{min(speedups):.2f}x", f"{bound:.2f}x"]
+        bound, *shares = map(geometric_mean, columns)
+        line = [
+            name,
+            str(len(group)),
+            f"{geometric_mean(speedups):.3f}x",
+            f"{geometric_mean(waited[i] for i in group):.3f}x",
+        ]
+        line += [
+            f"{geometric_mean(learned[i].speedup for i in group):.3f}x",
+            f"{min(speedups):.2f}x",
+            f"{bound:.2f}x",
+        ]
         lines.append(line + [f"{share:.1%}" for share in shares])
     header = [
         "category",
@@ -207,10 +219,10 @@ def reliability(policy: AutoPolicy) -> Iterator[str]:
 
 
 def robustness(scene: Scene) -> Iterator[str]:
-    """The automatic choice where something is not as it was told, and what it makes of it in time."""
+    """The automatic choice where something is not as it was given, and what it makes of it in time."""
     cases: list[tuple[str, Scene, PairCosts | None]] = [("as it is", scene, None)]
     cases += [
-        (f"told {name}", scene, wrong(scene.pair))
+        (f"given {name}", scene, wrong(scene.pair))
         for name, wrong in WRONG.items()
         if scene.drafts or "draft" not in name
     ]
@@ -222,11 +234,18 @@ def robustness(scene: Scene) -> Iterator[str]:
             ("draft is the target", replace(scene, recordings=twin, drafts={DRAFT: scene.costs}), None)
         )
     lines = []
-    for name, case, told in cases:
-        speedups = [r.speedup for r in case.run(AUTO, told)[0]]
+    for name, case, given in cases:
+        speedups = [r.speedup for r in case.run(AUTO, given)[0]]
         first, rest = speedups[:FIRST], speedups[FIRST:] or speedups
         worst, low = min(speedups), sum(speedup < 0.95 for speedup in speedups)
-        lines.append([name, f"{mean(speedups):.3f}x", f"{mean(first):.3f}x", f"{mean(rest):.3f}x"])
+        lines.append(
+            [
+                name,
+                f"{geometric_mean(speedups):.3f}x",
+                f"{geometric_mean(first):.3f}x",
+                f"{geometric_mean(rest):.3f}x",
+            ]
+        )
         lines[-1] += [f"{worst:.2f}x", str(low)]
     header = ["", "speed-up", f"first {FIRST} prompts", "the rest", "lowest", "below 0.95x"]
     yield from table(header, lines)
@@ -243,7 +262,4 @@ def with_draft(recording: Recording, *, wrong: bool) -> Recording:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OutriderError as error:
-        sys.exit(str(error))
+    run_program(main)

@@ -8,7 +8,6 @@ README.md says what each figure means. Nothing is written but to standard output
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,19 +17,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import Row, argument_parser, geometric_mean, interval, read_rows, run_program, table
 from policy.curves import from_row
-from policy.summary import (
-    Measured,
-    best_single,
-    by_category,
-    interval,
-    mean,
-    measured,
-    plain_noise,
-    server_times,
-)
-from policy.tables import table
-from rows import Row, read_rows
+from policy.summary import Measured, best_single, by_category, measured, plain_noise, server_times
 
 SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 32)
 ESTIMATE_RATIO = 0.05
@@ -40,9 +29,7 @@ SHOWN = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False)
     parser.add_argument("files", nargs="+", type=Path)
     files = {path: read_rows(path) for path in parser.parse_args().files}
     live = {path: rows for path, rows in files.items() if any(r.get("kind") == "prompt" for r in rows)}
@@ -107,18 +94,18 @@ def categories(prompts: list[Measured]) -> Iterator[str]:
     def line(name: str, group: list[Measured]) -> list[str]:
         speedups = [prompt.speedup for prompt in group]
         low, high = interval(speedups)
-        slow = " **below 0.98**" if mean(speedups) < 0.98 else ""
+        slow = " **below 0.98**" if geometric_mean(speedups) < 0.98 else ""
         return [
             name,
             str(len(group)),
-            f"{mean(speedups):.3f}x{slow}",
+            f"{geometric_mean(speedups):.3f}x{slow}",
             f"{low:.2f}–{high:.2f}",
             f"{min(speedups):.2f}x",
-            f"{mean(p.bound_speedup for p in group):.2f}x",
-            f"{mean(p.share for p in group):.1%}",
-            f"{mean(p.speedup_share for p in group):.1%}",
-            f"{mean(p.replayed_share for p in group):.1%}",
-            f"{mean(1 + p.regret for p in group) - 1:+.1%}",
+            f"{geometric_mean(p.bound_speedup for p in group):.2f}x",
+            f"{geometric_mean(p.share for p in group):.1%}",
+            f"{geometric_mean(p.speedup_share for p in group):.1%}",
+            f"{geometric_mean(p.replayed_share for p in group):.1%}",
+            f"{geometric_mean(1 + p.regret for p in group) - 1:+.1%}",
         ]
 
     header = ["category", "prompts", "speed-up", "95 %", "lowest", "bound", "of the bound"]
@@ -153,8 +140,8 @@ def findings(prompts: list[Measured]) -> Iterator[str]:
             f"median error {median(errors):+.1%}, of absolute errors {median(map(abs, errors)):.1%}; "
             f"measured within its interval for {sum(p.estimate_holds for p in prompts)} of {len(errors)}"
         )
-    drift = mean(p.replayed_token_s["auto"] / p.token_s["auto"] for p in prompts)
-    plain = mean(p.replayed_token_s["plain"] / p.token_s["plain"] for p in prompts)
+    drift = geometric_mean(p.replayed_token_s["auto"] / p.token_s["auto"] for p in prompts)
+    plain = geometric_mean(p.replayed_token_s["plain"] / p.token_s["plain"] for p in prompts)
     yield f"- replayed over real time: automatic {drift:.3f}, plain {plain:.3f}"
     yield f"- same text in every run: {sum(p.equal for p in prompts)} of {len(prompts)} prompts\n"
 
@@ -162,22 +149,29 @@ def findings(prompts: list[Measured]) -> Iterator[str]:
 def settings(prompts: list[Measured]) -> Iterator[str]:
     """The automatic choice against each setting that somebody could have fixed for all prompts."""
     fixed = {name: [p.replayed_token_s[name] for p in prompts] for name in prompts[0].settings}
-    ours = mean(p.replayed_token_s["auto"] for p in prompts)
+    ours = geometric_mean(p.replayed_token_s["auto"] for p in prompts)
     name, best = best_single(fixed)
     yield f"Best single setting in replay: {name}; automatic {best / ours:.3f}x of its speed."
     for chosen in prompts[0].token_s:
         if chosen not in ("plain", "auto"):
             ratios = [p.token_s[chosen] / p.token_s["auto"] for p in prompts]
             low, high = interval(ratios)
-            yield f"Against {chosen}, as it ran: {mean(ratios):.3f}x ({low:.2f}–{high:.2f})."
+            yield f"Against {chosen}, as it ran: {geometric_mean(ratios):.3f}x ({low:.2f}–{high:.2f})."
     yield ""
     lines = []
-    order = sorted(fixed, key=lambda name: mean(fixed[name]))
+    order = sorted(fixed, key=lambda name: geometric_mean(fixed[name]))
     shown = [choice for choice in prompts[0].replayed_token_s if choice not in fixed] + order[:SHOWN]
     for choice in dict.fromkeys((*shown, "plain")):
         speedups = [p.replayed_token_s["plain"] / p.replayed_token_s[choice] for p in prompts]
         shares = [p.bound_token_s / p.replayed_token_s[choice] for p in prompts]
-        lines.append([choice, f"{mean(speedups):.3f}x", f"{min(speedups):.2f}x", f"{mean(shares):.1%}"])
+        lines.append(
+            [
+                choice,
+                f"{geometric_mean(speedups):.3f}x",
+                f"{min(speedups):.2f}x",
+                f"{geometric_mean(shares):.1%}",
+            ]
+        )
     yield from table(["replayed", "speed-up", "lowest", "of the bound"], lines)
 
 
@@ -194,20 +188,20 @@ def against_server(prompts: list[Measured], rows: list[Row]) -> Iterator[str]:
     lines, single = [], best_single({s: [t[p.id] for p in prompts] for s, t in times.items()})[0]
     for name, group in groups.items():
         each = {s: [t[p.id] for p in group] for s, t in times.items()}
-        ours = mean(p.token_s["auto"] for p in group)
+        ours = geometric_mean(p.token_s["auto"] for p in group)
         best, best_s = best_single(each)
-        line = [name, f"{mean(each[single]) / ours:.3f}x", best, f"{best_s / ours:.3f}x"]
-        lines.append(line + [f"{mean(seconds) / ours:.2f}x" for seconds in each.values()])
+        line = [name, f"{geometric_mean(each[single]) / ours:.3f}x", best, f"{best_s / ours:.3f}x"]
+        lines.append(line + [f"{geometric_mean(seconds) / ours:.2f}x" for seconds in each.values()])
     yield from table(
         ["category", f"over {single}, its best single setting", "its best here", "over that", *times], lines
     )
     ratios = [times[single][p.id] / p.token_s["auto"] for p in prompts]
     low, high = interval(ratios)
-    yield f"Over {single}: {mean(ratios):.3f}x ({low:.2f}–{high:.2f})."
+    yield f"Over {single}: {geometric_mean(ratios):.3f}x ({low:.2f}–{high:.2f})."
     if "plain" in times:
-        plain = mean(times["plain"][p.id] / p.token_s["plain"] for p in prompts)
+        plain = geometric_mean(times["plain"][p.id] / p.token_s["plain"] for p in prompts)
         yield f"Plain decoding here over the server's: {plain:.3f}x.\n"
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

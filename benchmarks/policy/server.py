@@ -34,11 +34,9 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import Prompt, Row, argument_parser, describe, load_prompts, resume, run_program, turn
 from llama_server import LlamaServer, offers, version
-from machine import describe, turn
 from outrider.session import Pair
-from rows import Row, resume
-from workload import Prompt, load_prompts
 
 Key = tuple[object, object, object]
 SAME = ("threads", "context", "tokens", "server", "models", "cpu")
@@ -97,21 +95,12 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("prompts", nargs="+", help="FILE.jsonl, or FILE.jsonl:N for every Nth prompt")
-    parser.add_argument("--llama-server", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = argument_parser(__doc__, prompts=True, threads=2, context=4096, tokens=128, rounds=1, seed=0)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--setting", action="append", metavar="NAME=ARGUMENTS", help="one more of your own")
     parser.add_argument("--only", metavar="NAMES", help="of the settings only these, separated by commas")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("-n", "--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=0, help="servers loaded together; 0: all")
     parser.add_argument("--lock", type=Path, help="a file to hold (flock) during each request")
     return parser.parse_args()
@@ -123,7 +112,7 @@ def plan(arguments: argparse.Namespace, chosen: dict[str, list[str]]) -> list[Jo
     prompts = load_prompts(arguments.prompts)
     pair = Pair.load(arguments.model)
     try:
-        tokens = {prompt.id: pair.encode([{"role": "user", "content": prompt.text}]) for prompt in prompts}
+        tokens = {prompt.id: pair.encode(prompt.messages) for prompt in prompts}
     finally:
         pair.close()
     needed = max(map(len, tokens.values())) + arguments.tokens
@@ -140,7 +129,7 @@ def plan(arguments: argparse.Namespace, chosen: dict[str, list[str]]) -> list[Jo
 def describe_run(arguments: argparse.Namespace, chosen: dict[str, list[str]]) -> Row:
     """The head of the results: on what, and with which settings, they are measured."""
     named = {name: " ".join(options) for name, options in chosen.items()}
-    return describe(*(model for model in (arguments.model, arguments.draft) if model)) | {
+    return describe(arguments.model, arguments.draft) | {
         **{name: getattr(arguments, name) for name in ("threads", "context", "tokens")},
         "server": version(arguments.llama_server),
         "settings": {name: text.replace(str(arguments.draft), "DRAFT") for name, text in named.items()},
@@ -253,4 +242,4 @@ def summarise(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

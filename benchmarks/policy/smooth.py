@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import Prompt, argument_parser, describe, load_prompts, run_program
 from outrider import LoadOptions, Request, SamplingParams
 from outrider.cli.smooth import PacedPrinter
 from outrider.core.data import Piece
@@ -31,7 +31,6 @@ from outrider.pacing import Pacer
 from outrider.readout import Emission, character_gaps, read_out
 from outrider.session import Pair, Session
 from outrider.session.generation import Generation
-from workload import Prompt, load_prompts
 
 KINDS = ("plain", "unpaced", "paced")
 Row = dict[str, Any]
@@ -66,17 +65,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("prompts", nargs="+", help="FILE.jsonl, or FILE.jsonl:N for every Nth prompt")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--draft", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("-n", "--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser = argument_parser(__doc__, prompts=True, pair=True, threads=2, context=4096, tokens=128, rounds=1)
     return parser.parse_args()
 
 
@@ -85,7 +74,7 @@ def answer(
 ) -> Row:
     """Answer a prompt once; the gaps between the characters as they would be seen."""
     session.engine.reset()
-    tokens = session.encode([{"role": "user", "content": prompt.text}])
+    tokens = session.encode(prompt.messages)
     request = Request(tokens, SamplingParams(temperature=0), max_tokens=num_tokens, speculate=kind != "plain")
     generation = Generation(session.engine, request)
     emitted: list[Emission] = []
@@ -154,4 +143,4 @@ def summarise(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -9,9 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from rows import Row
-
-RESAMPLES = 2000
+from harness import Row, geometric_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +106,6 @@ def measured(row: Row) -> Measured:
     )
 
 
-def mean(ratios: Iterable[float]) -> float:
-    """The geometric mean."""
-    return float(np.exp(np.mean(np.log(list(ratios)))))
-
-
-def interval(ratios: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Where 95 % of the geometric means lie when the prompts are drawn anew (the bootstrap)."""
-    logs = np.log(np.asarray(ratios, dtype=np.float64))
-    drawn = np.random.default_rng(seed).choice(logs, (RESAMPLES, len(logs)))
-    low, high = np.exp(np.quantile(drawn.mean(axis=1), [0.025, 0.975]))
-    return float(low), float(high)
-
-
 def plain_noise(prompts: Iterable[Measured]) -> tuple[float, float]:
     """Between which speed-ups 90 % of plain decoding's repetitions lie against each other."""
     ratios = [a / b for p in prompts for a, b in combinations(p.plain_token_s, 2)]
@@ -139,7 +124,7 @@ def by_category(prompts: Iterable[Measured]) -> dict[str, list[Measured]]:
 
 def best_single(times: Mapping[str, Sequence[float]]) -> tuple[str, float]:
     """Of settings, each with the time of every prompt, the one of least geometric mean, and that."""
-    means = {name: mean(seconds) for name, seconds in times.items()}
+    means = {name: geometric_mean(seconds) for name, seconds in times.items()}
     name = min(means, key=means.__getitem__)
     return name, means[name]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from rows import Row
+from harness import Row
 from serve.questions import Question
 
 BURST_S = 0.002

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from machine import describe
+from harness import append, describe
 from outrider import Session
 from outrider.comparison import find_divergence
 from outrider.core.data import Completion, Request
@@ -26,7 +26,6 @@ from outrider.core.params import SamplingParams
 from outrider.server.jobs import Job
 from outrider.server.worker import Worker
 from outrider.session import Pair
-from rows import append
 from serve.questions import load_questions
 
 

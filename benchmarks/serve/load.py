@@ -3,7 +3,7 @@
     python benchmarks/serve/load.py MODEL.gguf --llama-server PATH --out load.jsonl \
         [--draft DRAFT.gguf] [--prompts MORE.jsonl…] [--rounds 3]
 
-In every round each server is started anew, all of them at once, and idle ones are seen to be idle. Then
+In every round each server is started again, all of them at once, and idle ones are seen to be idle. Then
 each load goes to each server in turn, servers in shuffled order: a mixed load of chats, code, edits, JSON
 with a schema and summaries from 1, 2, 4 and 8 clients, then edits alone and JSON alone from one. A client
 asks its next question when the last is answered: greedy, streamed, over loopback. No process is asked the
@@ -30,10 +30,9 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import Row, append, argument_parser, describe, resume, run_program, turn
 from llama_server import version
-from machine import describe, turn
 from outrider.bench.servers import Server
-from rows import Row, append, resume
 from serve.client import ask, client_of
 from serve.contestants import check_idle, check_memory, contestants, values_of
 from serve.questions import Load, Question, deal, load_questions, loads
@@ -67,11 +66,8 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, tokens=96, rounds=3, threads=2, context=4096, seed=0)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--llama-server", type=Path, help="its plain and its speculative settings take part")
     parser.add_argument("--draft", type=Path, help="a draft model, for every contestant that can use one")
     parser.add_argument(
@@ -86,14 +82,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=16, help="of a mixed load")
     parser.add_argument("--alone", type=int, default=8, help="requests of the edits and of the JSON")
-    parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--slots", type=int, default=8, help="parallel sequences of every server")
-    parser.add_argument("--context", type=int, default=4096, help="tokens of a sequence")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a request may take")
     parser.add_argument("--minutes", type=float, default=600.0, help="no load is begun after so long")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lock", type=Path, help="a file to hold (flock) during each load")
     return parser.parse_args()
 
@@ -130,7 +121,7 @@ def run_round(
     arguments: argparse.Namespace,
     deadline: float,
 ) -> Iterator[Row]:
-    """One row for each load and server that is not done yet; servers start anew, and end with the round."""
+    """One row for each load and server that is not done yet; servers start again, and end with the round."""
     open_keys = {(n, round_, load.name, load.clients) for load, _ in jobs for n in chosen} - done
     if not open_keys or time.monotonic() > deadline:
         return
@@ -192,4 +183,4 @@ async def run_load(
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rows import read_rows
+from harness import read_rows
 from structured.cases import load_cases
 
 FOLDER = Path(__file__).parent

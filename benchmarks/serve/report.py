@@ -5,15 +5,13 @@ python benchmarks/serve/report.py load.jsonl [--ours outrider]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from policy.tables import table
-from rows import Row, read_rows
+from harness import Row, argument_parser, read_rows, run_program, table
 from serve.summary import (
     Cells,
     accepted_share,
@@ -29,9 +27,7 @@ Loads = Mapping[tuple[str, int], Mapping[str, Cells]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False)
     parser.add_argument("results", type=Path)
     parser.add_argument("--ours", default="outrider", help="the server that the others are compared with")
     arguments = parser.parse_args()
@@ -88,4 +84,4 @@ def _errors(loads: Loads) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

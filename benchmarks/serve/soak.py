@@ -30,9 +30,8 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe
+from harness import Row, argument_parser, describe, run_program
 from outrider.bench.servers import Server
-from rows import Row
 from serve.abuse import KINDS, Visitor
 from serve.client import client_of
 from serve.contestants import contestants, values_of
@@ -59,22 +58,15 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, threads=2, context=4096, tokens=48, seed=0)
+    parser.add_argument("--draft", type=Path)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--server", metavar="COMMAND", help="another server than Outrider's")
-    parser.add_argument("--draft", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, default=48, help="of an answer, at most")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds that a request may take")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between samples")
-    parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(llama_server=None, contestant=[], only=None)
     return parser.parse_args()
 
@@ -174,4 +166,4 @@ def problems(found: Row) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rows import Row
+from harness import Row
 
 RESAMPLES = 2000
 Cells = Mapping[int, Row]
@@ -76,7 +76,7 @@ def accepted_share(cells: Cells) -> float:
 def ratio(ours: Cells, theirs: Cells, seed: int = 0) -> Ratio:
     """The geometric mean over the rounds that both have, of our total tokens/s over theirs.
 
-    The interval draws rounds anew, and in each the questions that both answered: how a sample changes a
+    The interval draws rounds again, and in each the questions that both answered: how a sample changes a
     round's ratio is taken from tokens over the time that requests took, which is the total's ratio
     as long as all clients are at work.
     """
@@ -100,7 +100,7 @@ def _paired(ours: Row, theirs: Row) -> npt.NDArray[np.float64]:
 
 
 def _change(pairs: npt.NDArray[np.float64], draw: np.random.Generator) -> float:
-    """By how much the log of the ratio changes when the questions are drawn anew."""
+    """By how much the log of the ratio changes when the questions are drawn again."""
     again = pairs[draw.integers(0, len(pairs), len(pairs))]
     return _log_ratio(again) - _log_ratio(pairs)
 

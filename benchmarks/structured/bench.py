@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import NamedTuple
 
+from harness import Row, in_turn
 from outrider import Request, SamplingParams
 from outrider.comparison import find_divergence
 from outrider.core.contracts import Policy
@@ -22,7 +23,6 @@ from outrider.policy.forced import FORCED
 from outrider.readout import read_out
 from outrider.session import Session
 from policy.bench import automatic
-from rows import Row
 from structured.bound import bound_token_s
 from structured.cases import Case
 
@@ -110,10 +110,9 @@ class Bench:
         prompt = self._session.encode([{"role": "user", "content": case.prompt}])
         request = Request(prompt, max_tokens=self._plan.num_tokens, grammar=case.grammar(self._plan.style))
         runs: dict[str, list[Run]] = {mode.name: [] for mode in self._plan.modes}
-        for number in range(self._plan.repetitions):
+        for number, mode in in_turn(self._plan.modes, self._plan.repetitions, self._rng):
             sampling = SamplingParams(temperature=temperature, seed=number)
-            for mode in self._rng.sample(self._plan.modes, len(self._plan.modes)):
-                runs[mode.name].append(self.answer(replace(request, sampling=sampling), mode, number))
+            runs[mode.name].append(self.answer(replace(request, sampling=sampling), mode, number))
         self._engine.drafters = self._drafters
         self._engine.reset()
         return {

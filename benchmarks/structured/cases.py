@@ -12,9 +12,9 @@ from typing import Any
 
 import jsonschema
 
+from harness import read_rows
 from outrider.core.data import Grammar
 from outrider.core.params import GrammarKind, JsonStyle
-from rows import read_rows
 
 CASES = Path(__file__).with_name("cases.jsonl")
 GROUPS = ("tool", "record", "nested", "other")

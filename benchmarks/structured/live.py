@@ -22,15 +22,13 @@ from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from machine import describe, turn
+from harness import Row, append, argument_parser, describe, resume, run_program, turn
 from outrider import LoadOptions
-from outrider.core.errors import OutriderError
 from outrider.core.params import JsonStyle
 from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session
 from policy.curves import as_row
-from policy.live import in_force, measure_costs, positive
-from rows import Row, append, resume
+from policy.live import in_force, measure_costs
 from structured.bench import MODES, OFF, Bench, Mode, Plan
 from structured.cases import CASES, Case, load_cases
 
@@ -55,22 +53,12 @@ def temperatures(text: str) -> list[float]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--draft", type=Path)
+    parser = argument_parser(__doc__, pair=True, repetitions=3, tokens=256, threads=2, context=2048, seed=0)
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--only", default="", metavar="NAME,…", help="groups, or what ids begin with")
     parser.add_argument("--modes", type=modes, default=list(MODES.values()), metavar="MODE,…")
     parser.add_argument("--temperatures", type=temperatures, default=[0.0, 0.8], metavar="T,…")
     parser.add_argument("--style", choices=get_args(JsonStyle), default="spaced", help="white space of JSON")
-    parser.add_argument("--repetitions", type=positive, default=3)
-    parser.add_argument("-n", "--tokens", type=positive, default=256)
-    parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-c", "--context", type=int, default=2048)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calibration", type=float, default=12.0, metavar="SECONDS", help="for each model")
     parser.add_argument("--lock", type=Path, help="a file to hold (flock) while a case is measured")
     return parser.parse_args()
@@ -130,9 +118,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OutriderError, OSError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("stopped: what is measured is kept, the same command goes on from there")
+    run_program(main)

@@ -7,16 +7,13 @@ README.md says what each figure means. Nothing is written but to standard output
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from policy.summary import interval, mean
-from policy.tables import table
-from rows import Row, read_rows
+from harness import Row, argument_parser, geometric_mean, interval, read_rows, run_program, table
 from structured.bench import OFF
 from structured.cases import GROUPS
 from structured.summary import Answers, all_runs, calls_per_token, errors, read_answers
@@ -29,9 +26,7 @@ MIN_SPEEDUP = 0.98
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False)
     parser.add_argument("files", nargs="+", type=Path)
     for path in parser.parse_args().files:
         rows = read_rows(path)
@@ -71,9 +66,9 @@ def groups(cases: Sequence[Answers], modes: Sequence[str]) -> Iterator[str]:
             line.append(number(calls_per_token(all_runs(members, mode))))
             ratios = [ratio for case in members if (ratio := case.speedup(mode))]
             low, high = interval(ratios) if ratios else (0, 0)
-            line.append(f"{mean(ratios):.2f}x ({low:.2f}–{high:.2f})" if ratios else "-")
+            line.append(f"{geometric_mean(ratios):.2f}x ({low:.2f}–{high:.2f})" if ratios else "-")
         shares = [share for case in members if (share := case.of_the_bound)]
-        lines.append([*line, f"{mean(shares):.0%}" if shares else "-"])
+        lines.append([*line, f"{geometric_mean(shares):.0%}" if shares else "-"])
     columns = [name for mode in modes for name in (f"{mode}: calls/token", "speed-up")]
     yield from table(["group", "cases", "off: calls/token", *columns, "auto of the bound"], lines)
 
@@ -165,4 +160,4 @@ def met(holds: bool) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -10,7 +10,6 @@ disagreement. tests/test_json_schema_suite.py holds the reasons.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import Counter
@@ -18,19 +17,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from harness import argument_parser, run_program, table
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from json_schema_suite import SUITE, Outcome, byte_vocabulary, judge, read_suite
 from outrider.constraints import Compiler
 from outrider.core.errors import GrammarError, SettingError
 from outrider.files import write_whole
-from policy.tables import table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False)
     parser.add_argument("--suite", type=Path, default=SUITE)
     parser.add_argument("--lenient", action="store_true", help="go on without keywords that are not enforced")
     parser.add_argument("--out", type=Path)
@@ -82,4 +81,4 @@ def reason(error: GrammarError) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

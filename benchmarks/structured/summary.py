@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from rows import Row
+from harness import Row
 from structured.bench import AUTO, OFF
 from structured.cases import GROUPS
 

@@ -9,10 +9,10 @@ and the controls, or is it within the noise of one of these?
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness import argument_parser, run_program
 from outrider.bench.results import Cell, Results
 from outrider.bench.stages import choose
 from outrider.bench.summary.account import time_saved
@@ -26,9 +26,7 @@ CONTROLS = (Setting.of("model 3"), Setting.of("lookup 8"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False)
     parser.add_argument("run", type=Path)
     parser.add_argument("--finalists", type=int, default=1)
     arguments = parser.parse_args()
@@ -118,4 +116,4 @@ def gap_of(results: Results, best: Cell, ours: Cell) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -66,17 +66,19 @@ def compared(results: Results, check: dict[str, Any]) -> Iterator[Line]:
         automatic = Cell(target, name, "auto", None)
         yield from line(results, f"{pair}, added to lookup", draft["over_lookup"], automatic, alone)
         default = Cell(target, name, "model 3", None)
-        told = draft["speedups"]["llama_cpp_default"]
-        yield from line(results, f"{pair}, llama.cpp's default", told, default, plain)
+        predicted = draft["speedups"]["llama_cpp_default"]
+        yield from line(results, f"{pair}, llama.cpp's default", predicted, default, plain)
 
 
-def line(results: Results, what: str, told: dict[str, float], cell: Cell, reference: Cell) -> Iterator[Line]:
+def line(
+    results: Results, what: str, predicted: dict[str, float], cell: Cell, reference: Cell
+) -> Iterator[Line]:
     strata = paired(results, cell, reference)
     if strata is None:
         return
     measured = estimate(strata).interval
-    says = "faster" if told["value"] >= 1.02 else "slower" if told["value"] < 0.98 else "tie"
-    expected = f"{told['value']:.2f}x"
+    says = "faster" if predicted["value"] >= 1.02 else "slower" if predicted["value"] < 0.98 else "tie"
+    expected = f"{predicted['value']:.2f}x"
     yield Line(what, expected, says, measured, outcome(measured, noise(results, cell.target, None)))
 
 

@@ -9,7 +9,6 @@ automatic choice, which listens to the clock.
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from harness import argument_parser, run_program
 from outrider.bench.store import read_rows
 from outrider.costs import CallCosts, CallPoint, PairCosts, export_costs
 from outrider.lab.rows import BlockRow, HeadRow, Row, RunRow
@@ -30,13 +30,10 @@ _COUNTS = {"target_calls", "draft_calls", "drafted", "accepted", "forced", "equa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__, out=False, seed=0)
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rng, pair = random.Random(arguments.seed), (arguments.target, arguments.draft)
     with tempfile.TemporaryDirectory() as folder:
@@ -103,4 +100,4 @@ def _timeless(row: Row) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)
