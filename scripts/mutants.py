@@ -60,7 +60,7 @@ class Mutant:
         if len(found) == 1:
             return found[0], ""
         if found:
-            return None, f"its text stands {len(found)} times: {', '.join(sorted({p.name for p in found}))}"
+            return None, f"its text occurs {len(found)} times: {', '.join(sorted({p.name for p in found}))}"
         first = self.old.strip().splitlines()[0]
         lines = [line.strip() for text in texts.values() for line in text.splitlines()]
         near = get_close_matches(first, lines, 1, 0.6)

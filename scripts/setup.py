@@ -8,8 +8,8 @@ that is not in the standard library. What it does, in order:
 3. fetch the embedded model into the user's cache.
 
 `--dev` adds the tools and the libraries of the tests, `--torch` PyTorch. `--llama-cpp` adds
-llama-cpp-python, the one package that is compiled, and `--rebuild` compiles it anew. Then it decodes
-once with it in a child process, and builds it anew when that kills the child: gcc 12 miscompiles the
+llama-cpp-python, the one package that is compiled, and `--rebuild` compiles it again. Then it decodes
+once with it in a child process, and builds it again when that kills the child: gcc 12 miscompiles the
 tile configuration of llama.cpp's AMX kernels, and such a build dies of SIGSEGV at its first decode on a
 CPU that has AMX. All builds are therefore made without those kernels, but uv's cache may hold a wheel
 that was built otherwise, or elsewhere.
@@ -117,10 +117,10 @@ def find_uv(root: Path, environment: Mapping[str, str]) -> str:
     say("uv is not installed; bringing a copy into .tools")
     tools = root / ".tools"
     venv = [sys.executable, "-m", "venv", str(tools)]
-    run(venv, environment, f"no virtual environment could be made in {tools}; the reason stands above.")
+    run(venv, environment, f"no virtual environment could be made in {tools}; the reason is above.")
     pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--require-hashes", "--requirement", str(root / "scripts" / "uv-requirements.txt")]
-    run(pip, environment, "pip could not install uv; the reason stands above. Or install uv yourself.")
+    run(pip, environment, "pip could not install uv; the reason is above. Or install uv yourself.")
     return str(tools / "bin" / "uv")
 
 
@@ -135,7 +135,7 @@ def make_venv(root: Path, uv: str, environment: Mapping[str, str]) -> None:
         return
     shutil.rmtree(root / ".venv", ignore_errors=True)
     command = [uv, "venv", "--quiet", "--python", sys.executable, str(root / ".venv")]
-    run(command, environment, "uv could not create .venv; its reason stands above.")
+    run(command, environment, "uv could not create .venv; its reason is above.")
 
 
 def uv_pip(root: Path, uv: str, action: str) -> list[str]:
@@ -149,7 +149,7 @@ def install(root: Path, uv: str, environment: Mapping[str, str]) -> None:
     The libraries that run the models come ready-made or not at all: uv would try to compile them where
     there is no wheel.
     """
-    failure = "the packages could not be installed; uv's reason stands above."
+    failure = "the packages could not be installed; uv's reason is above."
     say("installing the locked packages")
     locked = ["--require-hashes", str(root / "requirements.lock")]
     for library in READY_MADE:
@@ -163,17 +163,17 @@ def install_dev(root: Path, environment: Mapping[str, str]) -> None:
     """Add what checking and testing need to the .venv that is there."""
     say("installing the packages of the checks and the tests")
     locked = ["--require-hashes", "--requirement", str(root / "requirements-dev.lock")]
-    failure = "the packages could not be installed; uv's reason stands above."
+    failure = "the packages could not be installed; uv's reason is above."
     run([*uv_pip(root, find_uv(root, environment), "install"), *locked], environment, failure)
     (root / ".venv" / ".dev").touch()
 
 
-def install_engine(root: Path, uv: str, environment: Mapping[str, str], *, anew: bool = False) -> None:
-    """Add llama-cpp-python to .venv; `anew` compiles it even where uv has a wheel of an earlier build.
+def install_engine(root: Path, uv: str, environment: Mapping[str, str], *, rebuild: bool = False) -> None:
+    """Add llama-cpp-python to .venv; `rebuild` compiles it even where uv has a wheel of an earlier build.
 
     That wheel leaves uv's cache first: it would be taken again, here and by the next setup.
     """
-    failure = f"{ENGINE} could not be built; uv's reason stands above."
+    failure = f"{ENGINE} could not be built; uv's reason is above."
     compiler = shlex.split(environment.get("CXX") or "c++")
     if not accepts(compiler, "c++", ()):
         failure += (
@@ -182,7 +182,7 @@ def install_engine(root: Path, uv: str, environment: Mapping[str, str], *, anew:
         )
     locked = ["--require-hashes", "--requirement", str(root / "scripts" / "llama-cpp-requirements.txt")]
     command = [*uv_pip(root, uv, "install"), "--no-deps"]
-    if anew:
+    if rebuild:
         run([uv, "cache", "clean", "--quiet", ENGINE], environment, failure)
         command += ["--reinstall-package", ENGINE, "--no-binary", ENGINE]
     run([*command, *locked], environment, failure)
@@ -199,7 +199,7 @@ def install_torch(root: Path, environment: Mapping[str, str]) -> None:
         command = [find_uv(root, environment), "pip"]
         wanted = ["--python", str(venv_python(root)), *wanted]
     say("installing PyTorch, which the tests of training need")
-    failure = "PyTorch could not be installed; the reason stands above."
+    failure = "PyTorch could not be installed; the reason is above."
     run([*command, "install", "--quiet", *wanted], environment, failure)
     (root / ".venv" / ".torch").touch()
 
@@ -247,12 +247,12 @@ def deadly_signal(root: Path, model: Path, environment: Mapping[str, str]) -> st
 
 
 def ensure_first_decode(root: Path, uv: str, model: Path, environment: Mapping[str, str]) -> None:
-    """Decode once in a child; if that kills it, build llama.cpp anew and try a second time."""
+    """Decode once in a child; if that kills it, build llama.cpp again and try a second time."""
     died_of = deadly_signal(root, model, environment)
     if died_of is None:
         return
-    say(f"{ENGINE} dies of {died_of} at its first decode here; building it anew, which takes minutes")
-    install_engine(root, uv, environment, anew=True)
+    say(f"{ENGINE} dies of {died_of} at its first decode here; building it again, which takes minutes")
+    install_engine(root, uv, environment, rebuild=True)
     died_of = deadly_signal(root, model, environment)
     if died_of is not None:
         raise SetupError(
@@ -262,16 +262,16 @@ def ensure_first_decode(root: Path, uv: str, model: Path, environment: Mapping[s
     say(f"the new build of {ENGINE} works")
 
 
-def add_llama_cpp(root: Path, inherited: Mapping[str, str], *, anew: bool = False) -> None:
+def add_llama_cpp(root: Path, inherited: Mapping[str, str], *, rebuild: bool = False) -> None:
     """Add a llama-cpp-python that works to the .venv that is there. Raises SetupError.
 
-    `anew` compiles it even where a build is at hand: for other CMAKE_ARGS or compilers. Without the
+    `rebuild` compiles it even where a build is at hand: for other CMAKE_ARGS or compilers. Without the
     embedded model it is not tried, and not marked as ready: the next `make` makes up for that.
     """
     environment = without_amx(inherited)
     uv = find_uv(root, environment)
-    say(f"installing {ENGINE}; {'' if anew else 'where it is not cached, '}compiling it takes minutes")
-    install_engine(root, uv, environment, anew=anew)
+    say(f"installing {ENGINE}; {'' if rebuild else 'where it is not cached, '}compiling it takes minutes")
+    install_engine(root, uv, environment, rebuild=rebuild)
     model = fetch_model(root, environment)
     if model is None:
         say(f"{ENGINE} is not tried without the embedded model; the next make tries again to fetch it")
@@ -322,7 +322,7 @@ def main() -> int:
         elif arguments.torch:
             install_torch(root, environment)
         elif arguments.llama_cpp or arguments.rebuild:
-            add_llama_cpp(root, environment, anew=arguments.rebuild)
+            add_llama_cpp(root, environment, rebuild=arguments.rebuild)
         else:
             setup(root, environment)
     except SetupError as error:
