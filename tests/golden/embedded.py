@@ -1,7 +1,7 @@
 """The program's `--json` on the embedded default model, SmolLM2-135M, at fixed seeds.
 
 Texts depend on the library's kernels: on another kind of CPU, or with another version of llama.cpp, record
-them anew on an unchanged checkout before you compare.
+them again on an unchanged checkout before you compare.
 """
 
 from __future__ import annotations
@@ -46,13 +46,20 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 }
 """Options of `run`; of the automatic choice, which follows the clock, only form and text are compared."""
 
+_BY_CHOICE = ("acceptance_by_position", "drafters", "explanation")
+"""what has a place for each kind of draft that was made, if any was"""
+
 
 def answers() -> Any:
     """`run` with every set of options."""
     found = {}
     for name, options in RUNS.items():
         out = program("run", *_MACHINE, *options, "--json", _PROMPT)
-        found[name] = shape(out, ("text", "settings")) if name == "automatic" else normal(out)
+        if name == "automatic":
+            out["out"] |= dict.fromkeys(_BY_CHOICE)
+            found[name] = shape(out, ("text", "settings"))
+        else:
+            found[name] = normal(out)
     return found
 
 
