@@ -16,7 +16,7 @@ from outrider.lab.models import ModelFile
 from outrider.lab.rows import ModelRow, PairRow, Role
 from outrider.lab.score import pair_row
 from outrider.models.gguf import ModelCard
-from outrider.vocab import align
+from outrider.models.vocab import align
 from recordings import FLAT, SMALL, curve
 
 VOCABULARY = FakeVocabulary("abcdefgh .")

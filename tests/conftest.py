@@ -13,8 +13,8 @@ from hypothesis import settings
 from first_calls import remembering
 from outrider.backends.gguf import guard, libraries
 from outrider.backends.gguf import options as load_options
+from outrider.backends.tuning import options
 from outrider.models import cache_dir
-from outrider.tuning import options
 
 if TYPE_CHECKING:
     from real_server import RealServer

@@ -15,9 +15,9 @@ from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstim
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.models.vocab import Alignment, align, compare
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
-from outrider.vocab import Alignment, align, compare
 
 VOCABULARY = FakeVocabulary("abcd ")
 GREEDY = SamplingParams(temperature=0)

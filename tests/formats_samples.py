@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from outrider.chat import ChatTemplate
 from outrider.formats import (
     ChatFormat,
     ContentDelta,
@@ -16,6 +15,7 @@ from outrider.formats import (
     ToolSpec,
     format_of,
 )
+from outrider.models.chat import ChatTemplate
 from vocabularies import TableVocabulary, Token, bytes_and
 
 WEATHER = ToolSpec(

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.native.build import NativeBuild, build_native
-from outrider.native.place import Source
+from outrider.backends.native.build import NativeBuild, build_native
+from outrider.backends.native.place import Source
 
 PYTHON = sys.executable
 COMPILER = shutil.which("cc")

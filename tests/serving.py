@@ -21,12 +21,12 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits
-from outrider.chat import ChatTemplate
 from outrider.core.contracts import Drafter, Policy
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.models.chat import ChatTemplate
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
 from outrider.server.worker import Worker

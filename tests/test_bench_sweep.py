@@ -43,7 +43,7 @@ from outrider.lab.rows import (
     SkippedRow,
 )
 from outrider.lab.settings import Setting
-from outrider.vocab import align
+from outrider.models.vocab import align
 
 
 def of(rows: list[Row], kind: type[Any]) -> list[Any]:

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from engines import GREEDY, PROMPT, VOCABULARY, ScriptedDrafter, oracle
+from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.fake import FakeModel, Rounding, random_logits
-from outrider.bitwise import BitwiseModel, EqualSizes
 from outrider.core.contracts import Drafter, Model
 from outrider.core.data import Request
 from outrider.core.params import Verification

@@ -21,16 +21,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from harness import Prompt, append, geometric_mean, interval, read_rows, resume
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.chat import ChatTemplate
 from outrider.core.contracts import Drafter
 from outrider.core.data import Draft, DraftWork, Row, StepRecord
 from outrider.costs import CallCosts, CallPoint, PairCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.lab.replay import Offers, Recording, hindsight_bound
+from outrider.models.chat import ChatTemplate
+from outrider.models.vocab import align
 from outrider.policy.state import PolicyState
-from outrider.replay import Offers, Recording, hindsight_bound
 from outrider.session import Session
-from outrider.vocab import align
 from policy import live, prompts, replay, report
 from policy.ahead import MAX_MODEL, Found, offers_of
 from policy.ahead import Offers as Known

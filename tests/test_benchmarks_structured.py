@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from json_schema_suite import Case as SuiteCase
 from json_schema_suite import Deviation, Outcome, byte_vocabulary, may_be_written
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.chat import ChatTemplate
 from outrider.constraints import Compiler
 from outrider.core.errors import GrammarError
 from outrider.costs import CallCosts, CallPoint, PairCosts
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.models.chat import ChatTemplate
 from outrider.session import Session
 from structured import live, report, suite
 from structured.bench import MODES, Bench, Plan

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import LANGUAGE, VOCABULARY
+from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes, find_equality
+from outrider.backends.bitwise.probe import TRIED, measure_price, needs_no_padding
 from outrider.backends.fake import FakeModel, Rounding, random_logits
-from outrider.bitwise import BitwiseModel, Equality, EqualSizes, find_equality
-from outrider.bitwise.probe import TRIED, measure_price, needs_no_padding
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from timed_models import TimedModel

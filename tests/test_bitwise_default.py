@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.bitwise import BitwiseModel, Equality, EqualSizes
+from outrider.backends.tuning import equality, open_target
 from outrider.core.errors import OutOfMemory
-from outrider.tuning import equality, open_target
 from tiny_gguf import write_tiny
 
 HUGE = 2_000_000_000

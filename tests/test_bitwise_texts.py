@@ -23,8 +23,8 @@ from engines import (
     reduced_drafter,
 )
 from examples import examples
+from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.fake import FakeModel, Rounding, random_logits
-from outrider.bitwise import BitwiseModel, EqualSizes
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Request, Row
 from outrider.core.params import SamplingParams, Verification

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from engines import PROMPT, VOCABULARY, ScriptedDrafter, oracle
+from outrider.backends.bitwise import BitwiseModel, EqualSizes
+from outrider.backends.bitwise.probe import TRIED
 from outrider.backends.fake import FakeModel, Rounding, random_logits
-from outrider.bitwise import BitwiseModel, EqualSizes
-from outrider.bitwise.probe import TRIED
 from outrider.certify.certificate import Certificate, as_json, reasons
 from outrider.certify.checks import certify
 from outrider.certify.faults import check_fault, unequal_sizes

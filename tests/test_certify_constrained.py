@@ -20,7 +20,6 @@ from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_faul
 from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.runs import generate
 from outrider.certify.texts import after, compare_greedy, repeat
-from outrider.comparison import compare, find_divergence
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.errors import SettingError
@@ -28,8 +27,9 @@ from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.lab.comparison import compare, find_divergence
+from outrider.models.vocab import compare as align
 from outrider.policy import FixedPolicy
-from outrider.vocab import compare as align
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 END = WORDS.size - 1

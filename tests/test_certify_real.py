@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import LoadOptions
-from outrider.bitwise import BitwiseModel
 from outrider.certify.certificate import reasons
 from outrider.certify.checks import certify
 from outrider.certify.faults import check_fault, unequal_sizes

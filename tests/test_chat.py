@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outrider.chat import ChatTemplate
 from outrider.core.errors import InputError, PromptError
+from outrider.models.chat import ChatTemplate
 from vocabularies import TableVocabulary, Token, bytes_and
 
 PLAIN = """\

@@ -30,7 +30,7 @@ from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.subject import Subject, offered
 from outrider.models.gguf import read_card
-from outrider.vocab import compare
+from outrider.models.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording
 from timed_models import CallTime, TimedModel
 from tiny_gguf import WIDTH, vocabulary, write_tiny

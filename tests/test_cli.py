@@ -21,8 +21,8 @@ from outrider.cli.report import print_readout
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
-from outrider.explain import explain
-from outrider.readout import read_out
+from outrider.session.explain import explain
+from outrider.session.readout import read_out
 from recordings import FLAT
 from simulated import Simulated
 from tiny_gguf import write_tiny

@@ -11,9 +11,9 @@ import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
 from outrider.backends.gguf import LoadOptions, Weights, candidates, libraries
+from outrider.backends.tuning import options as tuning
 from outrider.models import embedded_default
-from outrider.tuning import options as tuning
-from outrider.vocab import tokenizer_id
+from outrider.models.vocab import tokenizer_id
 from tiny_gguf import MERGES, Reduced, write_tiny
 
 Call = Callable[..., Outcome]

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, call
 from distilled_reports import report as made_up
+from outrider.backends.tuning import costs_of
 from outrider.cli.distill_report import print_distilled
-from outrider.tuning import costs_of
 from tiny_gguf import write_tiny
 
 pytest.importorskip("torch")

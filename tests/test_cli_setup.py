@@ -13,7 +13,7 @@ import pytest
 from cli_helpers import Outcome, call
 from native_builds import COMPILER, Machine, staged
 from outrider.backends.gguf.library import LibraryFile
-from outrider.native import build_native, native_library
+from outrider.backends.native import build_native, native_library
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
@@ -24,8 +24,10 @@ Setup = Callable[..., Outcome]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = staged(tmp_path, monkeypatch)
     source, recipe = made.source, made.recipe
-    monkeypatch.setattr("outrider.native.build_native", partial(build_native, source=source, recipe=recipe))
-    monkeypatch.setattr("outrider.native.native_library", partial(native_library, source, recipe))
+    monkeypatch.setattr(
+        "outrider.backends.native.build_native", partial(build_native, source=source, recipe=recipe)
+    )
+    monkeypatch.setattr("outrider.backends.native.native_library", partial(native_library, source, recipe))
     # What is installed here is kept for the whole process: nothing of this machine may get into it.
     monkeypatch.setattr("outrider.backends.gguf.installed", lambda: _files(native_library(source, recipe)))
     monkeypatch.setattr("outrider.backends.gguf.why_not", lambda _file: None)

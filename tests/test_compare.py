@@ -10,13 +10,13 @@ import pytest
 
 from engines import GREEDY, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.comparison import compare, find_divergence, is_deterministic
 from outrider.core.data import Completion, Logits, Request, Span
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
+from outrider.lab.comparison import compare, find_divergence, is_deterministic
 from outrider.policy import FixedPolicy
-from outrider.readout import read_out
+from outrider.session.readout import read_out
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
 REQUEST = Request((0, 1, 2), GREEDY, max_tokens=20, ignore_end=True)

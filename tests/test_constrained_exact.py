@@ -19,9 +19,9 @@ from outrider.core.data import Distribution, Draft, DraftWork, Grammar, Mask, Re
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.models.vocab import compare
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
-from outrider.vocab import compare
 from simulated import Simulated
 from test_engine_exact import AS_IT_IS, cached
 

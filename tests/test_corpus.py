@@ -19,7 +19,7 @@ from outrider.core.errors import SettingError
 from outrider.drafters import corpus as corpus_module
 from outrider.drafters import corpus_files
 from outrider.drafters.corpus import Corpus, CorpusDrafter, open_corpus
-from outrider.vocab import tokenizer_id
+from outrider.models.vocab import tokenizer_id
 
 VOCABULARY = FakeVocabulary("abcdefghijklmnopqrstuvwxyz \n")
 

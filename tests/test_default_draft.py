@@ -16,10 +16,10 @@ from outrider.distill.questions import is_held_out
 from outrider.distill.written_prompts import written_prompts
 from outrider.models import cache_dir, embedded, embedded_draft
 from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact
+from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 from outrider.session import Pair
 from outrider.session.learned import prior_in
-from outrider.vocab import align
 
 TARGET = cache_dir() / "models" / EMBEDDED_NAME
 MAX_BYTES = 16_000_000

@@ -23,9 +23,9 @@ from outrider.distill.export import Written, read_provenance, read_subset, write
 from outrider.distill.starting import keep_layers, narrow, random_weights, restrict
 from outrider.distill.subset import OTHER, Subset
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
+from outrider.models.vocab import align, tokenizer_id
 from outrider.policy.pretrained import pretrained_calibration
 from outrider.session.learned import prior_in
-from outrider.vocab import align, tokenizer_id
 from tiny_gguf import MERGES, write_tiny
 
 SIZE = 256 + len(MERGES) + 2

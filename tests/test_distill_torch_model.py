@@ -22,8 +22,8 @@ from outrider.distill.checkpoint import read_gguf
 from outrider.distill.network import Network, TorchModel
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
-from outrider.vocab import align
 from tiny_gguf import write_tiny
 
 Row = npt.NDArray[np.float32]

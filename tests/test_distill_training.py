@@ -39,8 +39,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
+from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
-from outrider.vocab import align
 from tiny_gguf import write_tiny
 
 CPU = torch.device("cpu")

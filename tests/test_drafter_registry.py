@@ -12,7 +12,7 @@ from outrider.core.contracts import Drafter
 from outrider.drafters import registry
 from outrider.drafters.registry import DRAFTERS, DrafterKind, DrafterSettings, build_drafters
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.vocab import align
+from outrider.models.vocab import align
 
 VOCABULARY = FakeVocabulary("ab ")
 

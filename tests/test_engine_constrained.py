@@ -16,8 +16,8 @@ from outrider.core.errors import ConstraintError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
+from outrider.models.vocab import compare
 from outrider.policy import FixedPolicy
-from outrider.vocab import compare
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
 END = WORDS.size - 1

@@ -19,10 +19,10 @@ from outrider.core.params import DraftSampling, Rule, SamplingParams, Verificati
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.models.vocab import compare
 from outrider.policy import FixedPolicy
 from outrider.sampling import LazyDistributions, RequestSampler
 from outrider.verify import Verifier
-from outrider.vocab import compare
 
 TINY = FakeVocabulary("ab")
 END = TINY.size - 1

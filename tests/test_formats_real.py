@@ -9,12 +9,12 @@ import pytest
 
 from formats_samples import TOOLS
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.chat import ChatTemplate
 from outrider.constraints import Compiler
 from outrider.core.contracts import Vocabulary
 from outrider.core.params import FastForward
 from outrider.formats import ChatFormat, Named, format_of
 from outrider.models import cache_dir
+from outrider.models.chat import ChatTemplate
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.gguf import read_card
 from outrider.session.loading import template_of

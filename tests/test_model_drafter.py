@@ -18,10 +18,10 @@ from outrider.core.data import Distribution, Draft, DraftWork, Logits, Request, 
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
+from outrider.models.vocab import align
+from outrider.models.vocab import compare as compare_vocabularies
 from outrider.policy import FixedPolicy
 from outrider.sampling import confidence, draw, probability
-from outrider.vocab import align
-from outrider.vocab import compare as compare_vocabularies
 
 
 class _Endless(FakeVocabulary):

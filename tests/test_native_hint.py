@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from native_builds import Machine, staged
-from outrider.native import build, hint_once
-from outrider.native.place import library_path
+from outrider.backends.native import build, hint_once
+from outrider.backends.native.place import library_path
 
 
 @pytest.fixture

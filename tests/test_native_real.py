@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from native_builds import COMPILER, archive_of, source_of, staged
+from outrider.backends.native import build_native
+from outrider.backends.native.tools import fetched
 from outrider.core.errors import BuildError
 from outrider.models import embedded_default
-from outrider.native import build_native
-from outrider.native.tools import fetched
 
 REAL_PATH = os.environ.get("PATH", os.defpath)
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.data import Piece
-from outrider.pacing import Pacer
-from outrider.readout import Emission, character_gaps
+from outrider.session.pacing import Pacer
+from outrider.session.readout import Emission, character_gaps
 
 SOURCES = ("target", "draft", "lookup")
 

@@ -15,10 +15,10 @@ from outrider.core.data import Draft, DraftWork, Logits
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
+from outrider.models.vocab import align
 from outrider.policy import FixedPolicy
 from outrider.sampling import distribution, draw
 from outrider.verify import verify_block, verify_tokens
-from outrider.vocab import align
 
 
 def draft_request(sequence: int = 0, max_tokens: int = 100) -> DraftRequest:

@@ -25,6 +25,7 @@ from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.lab.replay import replay
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import Estimator, RequestBias
 from outrider.policy.objective import (
@@ -36,7 +37,6 @@ from outrider.policy.objective import (
 from outrider.policy.pretrained import pretrained_calibration, read_calibration
 from outrider.policy.state import Batch, PolicyState
 from outrider.policy.step import Step
-from outrider.replay import replay
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 from simulated import SURE, Offering, Simulated
 

@@ -12,7 +12,7 @@ from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.data import Completion, Draft, DraftWork, FinishReason, Request, StepRecord
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
-from outrider.readout import Emission, character_gaps, read_out
+from outrider.session.readout import Emission, character_gaps, read_out
 
 
 def record(

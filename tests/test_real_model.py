@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.comparison import find_divergence
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
+from outrider.lab.comparison import find_divergence
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.policy import FixedPolicy
-from outrider.readout import read_out
 from outrider.session import Pair, Session
+from outrider.session.readout import read_out
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
 

@@ -23,13 +23,13 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.rows import Rows
 from outrider.lab.facts import tokenizers_of
+from outrider.lab.replay import record_offers
 from outrider.lab.score import pair_row
+from outrider.models.vocab import Alignment, align, compare, tokenizer_id
 from outrider.policy import FixedPolicy
-from outrider.replay import record_offers
 from outrider.sampling import RequestSampler, distribution, draw
 from outrider.session import Pair, Session
 from outrider.session import loading as loading_module
-from outrider.vocab import Alignment, align, compare, tokenizer_id
 from tiny_gguf import MERGES, Reduced, vocabulary, write_tiny
 from vocabularies import TableVocabulary, Token, bytes_and
 

@@ -31,8 +31,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
-from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.replay import (
+from outrider.lab.replay import (
     Offers,
     Recording,
     hindsight_bound,
@@ -41,7 +40,8 @@ from outrider.replay import (
     replay,
     write_recordings,
 )
-from outrider.vocab import align
+from outrider.models.vocab import align
+from outrider.policy import AutoPolicy, FixedPolicy
 from recordings import FLAT, SMALL, STAIRS, STEEP, TEXT_KINDS, DraftKind, TextKind, curve, recording
 
 GREEDY = SamplingParams(temperature=0)

@@ -10,8 +10,8 @@ import pytest
 
 from outrider.costs import CallCosts
 from outrider.costs.points import Curve
+from outrider.lab.replay import Recording, Replayed, replay
 from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.replay import Recording, Replayed, replay
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 
 MACHINES = {"stairs": (STAIRS, 0.01), "steep": (STEEP, 0.05), "flat": (FLAT, 0.02)}

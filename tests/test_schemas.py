@@ -13,8 +13,8 @@ from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
-from outrider.schemas import parser_of, read_schema
 from outrider.session import Session
+from outrider.session.schemas import parser_of, read_schema
 from real_server import OPTIONS
 from vocabularies import TableVocabulary, Token, bytes_and
 

@@ -17,7 +17,7 @@ import pytest
 from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
 from outrider.cli.smooth import PacedPrinter
 from outrider.core.data import Piece
-from outrider.pacing import Pacer
+from outrider.session.pacing import Pacer
 from tiny_gguf import write_tiny
 
 Run = Callable[..., Outcome]

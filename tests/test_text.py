@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.core.errors import SettingError
-from outrider.text import TextStream
+from outrider.engine.text import TextStream
 from vocabularies import TableVocabulary, Token, bytes_and
 
 BYTES = TableVocabulary(

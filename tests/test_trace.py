@@ -13,11 +13,11 @@ from engines import VOCABULARY, same_vocabulary
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.core.data import Request, StepRecord
 from outrider.core.errors import SettingError
+from outrider.core.files import check_writable
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.files import check_writable
-from outrider.trace import write_trace
+from outrider.session.trace import write_trace
 
 
 def records() -> tuple[StepRecord, ...]:

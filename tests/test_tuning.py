@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights, candidates
-from outrider.core.contracts import Model
-from outrider.costs import CallCosts, CallPoint
-from outrider.tuning import (
+from outrider.backends.tuning import (
     choose_options,
     costs_of,
     keep_costs,
@@ -22,6 +20,8 @@ from outrider.tuning import (
     tune,
     tuned_options,
 )
+from outrider.core.contracts import Model
+from outrider.costs import CallCosts, CallPoint
 from tiny_gguf import write_tiny
 
 Speed = Callable[[LoadOptions, int], float]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import VocabularyMismatch
-from outrider.vocab import Alignment, align, compare
+from outrider.models.vocab import Alignment, align, compare
 from vocabularies import TableVocabulary, Token, bytes_and
 
 WORDS = ("the", " the", "er", "ing", "1969", "600", "000", "  ", "    ", "def", "return", "re", "в", "的")

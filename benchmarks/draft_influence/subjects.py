@@ -12,8 +12,8 @@ from outrider.core.contracts import Model
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.models import read_card
+from outrider.models.vocab import Alignment, align
 from outrider.session.loading import load_weights
-from outrider.vocab import Alignment, align
 
 Tokens = tuple[int, ...]
 

@@ -30,7 +30,7 @@ from outrider import Engine, FixedPolicy, Request, SamplingParams, Span
 from outrider.core.contracts import RewindKind
 from outrider.core.data import Logits
 from outrider.drafters.model import ModelDrafter
-from outrider.vocab import Alignment, AlignmentReport, Cuts
+from outrider.models.vocab import Alignment, AlignmentReport, Cuts
 
 VOCABULARY_SIZE = 151_936
 TABLE_ROWS = 64

@@ -11,10 +11,10 @@ import numpy as np
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.lab.replay import Recording
+from outrider.lab.replay.run import SAMPLER
 from outrider.policy.estimates import RequestBias
 from outrider.policy.state import PolicyState
-from outrider.replay import Recording
-from outrider.replay.run import SAMPLER
 
 MAX_FREE, MAX_TAIL, MAX_MODEL, MAX_LEAD = 64, 32, 16, 8
 """tokens: looked up in front, after a draft model's; drafted by it, and by others in front of it"""

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from harness import Prompt, Row, in_turn
 from outrider import Request, SamplingParams
-from outrider.comparison import find_divergence
 from outrider.core.data import Completion
 from outrider.costs import PairCosts
 from outrider.drafters.model import ModelDrafter
-from outrider.explain import Estimate, estimate_speedup
+from outrider.lab.comparison import find_divergence
+from outrider.lab.replay import Offers, Recording, hindsight_bound, record_offers
+from outrider.models.vocab import Alignment
 from outrider.policy import AutoPolicy
-from outrider.readout import read_out
-from outrider.replay import Offers, Recording, hindsight_bound, record_offers
 from outrider.session import Session
-from outrider.vocab import Alignment
+from outrider.session.explain import Estimate, estimate_speedup
+from outrider.session.readout import read_out
 from policy.choices import AUTO, PLAIN, Choice, autos, settings
 from policy.curves import WRONG, CallTimes, time_calls
 

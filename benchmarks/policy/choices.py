@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts
+from outrider.lab.replay import Recording, Replayed, replay
 from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.replay import Recording, Replayed, replay
 
 LENGTHS = (2, 4, 8, 16)
 P_MINS = (0.0, 0.5, 0.75)

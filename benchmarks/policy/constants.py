@@ -90,8 +90,8 @@ def seconds(
         Finder.module, Changing.constant, Changing.factor = change
         sys.meta_path.insert(0, Finder)
     from outrider.costs import CallCosts
+    from outrider.lab.replay import read_recordings, replay
     from outrider.policy import AutoPolicy
-    from outrider.replay import read_recordings, replay
     from policy.curves import read_costs
 
     found = [r for path in recordings for r in read_recordings(path)[::every] if r.tokens]

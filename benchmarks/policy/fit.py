@@ -25,10 +25,10 @@ from outrider.core.contracts import DraftRequest
 from outrider.core.data import Request, TokenEstimate
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.lab.replay import Recording, read_recordings, replay
+from outrider.lab.replay.run import SAMPLER
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import INITIAL_WEIGHTS, RequestBias, features, initial_weights
-from outrider.replay import Recording, read_recordings, replay
-from outrider.replay.run import SAMPLER
 from policy.ahead import Everything
 from policy.curves import read_costs
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.costs import CallCosts
+from outrider.lab.replay import Recording
 from outrider.policy.state import PolicyState
-from outrider.replay import Recording
 from policy.ahead import MAX_FREE, MAX_LEAD, MAX_MODEL, Found, Offers, offers_of
 
 MAX_UNREAD = 48

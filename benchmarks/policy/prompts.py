@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, argument_parser, read_rows, run_program
 from outrider.core.errors import SettingError
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 
 OWN = Path(__file__).parents[1] / "engine" / "prompts.jsonl"
 

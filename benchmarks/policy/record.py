@@ -20,9 +20,9 @@ from harness import Row, append, argument_parser, describe, read_rows, resume, r
 from outrider.backends.gguf import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.replay import Recording, record_offers
+from outrider.lab.replay.recording import as_json
 from outrider.models import DEFAULT_DRAFT
-from outrider.replay import Recording, record_offers
-from outrider.replay.recording import as_json
 from outrider.session import Pair, Session
 
 SAME = ("models", "tokens", "context")

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import argument_parser, geometric_mean, run_program, table
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts, PairCosts
+from outrider.lab.replay import Offers, Recording, Replayed, hindsight_bound, read_recordings
 from outrider.policy import AutoPolicy
-from outrider.replay import Offers, Recording, Replayed, hindsight_bound, read_recordings
 from policy.choices import AUTO, Choice, autos, settings
 from policy.curves import WRONG, read_costs
 from policy.limit import informed_limit

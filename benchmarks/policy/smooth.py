@@ -5,7 +5,7 @@
 Each prompt is answered plainly, with speculation, and with speculation under the pacing of `--smooth`,
 in turn and in changing order, greedily and from a cold cache. Paced text goes through the thread that
 the command line uses, to a null device, so `tokens_per_s` also tells what pacing costs the engine.
-A row holds p50, p95 and max of the gaps between characters in seconds, defined in `outrider.readout`;
+A row holds p50, p95 and max of the gaps between characters in seconds, defined in `outrider.session.readout`;
 `late_s` is the longest that a character waited, `step_s` the longest step.
 """
 
@@ -27,10 +27,10 @@ from harness import Prompt, argument_parser, describe, load_prompts, run_program
 from outrider import LoadOptions, Request, SamplingParams
 from outrider.cli.smooth import PacedPrinter
 from outrider.core.data import Piece
-from outrider.pacing import Pacer
-from outrider.readout import Emission, character_gaps, read_out
 from outrider.session import Pair, Session
 from outrider.session.generation import Generation
+from outrider.session.pacing import Pacer
+from outrider.session.readout import Emission, character_gaps, read_out
 
 KINDS = ("plain", "unpaced", "paced")
 Row = dict[str, Any]

@@ -20,9 +20,9 @@ from typing import Any
 
 from harness import append, describe
 from outrider import Session
-from outrider.comparison import find_divergence
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams
+from outrider.lab.comparison import find_divergence
 from outrider.server.jobs import Job
 from outrider.server.worker import Worker
 from outrider.session import Pair

@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 from harness import Row, in_turn
 from outrider import Request, SamplingParams
-from outrider.comparison import find_divergence
 from outrider.core.contracts import Policy
 from outrider.core.data import Completion
 from outrider.core.errors import ConstraintError, GrammarError
 from outrider.core.params import FastForward, JsonStyle
 from outrider.costs import PairCosts
 from outrider.engine import PreferredTokenization
+from outrider.lab.comparison import find_divergence
 from outrider.policy import FixedPolicy
 from outrider.policy.forced import FORCED
-from outrider.readout import read_out
 from outrider.session import Session
+from outrider.session.readout import read_out
 from policy.bench import automatic
 from structured.bound import bound_token_s
 from structured.cases import Case

@@ -10,8 +10,8 @@ from outrider.core.contracts import Constraint, Drafter, DraftRequest, StoppingR
 from outrider.core.data import Completion, Draft, DraftWork, Request
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.lab.replay import Recording, hindsight_bound
 from outrider.policy.forced import FORCED, forced
-from outrider.replay import Recording, hindsight_bound
 from policy.curves import CallTimes, time_calls
 
 

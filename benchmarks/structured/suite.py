@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from json_schema_suite import SUITE, Outcome, byte_vocabulary, judge, read_suite
 from outrider.constraints import Compiler
 from outrider.core.errors import GrammarError, SettingError
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 
 
 def main() -> None:

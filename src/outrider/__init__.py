@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.backends.gguf import LoadOptions
-    from outrider.comparison import Comparison, compare
     from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
     from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update
     from outrider.core.errors import BackendError, ConstraintError, GrammarError, InputError, OutriderError
     from outrider.core.params import SamplingParams, Verification
     from outrider.engine import Engine
+    from outrider.lab.comparison import Comparison, compare
     from outrider.policy import AutoPolicy, FixedPolicy
-    from outrider.readout import Readout, read_out
     from outrider.session import Pair, Session
     from outrider.session.generation import Generation
     from outrider.session.learned import AutoSettings
+    from outrider.session.readout import Readout, read_out
 
 __version__ = "0.1.0"
 
@@ -61,7 +61,7 @@ __all__ = [
 
 _MODULES = {
     "backends.gguf": ("LoadOptions",),
-    "comparison": ("Comparison", "compare"),
+    "lab.comparison": ("Comparison", "compare"),
     "core.contracts": ("Constraint", "Drafter", "Model", "Policy", "Vocabulary"),
     "core.data": ("Completion", "Draft", "Grammar", "Request", "Span", "StepRecord", "Update"),
     "core.errors": ("BackendError", "ConstraintError", "GrammarError", "InputError", "OutriderError"),
@@ -70,7 +70,7 @@ _MODULES = {
     "session.generation": ("Generation",),
     "session.learned": ("AutoSettings",),
     "policy": ("AutoPolicy", "FixedPolicy"),
-    "readout": ("Readout", "read_out"),
+    "session.readout": ("Readout", "read_out"),
     "session": ("Pair", "Session"),
 }
 """The module of each name, which is imported when the name is used: `outrider --help` needs none of them."""

@@ -11,8 +11,8 @@ from typing import Any
 from golden.normal import rounded
 from outrider.core.contracts import Policy
 from outrider.costs import CallCosts, PairCosts, import_costs
+from outrider.lab.replay import Recording, hindsight_bound, read_recordings, replay
 from outrider.policy import AutoPolicy, FixedPolicy
-from outrider.replay import Recording, hindsight_bound, read_recordings, replay
 
 __all__ = ["few_replays", "replays"]
 

@@ -18,7 +18,7 @@ from outrider.core.calls import check_spans
 from outrider.core.contracts import Model, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
-from outrider.vocab import tokenizer_id
+from outrider.models.vocab import tokenizer_id
 
 _Row = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.bench.results import Results
 from outrider.core.errors import InputError, SettingError
 from outrider.core.extras import require_extra
-from outrider.files import check_writable, write_whole
+from outrider.core.files import check_writable, write_whole
 from outrider.lab.rows import CaseOutcome, PredictionRow, RunRow
 
 __all__ = ["COLUMNS", "export", "table"]

@@ -11,6 +11,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.predict import OwnTimes, Prices, Scored
 from outrider.lab.prompts import Workload
 from outrider.lab.record import Case, cases_of
+from outrider.lab.replay import Recording
 from outrider.lab.rows import (
     AnswerRow,
     ChoiceRow,
@@ -24,7 +25,6 @@ from outrider.lab.rows import (
     SkippedRow,
 )
 from outrider.lab.score import offers_of
-from outrider.replay import Recording
 
 __all__ = ["MIN_TOKENS", "Ledger"]
 

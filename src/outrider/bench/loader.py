@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
+from outrider.backends.tuning import costs_of
 from outrider.bench.plan import Plan
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
@@ -16,10 +17,9 @@ from outrider.lab.prompts import Workload
 from outrider.lab.rows import ModelRow, PairRow, Role
 from outrider.lab.score import pair_row
 from outrider.models.hub import HubOptions
+from outrider.models.vocab import compare
 from outrider.session.learned import prior_in
 from outrider.session.loading import in_same_library, template_of, why_no_draft
-from outrider.tuning import costs_of
-from outrider.vocab import compare
 
 __all__ = ["LlamaCppLoader"]
 

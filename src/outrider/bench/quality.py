@@ -21,7 +21,7 @@ from outrider.bench.teacher import DEFAULT_TOP, Floats64, Teacher, log_softmax, 
 from outrider.core.contracts import Model
 from outrider.core.data import Row
 from outrider.core.errors import InputError, SettingError, VocabularyMismatch
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 from outrider.lab.rows import AnswerRow, QualityRow
 from outrider.models.gguf import ModelCard
 from outrider.models.quantizations import without_quantization

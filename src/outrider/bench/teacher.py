@@ -15,7 +15,7 @@ import numpy.typing as npt
 from outrider.core.contracts import Model
 from outrider.core.data import Row, Span
 from outrider.core.errors import BackendError, InputError
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 from outrider.sampling.selection import top_k
 
 __all__ = ["DEFAULT_TOP", "Teacher", "log_softmax", "score"]

@@ -16,7 +16,7 @@ from typing import Any
 from outrider.certify.exact import LENGTH, POWER_SHIFT
 from outrider.certify.plan import Findings, Plan
 from outrider.certify.texts import Compared, Counts
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 from outrider.models.hashing import file_sha256
 from outrider.models.shards import local_shards
 

@@ -12,8 +12,8 @@ from typing import cast
 
 import numpy as np
 
-from outrider.bitwise import BitwiseModel, EqualSizes
-from outrider.bitwise.probe import TRIED
+from outrider.backends.bitwise import BitwiseModel, EqualSizes
+from outrider.backends.bitwise.probe import TRIED
 from outrider.certify.wrapping import WrappedConstraint, WrappedModel
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.bitwise import BitwiseModel
+from outrider.backends.bitwise import BitwiseModel
 from outrider.certify.faults import Constrain, Fault, check_fault, check_shows
 from outrider.certify.texts import Compared, Repeated
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, Verification
+from outrider.models.vocab import Alignment
 from outrider.policy import FixedPolicy
-from outrider.vocab import Alignment
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, how much of it is done and how much there is."""

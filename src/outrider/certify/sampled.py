@@ -28,8 +28,8 @@ from outrider.core.params import DraftSampling, Rule, SamplingParams, Verificati
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.models.vocab import compare
 from outrider.policy import FixedPolicy
-from outrider.vocab import compare
 
 _CANDIDATES = 24
 """Prompts among which those of the highest entropy are chosen."""

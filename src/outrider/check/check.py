@@ -22,9 +22,9 @@ from outrider.lab.models import ModelFile
 from outrider.lab.opened import Loaded, Progress
 from outrider.lab.prompts import Workload
 from outrider.lab.subject import Subject, offered, probed
+from outrider.models.vocab import compare
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.learned import prior_in
-from outrider.vocab import compare
 
 __all__ = ["CheckRequest", "check"]
 

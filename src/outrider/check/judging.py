@@ -16,8 +16,8 @@ from outrider.lab.predict import DRAFT
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.statistics import Interval
 from outrider.lab.subject import LOOKUP, Subject, why_unusable
+from outrider.models.vocab import Alignment
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.vocab import Alignment
 
 __all__ = ["does_not_fit", "judge", "judge_lookup_alone", "unusable"]
 

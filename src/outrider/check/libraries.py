@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions
-from outrider.tuning import tuned_options
+from outrider.backends.tuning import tuned_options
 
 __all__ = ["library_to_take"]
 

@@ -12,7 +12,7 @@ from outrider.cli.bench_settings import CompareSettings, ExportSettings, InitSet
 from outrider.cli.output import readable, write, write_json
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
-from outrider.files import check_writable, write_whole
+from outrider.core.files import check_writable, write_whole
 
 __all__ = ["REPORT", "compare", "export", "init", "report", "show"]
 

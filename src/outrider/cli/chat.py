@@ -21,7 +21,7 @@ from outrider.core.data import StepRecord
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
-from outrider.trace import write_trace
+from outrider.session.trace import write_trace
 
 _HELP = "Type a message. /readout: counts of the last answer. /reset: start over. /exit or Ctrl-D: leave."
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
+from outrider.backends.tuning import Tuning, costs_of, subject_of, tune, tuned_options
 from outrider.cli.costs_report import costs_json, print_costs, print_trials
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import write_json
@@ -17,14 +18,13 @@ from outrider.cli.progress import Report, bars
 from outrider.cli.settings import CostsSettings
 from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError
+from outrider.core.files import check_writable
 from outrider.costs import CallCosts, PairCosts, export_costs, import_costs
 from outrider.costs.timing import Rows
-from outrider.files import check_writable
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve_pair
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
 from outrider.session.loading import in_same_library
-from outrider.tuning import Tuning, costs_of, subject_of, tune, tuned_options
 
 _SECONDS = 20.0
 _TUNE_SECONDS = 60.0

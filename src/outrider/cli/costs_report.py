@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from outrider.backends.tuning import Tuning
 from outrider.cli.output import readable
 from outrider.cli.tables import Cell, print_table
 from outrider.costs import MAX_TOKENS, CallCosts, PairCosts, best_call, break_even, good_sizes
-from outrider.tuning import Tuning
 
 _BAR_COLUMNS = 40
 _SHOWN = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)

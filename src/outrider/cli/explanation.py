@@ -8,8 +8,8 @@ from rich.text import Text
 from outrider.cli.output import readable
 from outrider.cli.report import estimate_line, source_name
 from outrider.cli.tables import print_rows
-from outrider.explain import Choices, Explanation
 from outrider.policy.forced import FORCED
+from outrider.session.explain import Choices, Explanation
 
 _BAR_COLUMNS = 28
 

@@ -17,6 +17,7 @@ from outrider.cli.settings import RunSettings
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import SettingError
+from outrider.core.files import check_writable
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.core.settings import (
     Drafting,
@@ -30,7 +31,6 @@ from outrider.core.settings import (
     Target,
 )
 from outrider.drafters.corpus_files import list_files
-from outrider.files import check_writable
 from outrider.models import NO_DRAFT
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.tables import print_notes, print_rows
-from outrider.comparison import Comparison
 from outrider.core.data import Completion, Grammar
 from outrider.drafters.registry import DRAFTERS
-from outrider.explain import Estimate, Explanation
-from outrider.readout import DrafterCounts, Latency, Readout
+from outrider.lab.comparison import Comparison
+from outrider.session.explain import Estimate, Explanation
+from outrider.session.readout import DrafterCounts, Latency, Readout
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
 """How `--show-source` colours a token, by who produced it."""

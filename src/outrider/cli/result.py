@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from outrider.cli.settings import RunSettings
-from outrider.comparison import Comparison
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request, TokenLogprob
 from outrider.core.errors import ConstraintError
-from outrider.readout import Readout
+from outrider.lab.comparison import Comparison
 from outrider.session import Session, settings_of
+from outrider.session.readout import Readout
 
 __all__ = ["as_json", "failure_as_json", "request_settings"]
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import has_gpu_code, show_log
+from outrider.backends.native import hint_once
 from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import INTERRUPTED, readable, write_json
@@ -19,22 +20,21 @@ from outrider.cli.result import as_json, failure_as_json, request_settings
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.cli.tables import print_notes
-from outrider.comparison import Comparison, compare, is_deterministic
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
 from outrider.drafters.corpus import indexing
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import MAX_PAUSE_S
-from outrider.explain import Explanation, explain
-from outrider.native import hint_once
+from outrider.lab.comparison import Comparison, compare, is_deterministic
+from outrider.lab.replay.recorder import record_offers
+from outrider.lab.replay.recording import Recording
+from outrider.lab.replay.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
-from outrider.readout import Readout
-from outrider.replay.recorder import record_offers
-from outrider.replay.recording import Recording
-from outrider.replay.recording import as_json as recording_json
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
+from outrider.session.explain import Explanation, explain
 from outrider.session.generation import Generation
-from outrider.trace import write_trace
+from outrider.session.readout import Readout
+from outrider.session.trace import write_trace
 
 
 def run_or_chat(settings: RunSettings) -> int:

@@ -43,7 +43,7 @@ def setup(settings: SetupSettings) -> int:
 def _libraries() -> list[str]:
     """The libraries that are there, a line each."""
     from outrider.backends.gguf import installed, why_not
-    from outrider.native import native_library
+    from outrider.backends.native import native_library
 
     lines = [
         f"{file} cannot be used: {why}" if (why := why_not(file)) else f"{file}: {readable(str(file.path))}"
@@ -57,8 +57,8 @@ def _libraries() -> list[str]:
 
 
 def _build(force: bool) -> None:
+    from outrider.backends.native import build_native
     from outrider.models import embedded_default
-    from outrider.native import build_native
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with _ended_in_order(), _shown(errors) as progress:

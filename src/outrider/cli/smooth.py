@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from outrider.core.data import Piece
-from outrider.pacing import Pacer
-from outrider.readout import Emission
+from outrider.session.pacing import Pacer
+from outrider.session.readout import Emission
 
 _LAST_PATIENCE_S = 0.2
 """How long the end of the program waits for text that nobody takes, after a second Ctrl-C."""

@@ -18,9 +18,9 @@ from outrider.cli.settings import RunSettings
 from outrider.cli.smooth import PacedPrinter
 from outrider.core.data import Completion, Piece
 from outrider.core.errors import ConstraintError
-from outrider.pacing import Pacer
-from outrider.readout import Emission, Readout, read_out
 from outrider.session.generation import Generation
+from outrider.session.pacing import Pacer
+from outrider.session.readout import Emission, Readout, read_out
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from outrider.cli.tables import print_notes
 from outrider.cli.verdict import print_verdict
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
+from outrider.core.files import check_writable
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
-from outrider.files import check_writable
 from outrider.lab.machine import machine, versions
 from outrider.session import Pair, Session, settings_of
 

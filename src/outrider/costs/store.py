@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import ModelFileError, OutriderError, SettingError
+from outrider.core.files import check_writable, write_whole
 from outrider.costs.curve import SCHEMA, CallCosts
-from outrider.files import check_writable, write_whole
 from outrider.models.cache import cache_dir
 from outrider.models.shards import local_shards
 

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from outrider.backends.gguf import LoadOptions
+from outrider.backends.tuning import costs_of
 from outrider.core.errors import InputError
+from outrider.core.files import write_whole
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
 from outrider.distill.corpus import Batch, Text, batch_of
 from outrider.distill.losses import acceptance, loss_of
 from outrider.distill.plan import Loss
-from outrider.files import write_whole
 from outrider.lab.models import ModelFile
 from outrider.models import read_card
 from outrider.session.loading import load_weights
-from outrider.tuning import costs_of
 
 THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

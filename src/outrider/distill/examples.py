@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.errors import InputError
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 
 Tokens = npt.NDArray[np.int32]
 

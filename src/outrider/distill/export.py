@@ -19,13 +19,13 @@ from outrider.backends.gguf.file_types import read_type
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.files import check_writable
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, interleaved
 from outrider.distill.subset import Field, Subset, read_field, tokenizer_fields
-from outrider.files import check_writable
 from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
+from outrider.models.vocab import align, tokenizer_id
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
-from outrider.vocab import align, tokenizer_id
 
 _PREFIX = "outrider.distill."
 _TEXTS = ("teacher", "teacher_sha256", "data", "version")

@@ -18,13 +18,13 @@ from shutil import rmtree
 import numpy as np
 
 from outrider.core.errors import InputError
+from outrider.core.files import write_whole
 from outrider.distill.corpus import Corpus
 from outrider.distill.examples import Example
 from outrider.distill.plan import DistillPlan, make_folder
 from outrider.distill.report import Curve, CurvePoint, Figure
 from outrider.distill.run import Distilled, Progress
 from outrider.distill.train import Trainer
-from outrider.files import write_whole
 from outrider.lab.statistics import LEVEL, Interval, t_tail
 
 PARTS = (0.125, 0.25, 0.5, 1.0)

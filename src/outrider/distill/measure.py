@@ -31,9 +31,9 @@ from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
 from outrider.lab.subject import Subject, offered, probed, why_unusable
 from outrider.models.hub import HubOptions
+from outrider.models.vocab import compare
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session.learned import prior_in
-from outrider.vocab import compare
 
 _BATCH_QUESTIONS = 24
 """Questions that are handed over together: an answer may be so long as suits the time left for them."""

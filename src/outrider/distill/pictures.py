@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
+from outrider.core.files import write_whole
 from outrider.distill.report import Contender, Curve, Kind, Measured, Report, Training
-from outrider.files import write_whole
 from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, STYLES, draw, legend_below
 
 _NAMES: dict[Kind, str] = {

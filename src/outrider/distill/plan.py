@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outrider.core.errors import InputError, SettingError
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 
 Loss = Literal["kl", "tv", "hybrid"]
 LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.core.errors import InputError
+from outrider.core.files import write_whole
 from outrider.distill.checkpoint import Checkpoint
 from outrider.distill.corpus import Corpus, Text
 from outrider.distill.evaluation import StepCosts, measure_costs
@@ -31,7 +32,6 @@ from outrider.distill.report import Data, Draft, Training
 from outrider.distill.subset import coverage
 from outrider.distill.train import OwnTexts, Trainer, TrainingSettings
 from outrider.drafters.model import ModelDrafter
-from outrider.files import write_whole
 from outrider.lab.models import ModelFile
 from outrider.models.hashing import file_sha256
 from outrider.policy.pretrained import PretrainedCalibration, pretrained_calibration

@@ -19,7 +19,7 @@ from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader, lay_o
 from outrider.drafters.corpus_files import FileList, chunks, list_files
 from outrider.drafters.corpus_store import About, DamagedIndex
 from outrider.drafters.lookup import grow
-from outrider.vocab import tokenizer_id
+from outrider.models.vocab import tokenizer_id
 
 __all__ = ["Corpus", "CorpusDrafter", "Progress", "indexing", "open_corpus"]
 

@@ -25,7 +25,7 @@ from outrider.core.data import (
 )
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.drafters.rows import Rows
-from outrider.vocab import Alignment
+from outrider.models.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32

@@ -12,7 +12,7 @@ from outrider.drafters.earlier import EarlierDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.vocab import Alignment
+from outrider.models.vocab import Alignment
 
 __all__ = ["DRAFTERS", "DrafterKind", "DrafterSettings", "build_drafters"]
 

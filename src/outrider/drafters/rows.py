@@ -6,8 +6,8 @@ import numpy as np
 
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Distribution, Row
+from outrider.models.vocab import Alignment
 from outrider.sampling import argmax, confidence
-from outrider.vocab import Alignment
 
 __all__ = ["Rows"]
 

@@ -33,11 +33,11 @@ from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
 from outrider.engine.sequence import Plan, Shared, Verified, complete
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.slots import Slots, rewind
+from outrider.engine.text import TextStream
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
 from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
-from outrider.text import TextStream
 from outrider.verify import VerificationRule, Verifier
 
 

@@ -18,8 +18,8 @@ from outrider.core.data import (
 )
 from outrider.core.errors import OutriderError
 from outrider.engine.constrained import Timed
+from outrider.engine.text import TextStream
 from outrider.sampling import RequestSampler
-from outrider.text import TextStream
 from outrider.verify import VerificationRule
 
 

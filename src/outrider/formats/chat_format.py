@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from outrider.chat import ChatTemplate
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import InputError, SettingError
@@ -24,6 +23,7 @@ from outrider.formats.data import Named, ReasoningMarkers, ToolChoice, ToolSpec
 from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar, arguments_schema
 from outrider.formats.reader import Reader
 from outrider.formats.syntaxes import CallSyntax, Hermes, Mistral, Objects
+from outrider.models.chat import ChatTemplate
 
 _REASONING = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "[/THINK]"))
 _NO_JSON = ("<function=", "<arg_key>")

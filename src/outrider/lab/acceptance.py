@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.lab.intervals import share_of
+from outrider.lab.replay import Recording
 from outrider.lab.statistics import Interval
-from outrider.replay import Recording
 
 __all__ = ["POSITIONS", "Acceptance", "acceptance_of"]
 

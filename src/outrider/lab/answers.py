@@ -15,8 +15,8 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.predict import Scored
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import Case, record_case
+from outrider.lab.replay import Recording
 from outrider.lab.rows import AnswerRow
-from outrider.replay import Recording
 
 __all__ = ["ANSWER_TOKENS", "Answer", "Question", "questions_of", "record_answers"]
 

@@ -16,7 +16,7 @@ from outrider.lab.answers import Answer
 from outrider.models.gguf import ModelCard
 from outrider.models.header import TensorInfo, read_header
 from outrider.models.shards import local_shards
-from outrider.vocab import Alignment, AlignmentReport
+from outrider.models.vocab import Alignment, AlignmentReport
 
 __all__ = [
     "BreakEven",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
-from outrider.chat import ChatTemplate
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
@@ -20,10 +19,11 @@ from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt
 from outrider.lab.rows import ModelRow, Role
+from outrider.models.chat import ChatTemplate
+from outrider.models.vocab import Alignment
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session import Session
 from outrider.session.loading import load_draft, load_weights
-from outrider.vocab import Alignment
 
 __all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row", "resident_bytes", "weights_of"]
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.tuning import costs_of
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts
 from outrider.costs.timing import Rows
@@ -15,7 +16,6 @@ from outrider.lab.facts import ModelFacts, model_facts
 from outrider.lab.loaded import resident_bytes, weights_of
 from outrider.lab.models import ModelFile
 from outrider.session.loading import template_of
-from outrider.tuning import costs_of
 
 __all__ = ["Loaded", "Progress"]
 

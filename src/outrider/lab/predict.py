@@ -14,10 +14,10 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
+from outrider.lab.replay import ForcedDrafter, Recording, hindsight_bound, replay
 from outrider.lab.rows import CaseOutcome
 from outrider.lab.settings import Setting
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.replay import ForcedDrafter, Recording, hindsight_bound, replay
 
 __all__ = ["OwnTimes", "Prices", "Scored", "bounds_s", "outcome_of", "policy_times", "predict"]
 

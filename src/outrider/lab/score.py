@@ -10,11 +10,11 @@ from outrider.core.data import StepRecord
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.record import Case, request_of
+from outrider.lab.replay import Offers, record_offers
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
+from outrider.models.vocab import AlignmentReport
 from outrider.policy import FixedPolicy
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.replay import Offers, record_offers
-from outrider.vocab import AlignmentReport
 
 __all__ = ["offers_of", "pair_row", "probe_draft", "score_case"]
 

@@ -14,8 +14,8 @@ from outrider.lab.facts import ModelFacts, tokenizer_fault
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.predict import DRAFT, OwnTimes, Prices
 from outrider.lab.score import offers_of, probe_draft, score_case
+from outrider.models.vocab import Alignment
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.vocab import Alignment
 
 __all__ = ["LOOKUP", "Subject", "offered", "probed", "why_unusable"]
 

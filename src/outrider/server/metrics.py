@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider.core.data import Completion, StepRecord
-from outrider.readout import read_out
 from outrider.server.worker import StepView, WorkerState
+from outrider.session.readout import read_out
 
 OTHER = "other"
 MAX_DRAFTERS = 16

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from starlette.requests import HTTPConnection
 
-from outrider.chat import ChatTemplate
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import OutriderError
@@ -19,6 +18,7 @@ from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.formats import ChatFormat, format_of
+from outrider.models.chat import ChatTemplate
 from outrider.policy import AutoPolicy
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller

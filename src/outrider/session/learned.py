@@ -12,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from outrider.backends.gguf import GgufModel
+from outrider.backends.tuning import Loaded, costs_of, keep_costs, native_of
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
 from outrider.costs.store import read_entry, write_entry
@@ -21,7 +22,6 @@ from outrider.models.cache import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration
-from outrider.tuning import Loaded, costs_of, keep_costs, native_of
 
 __all__ = ["AutoSettings", "Learned", "Measuring", "prior_in"]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
-from outrider.chat import ChatTemplate
+from outrider.backends.tuning import choose_options
+from outrider.backends.tuning.options import Progress, checked_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
+from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
-from outrider.tuning import choose_options
-from outrider.tuning.options import Progress, checked_options
 
 __all__ = ["in_same_library", "load_draft", "load_weights", "template_of", "why_no_draft"]
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
-from outrider.chat import ChatTemplate
+from outrider.backends.tuning import Loaded, open_target
 from outrider.core.contracts import Policy
 from outrider.drafters.corpus import Progress
 from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import MAX_PAUSE_S
+from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve_pair
+from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.learned import AutoSettings, Learned, Measuring
 from outrider.session.loading import load_draft, load_weights, template_of, why_no_draft
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
-from outrider.tuning import Loaded, open_target
-from outrider.vocab import Alignment, align
 
 __all__ = ["Pair"]
 

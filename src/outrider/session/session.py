@@ -9,9 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from outrider.backends.bitwise import BitwiseModel, Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
-from outrider.bitwise import BitwiseModel, Price
-from outrider.chat import ChatTemplate
 from outrider.core.contracts import Constraint, Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request
 from outrider.core.errors import PromptError
@@ -19,9 +18,10 @@ from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import MAX_PAUSE_S, Engine
-from outrider.schemas import Schema, parser_of, read_schema
+from outrider.models.chat import ChatTemplate
 from outrider.session.generation import Generation
 from outrider.session.learned import AutoSettings, Learned
+from outrider.session.schemas import Schema, parser_of, read_schema
 
 if TYPE_CHECKING:
     from outrider.constraints import Compiled, Compiler

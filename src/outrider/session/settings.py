@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import GgufModel
-from outrider.bitwise import BitwiseModel
 from outrider.core.contracts import Policy
 from outrider.core.data import Request
 from outrider.drafters.model import ModelDrafter

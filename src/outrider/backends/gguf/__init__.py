@@ -23,7 +23,7 @@ from outrider.backends.gguf.options import (
     physical_cores,
 )
 from outrider.backends.gguf.weights import Weights
-from outrider.native.cpu import processor_name
+from outrider.backends.native.cpu import processor_name
 
 __all__ = [
     "BACKENDS",

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.native.cpu import cpu_id
 from outrider.core.errors import BackendCrash, OutOfMemory
 from outrider.costs.store import read_entry, write_entry
-from outrider.native.cpu import cpu_id
 
 _Outcome = Literal["works", "works without extra buffer types", "works in small batches"]
 

@@ -20,7 +20,7 @@ from outrider.backends.gguf.file_types import UNQUANTIZED, block_size, file_type
 from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.options import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
-from outrider.files import check_writable
+from outrider.core.files import check_writable
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.header import TensorInfo, read_header
 from outrider.models.shards import local_shards

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outrider.bench.report.terminal import print_report
 from outrider.bench.results import Results
-from outrider.files import check_writable, write_whole
+from outrider.core.files import check_writable, write_whole
 
 __all__ = ["print_report", "write_report"]
 

@@ -1,5 +1,5 @@
 """What an answer took: `usage` in OpenAI's terms, and the `outrider` object (docs/api.md). All of it is
-derived from step records by `outrider.readout` and `outrider.explain`."""
+derived from step records by `outrider.session.readout` and `outrider.session.explain`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from outrider.core.data import Completion
-from outrider.explain import Estimate, estimate_speedup
 from outrider.policy import AutoPolicy
-from outrider.readout import Readout, read_out
 from outrider.server.jobs import Job
 from outrider.server.prepare.plan import Plan
+from outrider.session.explain import Estimate, estimate_speedup
+from outrider.session.readout import Readout, read_out
 
 _FORCED = "grammar"
 """The source of drafted tokens that a grammar left no choice about."""

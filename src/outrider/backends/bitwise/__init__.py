@@ -1,8 +1,8 @@
 """Text whose bits do not depend on drafts, on how prompts are cut up, or on what else runs: equal sizes of
 calls, and a model that makes no others."""
 
-from outrider.bitwise.model import BitwiseModel
-from outrider.bitwise.probe import Equality, Price, find_equality
-from outrider.bitwise.sizes import EqualSizes
+from outrider.backends.bitwise.model import BitwiseModel
+from outrider.backends.bitwise.probe import Equality, Price, find_equality
+from outrider.backends.bitwise.sizes import EqualSizes
 
 __all__ = ["BitwiseModel", "EqualSizes", "Equality", "Price", "find_equality"]

@@ -9,9 +9,9 @@ from dataclasses import replace
 from outrider.core.contracts import Constraint, DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request, TokenEstimate
 from outrider.costs import CallCosts
+from outrider.lab.replay.recorder import LONGEST_DEPARTURE, MIN_PREFIX_PROB
+from outrider.lab.replay.recording import Offers, Recording
 from outrider.policy.forced import FORCED, forced
-from outrider.replay.recorder import LONGEST_DEPARTURE, MIN_PREFIX_PROB
-from outrider.replay.recording import Offers, Recording
 
 __all__ = ["ForcedDrafter", "RecordedDrafter"]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Row
-from outrider.vocab.cutting import Cuts
+from outrider.models.vocab.cutting import Cuts
 
 __all__ = ["Alignment", "AlignmentReport", "Difference", "Ids", "describe", "inverse"]
 

@@ -20,6 +20,9 @@ from outrider.backends.gguf import (
     installed,
     physical_cores,
 )
+from outrider.backends.native.cpu import logical_cores
+from outrider.backends.tuning.curves import file_id, machine_id
+from outrider.backends.tuning.scoring import COMPARED_TOKENS, Trial, choose_best, compare_libraries
 from outrider.core.contracts import Model
 from outrider.core.errors import BackendCrash, ModelFileError, SettingError
 from outrider.costs.curve import CallCosts
@@ -27,9 +30,6 @@ from outrider.costs.side_by_side import FEW_SIZES, SIZES, measure_side_by_side
 from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.cache import cache_dir
 from outrider.models.gguf import ModelCard, read_card
-from outrider.native.cpu import logical_cores
-from outrider.tuning.curves import file_id, machine_id
-from outrider.tuning.scoring import COMPARED_TOKENS, Trial, choose_best, compare_libraries
 
 __all__ = ["Tuning", "checked_options", "choose_options", "tune", "tuned_options"]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.backends.native.place import Source, disk_full, is_full
 from outrider.core.errors import BuildError
 from outrider.models.hashing import file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
-from outrider.native.place import Source, disk_full, is_full
 
 __all__ = ["Tools", "check_compilers", "fetched", "find_tools"]
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from outrider.core.data import FinishReason
 from outrider.core.errors import InputError
-from outrider.files import write_whole
+from outrider.core.files import write_whole
 
 __all__ = ["SCHEMA", "Offers", "Recording", "common_prefix", "read_recordings", "write_recordings"]
 

@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from outrider.bitwise.sizes import EqualSizes
+from outrider.backends.bitwise.sizes import EqualSizes
 from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.costs.timing import Clock, ordinary_tokens

@@ -12,8 +12,8 @@ from outrider.core.data import Draft, DraftWork, Request, StepRecord
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.replay.drafter import RecordedDrafter
-from outrider.replay.recording import Recording, common_prefix
+from outrider.lab.replay.drafter import RecordedDrafter
+from outrider.lab.replay.recording import Recording, common_prefix
 from outrider.sampling import RequestSampler
 
 __all__ = ["SAMPLER", "Replayed", "is_limited", "replay"]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from outrider.backends.native.cpu import cpu_id
 from outrider.core.errors import BuildError
 from outrider.models.cache import cache_dir
-from outrider.native.cpu import cpu_id
 
 __all__ = [
     "IK",

@@ -15,8 +15,8 @@ from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.replay.recording import Offers, Recording, common_prefix
-from outrider.replay.run import SAMPLER, is_limited
+from outrider.lab.replay.recording import Offers, Recording, common_prefix
+from outrider.lab.replay.run import SAMPLER, is_limited
 
 __all__ = ["hindsight_bound"]
 

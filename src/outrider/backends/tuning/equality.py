@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
+from outrider.backends.bitwise.probe import Price, measure_price, needs_no_padding
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.bitwise import BitwiseModel, Equality, find_equality
-from outrider.bitwise.probe import Price, measure_price, needs_no_padding
+from outrider.backends.tuning.curves import Loaded, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.store import costs_dir, read_entry, write_entry
-from outrider.tuning.curves import Loaded, subject_of
 
 __all__ = ["find_equal_calls", "is_nearly_free", "open_target"]
 

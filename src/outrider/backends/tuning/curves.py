@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import GgufModel, physical_cores, processor_name
-from outrider.bitwise import BitwiseModel
+from outrider.backends.native.cpu import cpu_id
 from outrider.costs import CallCosts, Subject, calibrate, fingerprint, load_costs, store_costs, store_refined
 from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
 from outrider.costs.timing import Rows
-from outrider.native.cpu import cpu_id
 
 Loaded = GgufModel | BitwiseModel
 """A target as a session has it."""

@@ -9,10 +9,10 @@ import numpy as np
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Mask, Row, Span
 from outrider.core.errors import BackendError, ConstraintError
-from outrider.replay.recording import Offers
+from outrider.lab.replay.recording import Offers
+from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
 from outrider.sampling import confidence as confidence_of
-from outrider.vocab import Alignment
 
 __all__ = ["record_offers"]
 

@@ -19,8 +19,8 @@ from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Completion, Grammar, Request, Span
 from outrider.core.errors import SettingError
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
-from outrider.readout import Readout, read_out
 from outrider.sampling import RequestSampler
+from outrider.session.readout import Readout, read_out
 from outrider.verify import scores
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.core.contracts import PartOf, Vocabulary
-from outrider.vocab.alignment import Ids, describe
-from outrider.vocab.cutting import tokenizer_id
+from outrider.models.vocab.alignment import Ids, describe
+from outrider.models.vocab.cutting import tokenizer_id
 
 __all__ = ["fault_of"]
 

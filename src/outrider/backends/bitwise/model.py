@@ -3,7 +3,7 @@
 What is summed up in a call depends, in its last bits, on how many tokens the call has and on where in the
 cache a sequence's tokens lie among others'. So each sequence has a context of its own on the shared weights,
 in which its tokens lie in order from the first cell on, and every native call has one of the sizes that
-were found to give equal bits (`outrider.bitwise.probe`). Engine, policy and the reuse of KV need not know.
+were found to give equal bits (`backends.bitwise.probe`). Engine, policy and the reuse of KV need not know.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider.bitwise.sizes import EqualSizes
+from outrider.backends.bitwise.sizes import EqualSizes
 from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span

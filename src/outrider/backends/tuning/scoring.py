@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from outrider.backends.gguf import LoadOptions, physical_cores
+from outrider.backends.native import native_library
 from outrider.costs import CallCosts, token_s
 from outrider.costs.points import Curve
-from outrider.native import native_library
 
 __all__ = ["COMPARED_TOKENS", "Trial", "choose_best", "compare_libraries", "describe_changes", "score"]
 

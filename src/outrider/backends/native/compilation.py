@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
+from outrider.backends.native.cpu import logical_cores
+from outrider.backends.native.place import LIBRARY, Source, builds_dir, disk_full, is_full
+from outrider.backends.native.tools import Tools, fetched, find_tools
 from outrider.core.errors import BuildError
-from outrider.native.cpu import logical_cores
-from outrider.native.place import LIBRARY, Source, builds_dir, disk_full, is_full
-from outrider.native.tools import Tools, fetched, find_tools
 
 __all__ = ["Compilation", "Progress", "kept_log"]
 

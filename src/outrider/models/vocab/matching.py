@@ -22,7 +22,7 @@ import numpy as np
 
 from outrider.core.contracts import PartOf, Vocabulary
 from outrider.core.errors import VocabularyMismatch
-from outrider.vocab.alignment import (
+from outrider.models.vocab.alignment import (
     MIN_CUT_RATIO,
     MIN_TEXT_RATIO,
     Alignment,
@@ -32,8 +32,8 @@ from outrider.vocab.alignment import (
     describe,
     inverse,
 )
-from outrider.vocab.cutting import Cuts, compare_cuts
-from outrider.vocab.reduced import fault_of
+from outrider.models.vocab.cutting import Cuts, compare_cuts
+from outrider.models.vocab.reduced import fault_of
 
 __all__ = ["align", "compare"]
 

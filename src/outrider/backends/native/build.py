@@ -12,11 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.backends.native.compilation import Compilation, Progress, kept_log
+from outrider.backends.native.cpu import cpu_id
+from outrider.backends.native.place import (
+    IK,
+    RECIPE,
+    Source,
+    builds_dir,
+    disk_full,
+    library_path,
+    native_library,
+)
+from outrider.backends.native.tools import check_compilers
 from outrider.core.errors import BuildError, SettingError
-from outrider.native.compilation import Compilation, Progress, kept_log
-from outrider.native.cpu import cpu_id
-from outrider.native.place import IK, RECIPE, Source, builds_dir, disk_full, library_path, native_library
-from outrider.native.tools import check_compilers
 
 __all__ = ["NativeBuild", "Progress", "build_native", "hint_once"]
 
