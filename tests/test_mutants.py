@@ -26,4 +26,4 @@ def test_a_mutant_that_does_not_apply_says_what_comes_nearest(tmp_path: Path) ->
     place, why = Mutant("x", "part", "total = first + other", "", ()).place(tmp_path)
     assert place is None and why.endswith("the nearest line: total = first + second  # to")
     assert Mutant("x", "part", "first", "", ()).place(tmp_path) == (tmp_path / "part" / "a.py", "")
-    assert "stands 2 times" in Mutant("x", "part", "to", "", ()).place(tmp_path)[1]
+    assert "occurs 2 times" in Mutant("x", "part", "to", "", ()).place(tmp_path)[1]
