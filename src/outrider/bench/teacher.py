@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Model
-from outrider.core.data import Row, Span
+from outrider.core.data import Row
 from outrider.core.errors import BackendError, InputError
 from outrider.core.files import write_whole
+from outrider.lab.teacher_forced import teacher_forced
 from outrider.sampling.selection import top_k
 
 __all__ = ["DEFAULT_TOP", "Teacher", "log_softmax", "score"]
 
 DEFAULT_TOP = 256
 
-_CHUNK_TOKENS = 64
 _ARRAYS = {"ids": np.int32, "log_probs": np.float16, "rest": np.float32, "vocabulary_size": np.int32}
 
 Floats64 = npt.NDArray[np.float64]
@@ -46,28 +46,13 @@ def score(
     try:
         model.truncate(sequence, 0)
         if answer:
-            _read(model, sequence, tokens[: len(prompt) - 1])
-            yield from _rows(model, sequence, tokens, len(prompt) - 1)
+            for rows in teacher_forced(model, tokens, len(prompt) - 1, sequence=sequence):
+                if np.isnan(rows).any():
+                    way_out = "The file is damaged: make it anew."
+                    raise BackendError(model.name, "its logits are no numbers", way_out)
+                yield from rows
     finally:
         model.truncate(sequence, 0)
-
-
-def _read(model: Model, sequence: int, tokens: Sequence[int]) -> None:
-    for start in range(0, len(tokens), model.max_batch_tokens):
-        chunk = tuple(tokens[start : start + model.max_batch_tokens])
-        model.decode([Span(sequence, chunk, start, 0)])
-
-
-def _rows(model: Model, sequence: int, tokens: Sequence[int], start: int) -> Iterator[Row]:
-    size = max(1, min(_CHUNK_TOKENS, model.max_rows, model.max_batch_tokens))
-    for at in range(start, len(tokens), size):
-        chunk = tuple(tokens[at : at + size])
-        for row in model.decode([Span(sequence, chunk, at, len(chunk))])[0]:
-            if np.isnan(row.max()):
-                raise BackendError(
-                    model.name, "its logits are no numbers", "The file is damaged: make it anew."
-                )
-            yield row
 
 
 def log_softmax(row: Row) -> Floats64:

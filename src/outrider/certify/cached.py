@@ -15,6 +15,7 @@ import numpy as np
 from outrider.core.contracts import Model, RewindKind, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import BackendError, RewindUnsupported
+from outrider.lab.teacher_forced import teacher_forced
 
 _CHUNK_TOKENS = 256
 
@@ -52,14 +53,12 @@ class LogitsCache:
         """Ask the model for the last `count` rows, in one call where the tokens before are stored."""
         start = len(tokens) - count
         self._rewind(tokens, start)
-        chunk = min(_CHUNK_TOKENS, self.model.max_batch_tokens)
-        while len(self._stored) < start:
-            self._decode(tokens[len(self._stored) : min(len(self._stored) + chunk, start)], 0)
-        chunk = min(chunk, self.model.max_rows)
-        while len(self._stored) < len(tokens):
-            part = tokens[len(self._stored) : len(self._stored) + chunk]
-            for i, row in enumerate(self._decode(part, len(part))):
-                end = len(self._stored) - len(part) + i + 1
+        end = start
+        for rows in teacher_forced(self.model, tokens, start, chunk=_CHUNK_TOKENS):
+            self.calls += 1
+            self._stored = list(tokens[: self.model.length(0)])
+            for row in rows:
+                end += 1
                 kept = self._rows.setdefault(tuple(tokens[:end]), row.copy())
                 kept.setflags(write=False)
 
@@ -75,12 +74,6 @@ class LogitsCache:
                 keep = 0
                 self.model.truncate(0, 0)
         self._stored = list(tokens[:keep])
-
-    def _decode(self, tokens: Sequence[int], rows: int) -> Logits:
-        logits = self.model.decode([Span(0, tuple(tokens), len(self._stored), rows)])[0]
-        self.calls += 1
-        self._stored.extend(tokens)
-        return logits
 
     def forget(self) -> None:
         """Free the rows and the model's sequence."""

@@ -21,6 +21,7 @@ from outrider.distill.examples import Example
 from outrider.distill.generate import top_tokens
 from outrider.distill.network import Network, TorchModel
 from outrider.distill.subset import Subset
+from outrider.lab.teacher_forced import teacher_forced
 
 _CONTINUED_TOKENS = 24
 """More than is ever drafted at once on most machines."""
@@ -103,11 +104,9 @@ class OnPolicy:
         """The text with what the target held likely at each of the draft's own tokens."""
         target = self._target
         tokens = (*begun.tolist(), *own[:-1])
-        size, read = target.max_batch_tokens, len(begun) - 1
-        for at in range(0, read, size):
-            target.decode([Span(0, tokens[at : min(at + size, read)], at, 0)])
-        rows = target.decode([Span(0, tokens[read:], read, len(own))])[0]
-        ids, log_probs, rest = top_tokens(np.array(rows), example.ids.shape[1])
+        found = teacher_forced(target, tokens, len(begun) - 1)
+        rows = np.concatenate([rows.copy() for rows in found])
+        ids, log_probs, rest = top_tokens(rows, example.ids.shape[1])
         target.truncate(0, 0)
         answer = np.asarray(own, dtype=np.int32)
         made = replace(example, prompt=begun, answer=answer, ids=ids, log_probs=log_probs, rest=rest)

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.contracts import Constraint, Model
-from outrider.core.data import Completion, Grammar, Request, Span
+from outrider.core.data import Completion, Grammar, Request
 from outrider.core.errors import SettingError
-from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
+from outrider.engine import Engine
+from outrider.lab.teacher_forced import teacher_forced
 from outrider.sampling import RequestSampler
 from outrider.session.readout import Readout, read_out
 from outrider.verify import scores
@@ -179,13 +180,8 @@ def _plain_logits(target: Model, prompt: Sequence[int], generated: Sequence[int]
     """The logits after prompt and generated tokens, evaluated in the shapes of plain decoding:
     the prompt in chunks, its last token and everything generated one by one."""
     target.truncate(0, 0)
-    chunk = min(PREFILL_CHUNK_TOKENS, target.max_batch_tokens)
-    for start in range(0, len(prompt) - 1, chunk):
-        part = tuple(prompt[start : min(start + chunk, len(prompt) - 1)])
-        target.decode([Span(0, part, start, 0)])
-    for token in (prompt[-1], *generated):
-        logits = target.decode([Span(0, (token,), target.length(0), 1)])[0]
-    row: npt.NDArray[np.float32] = logits[0].copy()
+    *_, last = teacher_forced(target, (*prompt, *generated), len(prompt) - 1, chunk=1)
+    row: npt.NDArray[np.float32] = last[0].copy()
     target.truncate(0, 0)
     return row
 

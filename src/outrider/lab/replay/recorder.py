@@ -10,13 +10,13 @@ from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Mask, Row, Span
 from outrider.core.errors import BackendError, ConstraintError
 from outrider.lab.replay.recording import Offers
+from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
 from outrider.sampling import confidence as confidence_of
 
 __all__ = ["record_offers"]
 
-_CHUNK_TOKENS = 64
 LONGEST_DEPARTURE = 12
 _MAX_CONFIDENCE = 0.99999
 """a model is never certain"""
@@ -85,18 +85,15 @@ class _Recorder:
     def follow_answer(self) -> list[tuple[int, float]]:
         """The most likely token and its confidence after each prefix of the answer."""
         found: list[tuple[int, float]] = []
-        rows = max(1, min(_CHUNK_TOKENS, self._model.max_rows, self._model.max_batch_tokens))
-        wanted = set(self._starts)
-        stored = 0
-        while stored < (self._starts[-1] if self._starts else 0):
-            chunk = self._tokens[stored : min(stored + rows, self._starts[-1])]
-            needs_rows = any(stored + i + 1 in wanted for i in range(len(chunk)))
-            span = Span(self._sequence, tuple(chunk), stored, len(chunk) if needs_rows else 0)
-            logits = self._model.decode([span])[0]
-            for i, row in enumerate(logits):
-                while len(found) < len(self._starts) and self._starts[len(found)] == stored + i + 1:
+        if not self._starts:
+            return found
+        read = self._starts[0] - 1
+        tokens = self._tokens[: self._starts[-1]]
+        for rows in teacher_forced(self._model, tokens, read, sequence=self._sequence):
+            for row in rows:
+                read += 1
+                while len(found) < len(self._starts) and self._starts[len(found)] == read:
                     found.append(self._most_likely(row, len(found)))
-            stored += len(chunk)
         return found
 
     def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
