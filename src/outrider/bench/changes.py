@@ -25,8 +25,6 @@ from outrider.lab.numbers import NOTHING, printable
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Estimate, Interval, estimate, holm
 
-__all__ = ["Change", "changes", "differences", "print_changes"]
-
 PROCESS_NOISE_RATIO = 0.09
 """Two processes of the same program differ by up to so much in plain speed (docs/method.md)."""
 

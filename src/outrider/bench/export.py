@@ -15,8 +15,6 @@ from outrider.core.extras import require_extra
 from outrider.core.files import check_writable, write_whole
 from outrider.lab.rows import CaseOutcome, PredictionRow, RunRow
 
-__all__ = ["COLUMNS", "export", "table"]
-
 COLUMNS: Mapping[str, type] = {
     "kind": str,
     "run_started": str,

@@ -26,8 +26,6 @@ from outrider.lab.rows import (
 )
 from outrider.lab.score import offers_of
 
-__all__ = ["MIN_TOKENS", "Ledger"]
-
 _R = TypeVar("_R")
 
 MIN_TOKENS = 8

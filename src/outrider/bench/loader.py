@@ -21,8 +21,6 @@ from outrider.models.vocab import compare
 from outrider.session.learned import prior_in
 from outrider.session.loading import in_same_library, template_of, why_no_draft
 
-__all__ = ["LlamaCppLoader"]
-
 DEFAULT_CONTEXT_TOKENS = 4096
 
 

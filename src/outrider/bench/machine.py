@@ -17,8 +17,6 @@ from outrider.lab.machine import machine, versions
 from outrider.lab.prompts import Workload
 from outrider.lab.rows import HeadRow
 
-__all__ = ["head_row"]
-
 
 def head_row(plan: Plan, workloads: Sequence[Workload]) -> HeadRow:
     """Machine, library build, plan, and which prompts its workloads held."""

@@ -31,8 +31,6 @@ from outrider.lab.rows import AnswerRow, BlockRow, RunRow, SkippedRow
 from outrider.lab.settings import PLAIN, Setting
 from outrider.policy.forced import FORCED
 
-__all__ = ["Block", "Entry", "Rival", "run_block"]
-
 _HICCUP_RATIO = 2.0
 
 

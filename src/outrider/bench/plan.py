@@ -17,8 +17,6 @@ from outrider.core.errors import SettingError
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.workloads.spec import Names, Part, WorkloadSpec, several
 
-__all__ = ["ContestantSpec", "Plan", "parse_lengths"]
-
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 LONGEST_DRAFT = 64

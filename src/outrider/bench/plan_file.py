@@ -18,8 +18,6 @@ from outrider.core.errors import SettingError
 from outrider.lab.models import DEFAULT
 from outrider.lab.workloads.spec import BUILT_IN, WorkloadSpec
 
-__all__ = ["make_plan", "plan_text", "plan_values", "read_plan"]
-
 _TABLES: dict[str, type[WorkloadSpec] | type[ContestantSpec]] = {
     "workloads": WorkloadSpec,
     "contestants": ContestantSpec,

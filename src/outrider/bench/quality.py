@@ -26,8 +26,6 @@ from outrider.lab.rows import AnswerRow, QualityRow
 from outrider.models.gguf import ModelCard
 from outrider.models.quantizations import without_quantization
 
-__all__ = ["Agreement", "compare", "families", "quality_of", "save_reference"]
-
 _INDEX = "reference.json"
 _MIN_LOG = -700.0
 """replaces the logarithm of a probability of nothing, so that a sum stays finite"""

@@ -10,8 +10,6 @@ from outrider.bench.servers import RefusedError
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 
-__all__ = ["Engine", "body_of"]
-
 Engine = Literal["llama-server", "outrider", "vllm", "other"]
 """Who answers, as far as its list of models says: decides which fields beside OpenAI's it is sent."""
 

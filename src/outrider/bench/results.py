@@ -28,8 +28,6 @@ from outrider.lab.rows import (
 )
 from outrider.lab.settings import PLAIN
 
-__all__ = ["Cell", "Results"]
-
 _R = TypeVar("_R")
 
 

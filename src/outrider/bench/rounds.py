@@ -16,8 +16,6 @@ from outrider.lab.progress import Meter
 from outrider.lab.rows import BlockRow, PairRow, PredictionRow, RunRow, SkippedRow
 from outrider.lab.settings import PLAIN, Setting
 
-__all__ = ["Rounds"]
-
 
 class Rounds:
     """The real runs of what was chosen. `rivals` are other engines that are ready to be asked."""

@@ -21,8 +21,6 @@ import httpx
 
 from outrider.core.errors import OutriderError, SettingError
 
-__all__ = ["ContestantError", "RefusedError", "Server", "fill", "words_of"]
-
 START_PATIENCE_S = 300.0
 END_PATIENCE_S = 30.0
 

@@ -32,8 +32,6 @@ from outrider.lab.rows import (
 from outrider.lab.score import pair_row, probe_draft, score_case
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
 
-__all__ = ["Loader", "Stages", "choose", "predicted_ratio"]
-
 PROBED_ANSWERS = 2
 """of each workload, after which calls of every size are timed"""
 _PROBED_PLACES = (0.25, 0.5, 1.0)

@@ -22,8 +22,6 @@ from pydantic import TypeAdapter, ValidationError
 from outrider.core.errors import InputError, SettingError
 from outrider.lab.rows import SCHEMA, HeadRow, Row
 
-__all__ = ["ROWS", "Store", "read_rows"]
-
 ROWS = "rows.jsonl"
 
 _ADAPTER: TypeAdapter[Row] = TypeAdapter(Row)

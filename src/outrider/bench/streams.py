@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-__all__ = ["Answer", "StreamError", "read_answer"]
-
 
 class StreamError(Exception):
     """A stream that is no whole answer; its text says why."""

@@ -19,8 +19,6 @@ from outrider.core.files import write_whole
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.sampling.selection import top_k
 
-__all__ = ["DEFAULT_TOP", "Teacher", "log_softmax", "score"]
-
 DEFAULT_TOP = 256
 
 _ARRAYS = {"ids": np.int32, "log_probs": np.float16, "rest": np.float32, "vocabulary_size": np.int32}

@@ -26,8 +26,6 @@ from outrider.models.vocab import compare
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.learned import prior_in
 
-__all__ = ["CheckRequest", "check"]
-
 _ROOM_TOKENS = 2 * ANSWER_TOKENS
 
 

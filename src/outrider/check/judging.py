@@ -19,8 +19,6 @@ from outrider.lab.subject import LOOKUP, Subject, why_unusable
 from outrider.models.vocab import Alignment
 from outrider.policy.pretrained import PretrainedCalibration
 
-__all__ = ["does_not_fit", "judge", "judge_lookup_alone", "unusable"]
-
 _SHOWN_CALLS = 17
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.tuning import tuned_options
 
-__all__ = ["library_to_take"]
-
 
 def library_to_take(path: Path, options: LoadOptions, measured: str) -> str:
     """A sentence that names the faster library for the file, where several were tried side by side under

@@ -15,15 +15,6 @@ from outrider.lab.expectation import Speedups
 from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
 from outrider.lab.statistics import Interval
 
-__all__ = [
-    "SCHEMA",
-    "DraftReport",
-    "LookupReport",
-    "Report",
-    "Rewind",
-    "Sample",
-]
-
 SCHEMA = "outrider.check/1"
 
 

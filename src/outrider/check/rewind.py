@@ -11,8 +11,6 @@ from outrider.check.report import Rewind
 from outrider.core.contracts import Model
 from outrider.core.data import Span
 
-__all__ = ["measure_rewind"]
-
 _TEXT_TOKENS = 64
 _REJECTED_TOKENS = 3
 _ROUNDS = 7

@@ -10,18 +10,6 @@ from typing import Literal
 from outrider.costs.worth import expected_tokens
 from outrider.lab.intervals import Interval
 
-__all__ = [
-    "PAYS_FROM",
-    "DraftNumbers",
-    "Outcome",
-    "Verdict",
-    "as_text",
-    "cannot_work",
-    "judge_draft",
-    "judge_lookup",
-    "overall",
-]
-
 Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]
 
 PAYS_FROM = 1.02

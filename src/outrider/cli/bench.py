@@ -31,8 +31,6 @@ from outrider.costs import import_costs
 from outrider.lab.workloads.reading import load_workload
 from outrider.lab.workloads.spec import workload_values
 
-__all__ = ["bench", "plan_of"]
-
 _FLAGS = {
     name: setting.flag for name, setting in settings_of(BenchSettings).items() if name in Plan.model_fields
 } | {

@@ -22,8 +22,6 @@ from outrider.bench.summary.speeds import (
 from outrider.bench.summary.verdicts import verdicts
 from outrider.lab.statistics import Interval
 
-__all__ = ["SCHEMA", "summary_json"]
-
 SCHEMA = "outrider.bench.summary/1"
 
 

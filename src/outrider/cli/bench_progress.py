@@ -16,8 +16,6 @@ from outrider.cli.output import readable
 from outrider.cli.progress import Ticker
 from outrider.lab.progress import Progress
 
-__all__ = ["show_progress", "time_left"]
-
 
 @contextmanager
 def show_progress(

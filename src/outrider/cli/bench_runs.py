@@ -14,8 +14,6 @@ from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.files import check_writable, write_whole
 
-__all__ = ["REPORT", "compare", "export", "init", "report", "show"]
-
 REPORT = "report.html"
 """The name of a report in the folder of its run."""
 

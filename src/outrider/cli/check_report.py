@@ -16,8 +16,6 @@ from outrider.lab.acceptance import Acceptance
 from outrider.lab.expectation import Speedups
 from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
 
-__all__ = ["print_check"]
-
 _Rows = Sequence[tuple[str, str]]
 
 _STYLES: dict[Outcome, str] = {

@@ -16,8 +16,6 @@ from typer.main import get_command
 from outrider.cli.output import INTERRUPTED
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
-__all__ = ["COMMANDS", "Command", "Commands"]
-
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
 [bold]outrider bench init[/bold] writes a commented plan; [bold]bench report[/bold], [bold]compare[/bold] and

@@ -16,8 +16,6 @@ from outrider.core.extras import require_extra
 from outrider.distill.plan import DistillPlan
 from outrider.lab.models import ModelFile
 
-__all__ = ["distill"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Work:

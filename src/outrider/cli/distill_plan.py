@@ -13,8 +13,6 @@ from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, Teache
 from outrider.lab.models import DEFAULT, ModelFile, find_models
 from outrider.models.hub import HubOptions
 
-__all__ = ["plan_of"]
-
 _TAKEN_NAMES = ("first", "answers", "curve")
 """Files of a run have these."""
 

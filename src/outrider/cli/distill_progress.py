@@ -15,8 +15,6 @@ from outrider.cli.interrupt import LoadInterrupt
 from outrider.distill.run import Progress
 from outrider.lab.progress import Progress as Shown
 
-__all__ = ["StepInterrupt", "TimeLeft", "show_distilling"]
-
 _TRAINING = "training"
 _RECENT_S = 120.0
 """The time left follows the speed of so many last seconds: answers that were there already took none."""

@@ -13,8 +13,6 @@ from outrider.cli.tables import print_rows, print_table
 from outrider.distill.report import Contender, Curve, Data, Draft, Figure, Kind, Measured, Report, Training
 from outrider.lab.numbers import NOTHING, digits, duration, percent
 
-__all__ = ["print_distilled"]
-
 _NAMES: dict[Kind, str] = {
     "none": "no draft",
     "lookup": "lookup alone",

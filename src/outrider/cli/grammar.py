@@ -14,8 +14,6 @@ from outrider.core.errors import GrammarError, SettingError
 from outrider.core.params import FastForward, GrammarKind, JsonStyle
 from outrider.core.settings import Structure
 
-__all__ = ["MAX_BYTES", "read_grammar"]
-
 MAX_BYTES = 1_000_000
 """Larger schemas and grammars are refused unread: none that people write comes near it."""
 

@@ -13,8 +13,6 @@ from outrider.lab.comparison import Comparison
 from outrider.session import Session, settings_of
 from outrider.session.readout import Readout
 
-__all__ = ["as_json", "failure_as_json", "request_settings"]
-
 
 def request_settings(
     settings: RunSettings, session: Session, request: Request, completion: Completion

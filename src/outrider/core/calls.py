@@ -11,8 +11,6 @@ from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, OutOfMemory
 
-__all__ = ["check_copy", "check_spans"]
-
 
 def check_spans(model: Model, spans: Sequence[Span]) -> None:
     """Raise BackendError for spans that break the contract or exceed what a call may have, OutOfMemory for a

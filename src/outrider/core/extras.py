@@ -7,8 +7,6 @@ from importlib.util import find_spec
 
 from outrider.core.errors import SettingError
 
-__all__ = ["MODULES", "require_extra"]
-
 MODULES: Mapping[str, Mapping[str, str]] = {
     "serve": {"fastapi": "FastAPI", "uvicorn": "Uvicorn", "prometheus_client": "prometheus-client"},
     "bench": {"matplotlib": "Matplotlib", "httpx": "HTTPX"},

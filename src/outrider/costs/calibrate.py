@@ -10,8 +10,6 @@ from outrider.core.contracts import Model
 from outrider.costs.curve import CallCosts
 from outrider.costs.timing import CallTimer, Clock, Rows, Samples
 
-__all__ = ["DEFAULT_SECONDS", "Progress", "calibrate"]
-
 DEFAULT_SECONDS = 6.0
 
 Progress = Callable[[float], None]

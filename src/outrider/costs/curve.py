@@ -16,8 +16,6 @@ from outrider.core.errors import SettingError
 from outrider.costs.points import MAX_TOKENS, CallPoint, Curve, fit
 from outrider.costs.refinement import CONTEXT, SCALE, SEQUENCES, SHAPE, Refinement
 
-__all__ = ["SCHEMA", "CallCosts"]
-
 SCHEMA = "outrider.costs/1"
 """of curves as JSON, alone or in pairs"""
 

@@ -10,8 +10,6 @@ from outrider.core.contracts import Model
 from outrider.costs.curve import CallCosts
 from outrider.costs.timing import CallTimer, Clock, Rows, Samples
 
-__all__ = ["FEW_SIZES", "SIZES", "measure_side_by_side"]
-
 SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 """Single tokens three times as often: a difference of 2 % must show."""
 FEW_SIZES = (1, 1, 2, 4, 8, 16)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_CHAIN", "Continuation", "SuffixAutomaton"]
-
 NONE = -1
 """no state, or no token"""
 

@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from outrider.drafters.lookup import Match
 
-__all__ = ["BYTES", "DEPTH", "ContextIndex", "ContextReader", "Laid", "Places", "lay_out", "sort_contexts"]
-
 DEPTH = 32
 """tokens of context that places are sorted by: the longest match that is distinguished from longer ones"""
 

@@ -21,8 +21,6 @@ from outrider.drafters.corpus_store import About, DamagedIndex
 from outrider.drafters.lookup import grow
 from outrider.models.vocab import tokenizer_id
 
-__all__ = ["Corpus", "CorpusDrafter", "Progress", "indexing", "open_corpus"]
-
 Progress = Callable[[str, int, int], None]
 """Told what is being done ("reading" bytes, "sorting" in rounds), how much is done, and of how much."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from outrider.core.errors import SettingError
 
-__all__ = ["MAX_CORPUS_BYTES", "MAX_FILE_BYTES", "FileList", "Source", "chunks", "list_files"]
-
 MAX_FILE_BYTES = 200_000_000
 """a larger file is skipped: it is data, not text that an answer repeats"""
 

@@ -24,8 +24,6 @@ from outrider.core.errors import InputError, SettingError
 from outrider.drafters.contexts import BYTES, ContextIndex, Laid, Places
 from outrider.models.cache import cache_dir
 
-__all__ = ["About", "DamagedIndex", "folder", "load", "save", "sweep"]
-
 _MARK = f"outrider corpus 1 {sys.byteorder}".ljust(24).encode()
 _TRAILER = "<QI24s"
 _UNUSED_S = 30 * 24 * 3600.0

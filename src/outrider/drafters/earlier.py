@@ -10,8 +10,6 @@ from outrider.core.data import Draft, DraftWork, Request
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
 from outrider.drafters.lookup import Match, grow
 
-__all__ = ["MAX_TOKENS", "EarlierDrafter", "Memory"]
-
 MAX_TOKENS = 200_000
 """what a memory holds"""
 

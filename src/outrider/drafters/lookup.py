@@ -9,8 +9,6 @@ from typing import Protocol
 from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Draft, TokenEstimate
 
-__all__ = ["EVIDENCE", "Match", "Reader", "estimate", "grow"]
-
 EVIDENCE = ("match_length", "count", "total", "age")
 """What the numbers of a lookup's `TokenEstimate.evidence` are, in order; those of `Match`."""
 

@@ -15,8 +15,6 @@ from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request
 from outrider.drafters.lookup import Match, grow
 
-__all__ = ["PredictionDrafter"]
-
 SURE_TOKENS = 8
 """tokens that agree before a place is taken for the right one; as many count for the start"""
 

@@ -14,8 +14,6 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.vocab import Alignment
 
-__all__ = ["DRAFTERS", "DrafterKind", "DrafterSettings", "build_drafters"]
-
 
 @dataclass(slots=True)
 class DrafterSettings:

@@ -9,8 +9,6 @@ from outrider.core.data import Distribution, Row
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax, confidence
 
-__all__ = ["Rows"]
-
 _FARTHEST = 60.0
 """A logit so far above the best common one leaves that one no chance worth telling from another."""
 

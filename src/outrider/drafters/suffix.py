@@ -15,8 +15,6 @@ from outrider.core.errors import SettingError
 from outrider.drafters.automaton import SuffixAutomaton
 from outrider.drafters.lookup import Match, grow
 
-__all__ = ["SuffixDrafter"]
-
 
 class SuffixDrafter:
     """Drafts from a sequence's own text, without a model.

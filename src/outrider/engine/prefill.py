@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["MAX_PAUSE_S", "MAX_TOKENS", "Pace", "chunks"]
-
 MAX_TOKENS = 256
 """Prompt tokens per call: enough to run at full speed, few enough to stay interruptible."""
 

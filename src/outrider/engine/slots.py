@@ -11,8 +11,6 @@ from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import RewindUnsupported
 
-__all__ = ["Slots", "rewind"]
-
 _MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""
 _MAX_FORGOTTEN = 32

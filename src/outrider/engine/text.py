@@ -8,8 +8,6 @@ from collections.abc import Collection, Sequence
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
 
-__all__ = ["TextStream"]
-
 
 class TextStream:
     """The text of one generation, released as soon as it can no longer change.

@@ -12,8 +12,6 @@ from outrider.core.errors import OutriderError
 from outrider.engine.sequence import Plan, Sequence, Shared, Verified
 from outrider.sampling import LazyDistributions, score_tokens
 
-__all__ = ["commit", "fail", "record_of", "verify"]
-
 
 def verify(plan: Plan, logits: Logits) -> Verified:
     """The verdict on a draft; none for a chunk of the prompt. Unusable logits end this request alone."""

@@ -9,8 +9,6 @@ from outrider.lab.intervals import share_of
 from outrider.lab.replay import Recording
 from outrider.lab.statistics import Interval
 
-__all__ = ["POSITIONS", "Acceptance", "acceptance_of"]
-
 POSITIONS = 8
 """Places of a draft that are counted separately."""
 

@@ -18,8 +18,6 @@ from outrider.lab.record import Case, record_case
 from outrider.lab.replay import Recording
 from outrider.lab.rows import AnswerRow
 
-__all__ = ["ANSWER_TOKENS", "Answer", "Question", "questions_of", "record_answers"]
-
 ANSWER_TOKENS = 64
 """The most of an answer: many short answers tell more about other prompts than few long ones."""
 _MIN_TOKENS = 16

@@ -18,8 +18,6 @@ from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.lab.rows import AnswerRow, CostsRow
 
-__all__ = ["draft_costs", "own_times", "target_costs"]
-
 _MIN_CALLS = 3
 """of a size that make its ratio known"""
 _MAX_RATIO = 4.0

@@ -21,20 +21,6 @@ from matplotlib.figure import Figure
 
 from outrider.lab.numbers import printable
 
-__all__ = [
-    "HATCHES",
-    "INK",
-    "LINE",
-    "MARKERS",
-    "PAPER",
-    "SERIES",
-    "SOFT",
-    "STYLES",
-    "draw",
-    "legend_below",
-    "wrapped",
-]
-
 INK, SOFT, LINE, PAPER = "#010101", "#020202", "#030303", "#040404"
 SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a")
 """Colours of series, distinguished by their markers and lines too."""

@@ -13,8 +13,6 @@ from outrider.lab.predict import Prices, bounds_s, policy_times, predict
 from outrider.lab.rows import CaseOutcome
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
 
-__all__ = ["BOUND", "Expectation", "Speedups", "expect", "with_policy_times"]
-
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _P_MINS = (0.0, 0.5, 0.75)
 _DRAFTERS = ("lookup", "model", "both")

@@ -18,20 +18,6 @@ from outrider.models.header import TensorInfo, read_header
 from outrider.models.shards import local_shards
 from outrider.models.vocab import Alignment, AlignmentReport
 
-__all__ = [
-    "BreakEven",
-    "Calls",
-    "ModelFacts",
-    "Tokenizers",
-    "break_evens",
-    "bytes_read",
-    "calls_of",
-    "least_needed",
-    "model_facts",
-    "tokenizer_fault",
-    "tokenizers_of",
-]
-
 _SIZES = (1, 2, 4, 8, 16)
 _DRAFTED = (1, 3, 8)
 _EMBEDDING = "token_embd.weight"

@@ -25,8 +25,6 @@ from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session import Session
 from outrider.session.loading import load_draft, load_weights
 
-__all__ = ["LoadedDraft", "LoadedTarget", "load_model", "model_row", "resident_bytes", "weights_of"]
-
 _ROOM_TOKENS = 8
 """of a context beyond the longest text: a call's draft is cut to what is left of it"""
 

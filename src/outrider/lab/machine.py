@@ -11,8 +11,6 @@ import numpy as np
 
 from outrider.backends.gguf import build_id
 
-__all__ = ["machine", "versions"]
-
 
 def versions(outrider: str) -> dict[str, str]:
     """Versions of everything that computes."""

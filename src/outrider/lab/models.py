@@ -22,8 +22,6 @@ from outrider.models import (
     resolve,
 )
 
-__all__ = ["DEFAULT", "ModelFile", "find_models", "under_backends", "usable_backends"]
-
 DEFAULT = "default"
 """The reference that means the embedded default model."""
 

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from outrider.lab.statistics import Interval
 
-__all__ = [
-    "bounds",
-    "digits",
-    "duration",
-    "gigabytes",
-    "milliseconds",
-    "percent",
-    "printable",
-    "rate",
-    "speedup",
-]
-
 NOTHING = "–"
 """shown where there is no number"""
 

@@ -17,8 +17,6 @@ from outrider.lab.loaded import resident_bytes, weights_of
 from outrider.lab.models import ModelFile
 from outrider.session.loading import template_of
 
-__all__ = ["Loaded", "Progress"]
-
 Progress = Callable[[str, float | None], None]
 """Called with what is being done, and which part of it is done (None: not known)."""
 

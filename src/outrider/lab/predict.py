@@ -19,8 +19,6 @@ from outrider.lab.rows import CaseOutcome
 from outrider.lab.settings import Setting
 from outrider.policy.pretrained import PretrainedCalibration
 
-__all__ = ["OwnTimes", "Prices", "Scored", "bounds_s", "outcome_of", "policy_times", "predict"]
-
 DRAFT = ModelDrafter.name
 
 _TIMED_CASES = 3

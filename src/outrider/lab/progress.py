@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-__all__ = ["Meter", "Progress"]
-
 _MIN_DONE_S = 60.0
 _MAX_RATIO = 2.0
 

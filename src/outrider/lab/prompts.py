@@ -9,8 +9,6 @@ from typing import Any
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 
-__all__ = ["Prompt", "Workload"]
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

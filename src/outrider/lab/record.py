@@ -17,8 +17,6 @@ from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.rows import AnswerRow
 from outrider.policy import FixedPolicy
 
-__all__ = ["Case", "cases_of", "record_case", "request_of"]
-
 PROBED_LENGTHS = (3, 1, 7, 2, 5, 15, 4, 11, 6, 8, 0, 12, 10, 16, 9, 13, 14)
 """Drafted tokens of successive probing calls; lengths that are often drafted come first."""
 

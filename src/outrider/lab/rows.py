@@ -12,25 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.core.data import FinishReason
 
-__all__ = [
-    "SCHEMA",
-    "AnswerRow",
-    "BlockRow",
-    "CaseOutcome",
-    "ChoiceRow",
-    "CostsRow",
-    "DoneRow",
-    "HeadRow",
-    "ModelRow",
-    "OffersRow",
-    "PairRow",
-    "PredictionRow",
-    "QualityRow",
-    "Row",
-    "RunRow",
-    "SkippedRow",
-]
-
 SCHEMA = "outrider.bench/1"
 
 Role = Literal["target", "draft"]

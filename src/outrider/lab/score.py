@@ -16,8 +16,6 @@ from outrider.models.vocab import AlignmentReport
 from outrider.policy import FixedPolicy
 from outrider.policy.pretrained import PretrainedCalibration
 
-__all__ = ["offers_of", "pair_row", "probe_draft", "score_case"]
-
 _PROBED_LENGTH = 4
 _PROBED_TOKENS = 24
 

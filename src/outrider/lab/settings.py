@@ -13,8 +13,6 @@ from outrider.costs import CallCosts
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.policy.pretrained import PretrainedCalibration
 
-__all__ = ["AUTO", "AUTO_LOOKUP", "AUTO_MODEL", "LLAMA_CPP_DEFAULT", "PLAIN", "Setting", "grid"]
-
 Drafters = Literal["none", "lookup", "model", "both"]
 
 _NAME = re.compile(r"(?P<who>lookup|model|both) (?P<length>\d+)(?:/(?P<p_min>[\d.]+))?")

@@ -15,8 +15,6 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DRAWS", "LEVEL", "Estimate", "Interval", "Strata", "estimate", "holm", "self_ratio", "t_tail"]
-
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95

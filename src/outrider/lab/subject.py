@@ -17,8 +17,6 @@ from outrider.lab.score import offers_of, probe_draft, score_case
 from outrider.models.vocab import Alignment
 from outrider.policy.pretrained import PretrainedCalibration
 
-__all__ = ["LOOKUP", "Subject", "offered", "probed", "why_unusable"]
-
 _MIN_ANSWERS = 4
 _PROBED_ANSWERS = 2
 _OTHER_FAMILY = "a draft of the target's own model family, whose tokenizer is the same"

@@ -26,8 +26,6 @@ from jinja2.visitor import NodeTransformer
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import InputError, PromptError
 
-__all__ = ["ChatTemplate"]
-
 Messages = Sequence[Mapping[str, Any]]
 
 _MAX_ROUNDS = 200_000

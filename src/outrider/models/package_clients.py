@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Progress", "fetch_source", "fetch_wheel", "install_wheels"]
-
 Progress = Callable[[int, int], None]
 """Called with (bytes so far, bytes in all) a few times per second."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["requantized_name", "without_quantization"]
-
 _WORD = re.compile(
     r"""(?<![a-z0-9]) (?:ud[-_])?
     (?: i?q[1-8]_(?: k(?:_(?:xxs|xs|s|m|l|xl))? | [01](?:_[48]_[48])? | nl | xxs | xs | s | m | l )

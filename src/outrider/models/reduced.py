@@ -10,8 +10,6 @@ from gguf.constants import GGUFValueType
 from outrider.core.contracts import PartOf
 from outrider.models.header import Array, read_header
 
-__all__ = ["OTHER_TOKEN", "REDUCED_KEYS", "TARGET_TOKENIZER", "TARGET_TOKENS", "WINDOW", "read_part"]
-
 TARGET_TOKENS = "outrider.draft.target_tokens"
 """INT32 array: for each token of the draft the target's id, -1 for the one that represents all others"""
 OTHER_TOKEN = "outrider.draft.other_token"

@@ -20,8 +20,6 @@ from outrider.models.embedded import embedded_default, embedded_draft
 from outrider.models.hub import HubOptions, fetch, list_files
 from outrider.models.shards import local_shards, shard_names
 
-__all__ = ["DEFAULT_DRAFT", "NO_DRAFT", "choose_file", "resolve", "resolve_pair"]
-
 NO_DRAFT = "none"
 """As the draft's reference: no draft model, also not the one that comes with the default."""
 

@@ -8,8 +8,6 @@ from pathlib import Path, PurePosixPath
 
 from outrider.core.errors import ModelFileError
 
-__all__ = ["local_shards", "shard_names"]
-
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
 

@@ -36,8 +36,6 @@ from outrider.core.settings import (
 )
 from outrider.engine import MAX_PAUSE_S
 
-__all__ = ["TABLES", "ServeSettings", "is_loopback", "table_of"]
-
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=1024)]
 

@@ -21,8 +21,6 @@ from outrider.costs import CallCosts, break_even
 from outrider.costs.worth import expected_tokens
 from outrider.policy import AutoPolicy
 
-__all__ = ["Choices", "Estimate", "Explanation", "estimate_speedup", "explain"]
-
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """sizes of calls that the explanation shows"""
 DRAFTED = (1, 2, 4, 8)

@@ -10,8 +10,6 @@ from outrider.core.data import Completion, Request, StepRecord, Update
 from outrider.core.errors import SettingError
 from outrider.engine import Engine
 
-__all__ = ["Generation"]
-
 
 class Generation:
     """A running generation: iterate over it for the text as it comes.

@@ -23,8 +23,6 @@ from outrider.policy import AutoPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration
 
-__all__ = ["AutoSettings", "Learned", "Measuring", "prior_in"]
-
 Measuring = Callable[[str, float], None]
 """Called with what is being measured and what part of it is done, from 0 to 1."""
 

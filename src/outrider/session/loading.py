@@ -12,8 +12,6 @@ from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
 
-__all__ = ["in_same_library", "load_draft", "load_weights", "template_of", "why_no_draft"]
-
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
     """Why this draft model is of no use to this target; None when it is."""

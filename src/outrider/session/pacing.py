@@ -29,8 +29,6 @@ from itertools import groupby, pairwise
 
 from outrider.core.data import Piece
 
-__all__ = ["Pacer"]
-
 _RECENT_STEPS = 32
 """Steps whose durations foretell the next one's."""
 

@@ -22,8 +22,6 @@ from outrider.session.learned import AutoSettings, Learned, Measuring
 from outrider.session.loading import load_draft, load_weights, template_of, why_no_draft
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
 
-__all__ = ["Pair"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -10,8 +10,6 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 
-__all__ = ["Schema", "SchemaModel", "parser_of", "read_schema"]
-
 
 @runtime_checkable
 class SchemaModel(Protocol):

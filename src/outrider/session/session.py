@@ -26,8 +26,6 @@ from outrider.session.schemas import Schema, parser_of, read_schema
 if TYPE_CHECKING:
     from outrider.constraints import Compiled, Compiler
 
-__all__ = ["DEFAULT_CONTEXT_TOKENS", "Message", "Session", "encode"]
-
 Message = Mapping[str, Any]
 """One turn of a conversation: `{"role": "user", "content": "…"}`."""
 

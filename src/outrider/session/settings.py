@@ -13,8 +13,6 @@ from outrider.drafters.model import ModelDrafter
 from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.session.session import Session
 
-__all__ = ["describe_policy", "settings_of"]
-
 
 def describe_policy(policy: Policy) -> dict[str, Any]:
     """Who drafts and how far, as plain data."""

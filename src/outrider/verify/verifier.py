@@ -14,8 +14,6 @@ from outrider.sampling import LazyDistributions, draw, probability
 from outrider.verify.noise import pick
 from outrider.verify.rules import excess, verify_block, verify_lenient, verify_stable, verify_tokens
 
-__all__ = ["VerificationRule", "Verifier"]
-
 
 class VerificationRule(Protocol):
     """What the engine asks of a verification rule. `position` counts generated tokens."""

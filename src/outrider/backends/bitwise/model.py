@@ -20,8 +20,6 @@ from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutriderError
 
-__all__ = ["BitwiseModel", "Lane"]
-
 
 class Lane(Model, Protocol):
     """A model with a single sequence, which it can take over from another one on the same weights."""

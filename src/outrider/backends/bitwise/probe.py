@@ -21,8 +21,6 @@ from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.costs.timing import Clock, ordinary_tokens
 
-__all__ = ["Equality", "Price", "find_equality", "measure_price", "needs_no_padding"]
-
 TRIED = (*range(1, 10), 12, 16, 20, 24, 28, 31, 32, 48, 64)
 """Drafts are mostly short; kernels step at multiples of 4, 8 and 16, at 32 and at 64."""
 CONTEXT_TOKENS = 264

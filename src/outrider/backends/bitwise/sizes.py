@@ -6,8 +6,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["EqualSizes"]
-
 
 @dataclass(frozen=True, slots=True)
 class EqualSizes:

@@ -16,8 +16,6 @@ from outrider.core.errors import OutOfMemory, SettingError
 if TYPE_CHECKING:
     from outrider.backends.gguf.weights import Weights
 
-__all__ = ["available_bytes", "check_cache_types", "check_room", "choose_attention"]
-
 _NARROW_HEAD = 64
 """values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64
 a call over four tokens at 600 of context took 1.9 times as long so (SmolLM2-135M; Qwen2.5 0.5B: 1.4), with

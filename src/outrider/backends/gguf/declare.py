@@ -6,11 +6,6 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-__all__ = [
-    "BOOL", "ENUM", "FLOAT", "INT", "POINTER", "SIZE", "TEXT", "UINT",
-    "Params", "Signatures", "fields", "functions", "structure",
-]  # fmt: skip
-
 POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 INT, UINT, BOOL, ENUM, FLOAT = (
     ctypes.c_int32,

@@ -8,8 +8,6 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from outrider.core.errors import SettingError
 
-__all__ = ["TYPES", "UNQUANTIZED", "block_size", "file_type", "read_type", "tensor_type"]
-
 TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S"),
     *("Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K"),

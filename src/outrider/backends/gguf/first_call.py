@@ -21,8 +21,6 @@ from outrider.backends.gguf.weights import Weights
 from outrider.core.data import Logits, Span
 from outrider.core.errors import OutriderError
 
-__all__ = ["main"]
-
 _PARTS = (8, 64)
 """Tokens per call in which the same text is read. They run through different kernels: ik_llama.cpp 0.1.5 has
 ones for 32 rows and more that are wrong for Q4_1 and Q5_1."""

@@ -24,8 +24,6 @@ from outrider.backends.gguf.declare import (
 from outrider.backends.gguf.library import BATCH_FIELDS, Library
 from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 
-__all__ = ["Dialect"]
-
 _LAYER_CACHE_TYPES = [
     *fields(ENUM, type_k_first=1, type_k_last=1, type_v_first=1, type_v_last=1),
     *fields(INT, n_k_first=-1, n_k_last=-1, n_v_first=-1, n_v_last=-1),

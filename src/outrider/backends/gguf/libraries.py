@@ -22,20 +22,6 @@ from outrider.backends.native import IK, native_library
 from outrider.backends.native.cpu import processor_name
 from outrider.core.errors import BackendError, SettingError
 
-__all__ = [
-    "INSTALL",
-    "build_id",
-    "candidates",
-    "device_names",
-    "find_quantizer",
-    "has_gpu_code",
-    "installed",
-    "open_library",
-    "opened",
-    "refusals",
-    "why_not",
-]
-
 INSTALL = (
     "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
     "pip install 'outrider[llama-cpp]'."

@@ -35,8 +35,6 @@ from outrider.backends.gguf.log import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions, physical_cores
 from outrider.core.errors import BackendError
 
-__all__ = ["BATCH_FIELDS", "SHARED", "Handle", "Library", "LibraryFile", "LibraryRefused"]
-
 # Where an assertion of a library fails, it would start a debugger and print its stack.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 

@@ -10,16 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "LOG_CALLBACK",
-    "clear_log",
-    "last_error",
-    "log_callback",
-    "show_log",
-    "silenced",
-    "speaks_of_memory",
-]
-
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 """(level, text, user data) of a `ggml_log_callback`."""
 

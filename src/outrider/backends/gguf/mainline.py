@@ -19,8 +19,6 @@ from outrider.backends.gguf.declare import (
 from outrider.backends.gguf.library import BATCH_FIELDS, Library
 from outrider.backends.gguf.options import FLASH_ATTENTION, LoadOptions
 
-__all__ = ["Dialect"]
-
 _LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
 """llama_load_mode by whether files are mapped and locked in memory."""
 

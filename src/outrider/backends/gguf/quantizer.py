@@ -25,8 +25,6 @@ from outrider.models.gguf import ModelCard, read_card
 from outrider.models.header import TensorInfo, read_header
 from outrider.models.shards import local_shards
 
-__all__ = ["Launch", "Quantized", "check_output", "quantize", "requantizing"]
-
 _ENDS = ("token_embd.weight", "output.weight")
 
 Launch = Callable[[Sequence[str], IO[bytes]], "subprocess.Popen[str]"]

@@ -15,8 +15,6 @@ from outrider.core.contracts import RewindKind
 from outrider.core.errors import ModelFileError, OutOfMemory
 from outrider.models.reduced import REDUCED_KEYS, read_part
 
-__all__ = ["Weights"]
-
 
 class Weights:
     """A model's weights and vocabulary, on which contexts are opened.

@@ -18,8 +18,6 @@ from outrider.backends.native.place import LIBRARY, Source, builds_dir, disk_ful
 from outrider.backends.native.tools import Tools, fetched, find_tools
 from outrider.core.errors import BuildError
 
-__all__ = ["Compilation", "Progress", "kept_log"]
-
 Progress = Callable[[str, float], None]
 """Called with the stage ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
 

@@ -7,8 +7,6 @@ import platform
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["cpu_id", "logical_cores", "processor_name"]
-
 
 def processor_name() -> str:
     """The processor as the system describes it."""

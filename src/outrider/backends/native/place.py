@@ -13,18 +13,6 @@ from outrider.backends.native.cpu import cpu_id
 from outrider.core.errors import BuildError
 from outrider.models.cache import cache_dir
 
-__all__ = [
-    "IK",
-    "LIBRARY",
-    "RECIPE",
-    "Source",
-    "builds_dir",
-    "disk_full",
-    "is_full",
-    "library_path",
-    "native_library",
-]
-
 LIBRARY = "liboutrider-ik.dylib" if sys.platform == "darwin" else "liboutrider-ik.so"
 """The library's file and the name that it gives itself: no other library in the process has it."""
 

@@ -19,8 +19,6 @@ from outrider.core.errors import BuildError
 from outrider.models.hashing import file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
-__all__ = ["Tools", "check_compilers", "fetched", "find_tools"]
-
 _COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _CMAKE_NEEDED = (3, 19)
 _TRY_AGAIN = "Try again, or check the package index in use."

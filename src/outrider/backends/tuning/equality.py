@@ -15,8 +15,6 @@ from outrider.backends.tuning.curves import Loaded, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.store import costs_dir, read_entry, write_entry
 
-__all__ = ["find_equal_calls", "is_nearly_free", "open_target"]
-
 MAX_DEFAULT_PRICE = 0.02
 """Where neither plain steps nor prompts take this much longer, equal bits are the default."""
 _CONTEXT_TOKENS = 512

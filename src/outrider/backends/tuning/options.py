@@ -31,8 +31,6 @@ from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.cache import cache_dir
 from outrider.models.gguf import ModelCard, read_card
 
-__all__ = ["Tuning", "checked_options", "choose_options", "tune", "tuned_options"]
-
 DEFAULT_SECONDS = 60.0
 _QUICK_SECONDS = 8.0
 """of measuring for the choice that is made by itself; loading comes on top"""

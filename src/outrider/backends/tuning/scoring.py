@@ -12,8 +12,6 @@ from outrider.backends.native import native_library
 from outrider.costs import CallCosts, token_s
 from outrider.costs.points import Curve
 
-__all__ = ["COMPARED_TOKENS", "Trial", "choose_best", "compare_libraries", "describe_changes", "score"]
-
 COMPARED_TOKENS = 32
 """The largest call that is compared."""
 

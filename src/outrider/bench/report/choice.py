@@ -11,8 +11,6 @@ from outrider.bench.summary import speeds
 from outrider.lab.settings import Setting
 from outrider.lab.statistics import Interval
 
-__all__ = ["Choice", "best_cell", "choices"]
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:

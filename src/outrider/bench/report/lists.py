@@ -13,8 +13,6 @@ from outrider.bench.summary.verdicts import CellVerdict
 from outrider.lab import numbers
 from outrider.lab.rows import PairRow
 
-__all__ = ["engines", "machine", "measured", "models", "plan", "quality", "skipped", "tokenizers"]
-
 _FIGURES = ("tokens/s", "predicted", "measured", "tokens a target call")
 
 

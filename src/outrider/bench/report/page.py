@@ -15,8 +15,6 @@ from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.lab import numbers
 
-__all__ = ["page"]
-
 _SETUP = (lists.quality, lists.skipped, lists.machine, lists.models, lists.tokenizers, lists.plan)
 
 

@@ -17,8 +17,6 @@ from outrider.bench.report.view import Best, View
 from outrider.bench.results import Results
 from outrider.lab import numbers
 
-__all__ = ["print_report"]
-
 _STYLES = {"faster": "green", "slower": "red", "tie": "yellow"}
 
 

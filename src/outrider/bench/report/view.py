@@ -12,8 +12,6 @@ from outrider.bench.summary.verdicts import CellVerdict, verdicts
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
 from outrider.lab.statistics import Interval, estimate
 
-__all__ = ["Best", "View", "automatic", "draft_name", "workload_name"]
-
 
 @dataclass(frozen=True, slots=True)
 class Best:

@@ -13,8 +13,6 @@ from outrider.bench.summary.account import time_saved
 from outrider.lab import numbers
 from outrider.lab.settings import PLAIN
 
-__all__ = ["METHOD", "joined", "notes", "prediction_line", "taken", "time_line", "verdict"]
-
 METHOD = (
     "Each target's answers were recorded once, decoded plainly. Each draft model was scored on them, and "
     "the time of calls was measured; from these three every setting was replayed: that is “predicted”. "

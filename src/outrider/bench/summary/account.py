@@ -13,8 +13,6 @@ from outrider.core.errors import SettingError
 from outrider.lab.rows import PredictionRow
 from outrider.lab.settings import PLAIN, Setting
 
-__all__ = ["TimeAccount", "time_saved"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimeAccount:

@@ -9,20 +9,6 @@ from itertools import zip_longest
 from outrider.bench.results import Cell, Results
 from outrider.lab.rows import CaseOutcome, ModelRow, RunRow
 
-__all__ = [
-    "Acceptance",
-    "Hiccups",
-    "Quality",
-    "TimeShares",
-    "acceptance_by_position",
-    "hiccups",
-    "memory_bytes",
-    "memory_is_measured",
-    "quality_of",
-    "time_shares",
-    "tokens_per_target_call",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:

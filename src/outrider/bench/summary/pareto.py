@@ -12,8 +12,6 @@ from outrider.bench.summary.speeds import best_setting, measured_speed, plain_sp
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import Interval
 
-__all__ = ["ParetoPoint", "pareto_points"]
-
 
 @dataclass(frozen=True, slots=True)
 class ParetoPoint:

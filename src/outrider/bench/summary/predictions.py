@@ -14,15 +14,6 @@ from outrider.lab.rows import PredictionRow
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import Interval, estimate
 
-__all__ = [
-    "ErrorFigures",
-    "PredictedPoint",
-    "PredictionError",
-    "bound_speedup",
-    "predicted_speedup",
-    "prediction_error",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -18,21 +18,6 @@ from outrider.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import Interval, Strata, estimate, self_ratio
 
-__all__ = [
-    "Outcome",
-    "best_setting",
-    "combined_noise",
-    "faster_than",
-    "measured_settings",
-    "measured_speed",
-    "measured_speedup",
-    "noise",
-    "outcome",
-    "paired",
-    "plain_speed",
-    "predicted_settings",
-]
-
 Floats = npt.NDArray[np.float64]
 Outcome = Literal["faster", "slower", "tie"]
 

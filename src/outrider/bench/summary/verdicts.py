@@ -17,8 +17,6 @@ from outrider.bench.summary.speeds import Outcome, noise, outcome, paired
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Interval, Strata, estimate, holm, t_tail
 
-__all__ = ["CellVerdict", "measured_cells", "verdicts"]
-
 
 @dataclass(frozen=True, slots=True)
 class CellVerdict:

@@ -14,8 +14,6 @@ from outrider.constraints.json_schema.document import Node, target
 from outrider.constraints.json_schema.keywords import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS
 from outrider.core.errors import GrammarError
 
-__all__ = ["check_merging"]
-
 _MAX_MERGED = 100_000
 """Parts, all repetitions counted: a fraction of a second, and some hundred megabytes."""
 

@@ -18,8 +18,6 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.lab.replay.recording import Offers, Recording, common_prefix
 from outrider.lab.replay.run import SAMPLER, is_limited
 
-__all__ = ["hindsight_bound"]
-
 _MAX_PREFIX = 8
 """lookup tokens after which a draft model may go on"""
 

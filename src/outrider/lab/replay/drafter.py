@@ -13,8 +13,6 @@ from outrider.lab.replay.recorder import LONGEST_DEPARTURE, MIN_PREFIX_PROB
 from outrider.lab.replay.recording import Offers, Recording
 from outrider.policy.forced import FORCED, forced
 
-__all__ = ["ForcedDrafter", "RecordedDrafter"]
-
 _UNKNOWN = -1
 """A token after those that were recorded."""
 

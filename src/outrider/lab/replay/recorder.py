@@ -15,8 +15,6 @@ from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
 from outrider.sampling import confidence as confidence_of
 
-__all__ = ["record_offers"]
-
 LONGEST_DEPARTURE = 12
 _MAX_CONFIDENCE = 0.99999
 """a model is never certain"""

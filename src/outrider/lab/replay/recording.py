@@ -19,8 +19,6 @@ from outrider.core.data import FinishReason
 from outrider.core.errors import InputError
 from outrider.core.files import write_whole
 
-__all__ = ["SCHEMA", "Offers", "Recording", "common_prefix", "read_recordings", "write_recordings"]
-
 SCHEMA = "outrider.recording/1"
 
 

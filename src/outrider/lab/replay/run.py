@@ -16,8 +16,6 @@ from outrider.lab.replay.drafter import RecordedDrafter
 from outrider.lab.replay.recording import Recording, common_prefix
 from outrider.sampling import RequestSampler
 
-__all__ = ["SAMPLER", "Replayed", "is_limited", "replay"]
-
 _ROOM = 1024
 """how long a draft may be where the end of the answer is not known"""
 

@@ -10,8 +10,6 @@ from typing import Any
 from outrider.core.data import Grammar
 from outrider.lab.prompts import Prompt
 
-__all__ = ["Unreadable", "grammar_of_fields", "messages_of", "prompt_of", "tools_of"]
-
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KNOWN = ("messages", "prompt", "text", "turns", "tools", "response_format", "max_tokens", "category")
 _ALIKE = 0.85

@@ -17,8 +17,6 @@ from outrider.lab.workloads.lines import Unreadable, prompt_of
 from outrider.lab.workloads.spec import BUILT_IN, WorkloadSpec
 from outrider.lab.workloads.traffic import PassedOver, is_event, prompts_of_event
 
-__all__ = ["load_workload"]
-
 _FORMS = 'Each line is {"turns": […]}, {"messages": […]}, {"prompt": "…"} or an event of a server\'s log.'
 
 

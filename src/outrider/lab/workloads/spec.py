@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["BUILT_IN", "Count", "Names", "Part", "WorkloadSpec", "several", "workload_values"]
-
 BUILT_IN: tuple[str, ...] = ("chat", "code", "edits", "json", "summaries", "agent", "reasoning")
 """Their names; the prompts of each are in the file of that name beside this module."""
 

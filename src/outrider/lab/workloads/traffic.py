@@ -21,8 +21,6 @@ from outrider.lab.workloads.lines import (
     tools_of,
 )
 
-__all__ = ["PassedOver", "is_event", "prompts_of_event"]
-
 
 class PassedOver(Exception):
     """Why an answered request cannot be asked again."""

@@ -13,8 +13,6 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Row
 from outrider.models.vocab.cutting import Cuts
 
-__all__ = ["Alignment", "AlignmentReport", "Difference", "Ids", "describe", "inverse"]
-
 Ids = npt.NDArray[np.int64]
 
 MIN_TEXT_RATIO = 0.98

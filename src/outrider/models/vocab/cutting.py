@@ -8,8 +8,6 @@ from hashlib import sha256
 
 from outrider.core.contracts import Vocabulary
 
-__all__ = ["Cuts", "compare_cuts", "tokenizer_id"]
-
 _SAMPLES = (
     "The committee hadn't decided whether it's worth it; they'll meet again on Thursday, I'm told.",
     'Unbelievably, antidisestablishmentarianism re-emerged: "Why not?" she asked -- and left.',

@@ -35,8 +35,6 @@ from outrider.models.vocab.alignment import (
 from outrider.models.vocab.cutting import Cuts, compare_cuts
 from outrider.models.vocab.reduced import fault_of
 
-__all__ = ["align", "compare"]
-
 _Name = tuple[bytes, bool]
 """Spelling, and whether the token is control."""
 

@@ -12,8 +12,6 @@ from outrider.core.contracts import PartOf, Vocabulary
 from outrider.models.vocab.alignment import Ids, describe
 from outrider.models.vocab.cutting import tokenizer_id
 
-__all__ = ["fault_of"]
-
 
 def fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
     """Why the map cannot be used; None if it can."""

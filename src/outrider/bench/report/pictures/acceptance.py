@@ -16,8 +16,6 @@ from outrider.lab import numbers
 from outrider.lab.drawing import INK, MARKERS, SERIES, STYLES, draw, legend_below
 from outrider.lab.settings import Setting
 
-__all__ = ["acceptance"]
-
 _MIN_DRAFTED = 5
 TITLE = "Acceptance by position"
 

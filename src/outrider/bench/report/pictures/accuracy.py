@@ -13,8 +13,6 @@ from outrider.bench.summary import predictions
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, draw, legend_below
 
-__all__ = ["accuracy"]
-
 TITLE = "Predicted against measured"
 _BANDS = ((0.10, 0.10), (0.05, 0.16))
 """Relative error, and how strongly its band is drawn."""

@@ -16,8 +16,6 @@ from outrider.lab.curves import curve_of
 from outrider.lab.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.lab.rows import CostsRow
 
-__all__ = ["costs"]
-
 TITLE = "What a call costs"
 _MOST = 33
 """tokens of the longest call shown: the last one and 32 drafted"""

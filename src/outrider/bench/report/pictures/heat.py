@@ -15,8 +15,6 @@ from outrider.bench.report.view import Best, View, draft_name, workload_name
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, LINE, SOFT, draw, wrapped
 
-__all__ = ["heat"]
-
 TITLE = "Speed-up of every pairing"
 _COLOURS = LinearSegmentedColormap.from_list(
     "speed-up", ["#c8590b", "#f6e3d2", "#f4f4f0", "#cfe3f3", "#1f6fb2"]

@@ -27,8 +27,6 @@ from outrider.lab.drawing import (
 from outrider.lab.settings import Setting
 from outrider.lab.statistics import Interval
 
-__all__ = ["lengths"]
-
 TITLE = "Speed-up against draft length"
 KINDS = ("lookup", "model", "both")
 _NAMES = {"lookup": "lookup alone", "model": "draft model", "both": "both together"}

@@ -13,8 +13,6 @@ from outrider.lab import numbers
 from outrider.lab.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
 from outrider.lab.settings import PLAIN
 
-__all__ = ["pareto"]
-
 TITLE = "Speed against memory"
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from outrider.bench.report.tables import Table
 
-__all__ = ["Missing", "Panel", "Picture"]
-
 
 @dataclass(frozen=True, slots=True)
 class Panel:

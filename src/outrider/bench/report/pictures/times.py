@@ -16,8 +16,6 @@ from outrider.lab.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import Interval
 
-__all__ = ["times"]
-
 TITLE = "Where the time goes"
 _PARTS = ("target calls", "draft calls", "the engine's own")
 
