@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.native.build import NativeBuild, build_native
-from outrider.backends.native.place import Source
+from outrider.backends.native.tools import Source
 
 PYTHON = sys.executable
 COMPILER = shutil.which("cc")

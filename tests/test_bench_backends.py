@@ -19,8 +19,7 @@ from cli_helpers import call
 from outrider.backends.gguf import LoadOptions, candidates
 from outrider.bench.changes import changes, differences
 from outrider.bench.export import export
-from outrider.bench.plan import Plan
-from outrider.bench.plan_file import make_plan, read_plan
+from outrider.bench.plan import Plan, make_plan, read_plan
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Results
 from outrider.bench.store import Store
@@ -31,7 +30,7 @@ from outrider.core.errors import BackendError, SettingError
 from outrider.costs import PairCosts, export_costs
 from outrider.lab.rows import AnswerRow, ModelRow, Row, RunRow, SkippedRow
 from outrider.lab.settings import Setting
-from outrider.lab.workloads.spec import WorkloadSpec
+from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models import HubOptions
 from outrider.session import describe_policy
 from recordings import FLAT, SMALL, curve

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.plan import Plan, parse_lengths
-from outrider.bench.plan_file import make_plan, plan_text, read_plan
+from outrider.bench.plan import Plan, make_plan, parse_lengths, plan_text, read_plan
 from outrider.core.errors import HubError, ModelFileError, SettingError
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.workloads import BUILT_IN
-from outrider.lab.workloads.spec import WorkloadSpec
+from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models import HubOptions
 from tiny_gguf import write_tiny
 

@@ -20,7 +20,7 @@ from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Cell, Results
 from outrider.bench.summary import predictions, speeds
 from outrider.bench.summary.account import time_saved
-from outrider.bench.summary.verdicts import measured_cells, verdicts
+from outrider.bench.summary.speeds import measured_cells, verdicts
 from outrider.core.errors import SettingError
 from outrider.lab.rows import CostsRow, HeadRow, PredictionRow, Row, RunRow
 

@@ -13,8 +13,7 @@ from outrider.bench.results import Cell, Results
 from outrider.bench.store import Store
 from outrider.bench.summary import counts, predictions, speeds
 from outrider.bench.summary.account import time_saved
-from outrider.bench.summary.pareto import pareto_points
-from outrider.bench.summary.verdicts import measured_cells, verdicts
+from outrider.bench.summary.speeds import measured_cells, pareto_points, verdicts
 from outrider.core.errors import InputError
 from outrider.lab.rows import (
     AnswerRow,

@@ -17,8 +17,8 @@ from counted_time import counted_time
 from outrider.backends.fake import FakeModel
 from outrider.backends.gguf import LoadOptions
 from outrider.bench.contestants import Answer, ContestantError, RefusedError
-from outrider.bench.measure import _Runner
 from outrider.bench.results import Results
+from outrider.bench.rounds import _Runner
 from outrider.bench.store import ROWS, Store, read_rows
 from outrider.bench.sweep import run_sweep
 from outrider.core.data import Completion, StepRecord

@@ -16,7 +16,7 @@ from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.lab.prompts import Workload
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.spec import WorkloadSpec
+from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.server.logs import RequestLog, log_to_stderr
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}

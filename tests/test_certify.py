@@ -12,10 +12,9 @@ import pytest
 
 from engines import PROMPT, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle, plain, same_vocabulary
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.cached import CachedModel, DisturbedLogits, LogitsCache
 from outrider.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
 from outrider.certify.checks import certify
-from outrider.certify.exact import exact_distribution
+from outrider.certify.exact import CachedModel, DisturbedLogits, LogitsCache, exact_distribution
 from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, judge_with
 from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.texts import compare_greedy, compare_stable, repeat

@@ -12,10 +12,9 @@ import pytest
 
 from constrained import OneOf, Pieces
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.cached import LogitsCache
 from outrider.certify.certificate import Certificate, as_json
 from outrider.certify.checks import certify
-from outrider.certify.exact import exact_distribution, find_start
+from outrider.certify.exact import LogitsCache, exact_distribution, find_start
 from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault
 from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.runs import generate

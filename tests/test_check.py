@@ -11,23 +11,21 @@ import pytest
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
-from outrider.check.judging import does_not_fit, judge, judge_lookup_alone, unusable
+from outrider.check.check import does_not_fit, judge, judge_lookup_alone, measure_rewind, unusable
 from outrider.check.report import Report, Rewind
-from outrider.check.rewind import measure_rewind
 from outrider.check.verdict import DraftNumbers, Verdict, cannot_work, judge_draft, judge_lookup, overall
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.lab.acceptance import acceptance_of
-from outrider.lab.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
-from outrider.lab.expectation import expect
+from outrider.lab.curves import expect
 from outrider.lab.facts import ModelFacts, break_evens, bytes_read, calls_of, least_needed, tokenizers_of
-from outrider.lab.intervals import Interval, share_of, speedup_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.predict import Scored
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import Case
+from outrider.lab.record import ANSWER_TOKENS, Answer, Case, Question, questions_of, record_answers
 from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
+from outrider.lab.statistics import Interval, share_of, speedup_of
 from outrider.lab.subject import Subject, offered
 from outrider.models.gguf import read_card
 from outrider.models.vocab import compare

@@ -16,15 +16,14 @@ from rich.console import Console
 
 from bench_rows import bench_rows
 from cli_helpers import Outcome, call
-from outrider.bench.plan import Plan
-from outrider.bench.plan_file import plan_text
+from outrider.bench.plan import Plan, plan_text
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.bench.store import ROWS
-from outrider.cli.bench_progress import show_progress, time_left
+from outrider.cli.bench import show_progress, time_left
 from outrider.costs import PairCosts, export_costs
 from outrider.lab.progress import Progress
-from outrider.lab.workloads.spec import WorkloadSpec
+from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.models import HubOptions
 from recordings import FLAT, SMALL, curve
 

@@ -22,7 +22,7 @@ from tiny_gguf import write_tiny
 
 pytest.importorskip("torch")
 
-from outrider.cli.distill_progress import StepInterrupt, TimeLeft, show_distilling
+from outrider.cli.distill_report import StepInterrupt, TimeLeft, show_distilling
 from outrider.distill import evaluation, measure
 from outrider.distill.export import read_provenance
 from outrider.distill.report import Report

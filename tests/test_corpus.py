@@ -17,7 +17,7 @@ from outrider.backends.fake import FakeVocabulary
 from outrider.core.data import Draft
 from outrider.core.errors import SettingError
 from outrider.drafters import corpus as corpus_module
-from outrider.drafters import corpus_files
+from outrider.drafters import corpus_store
 from outrider.drafters.corpus import Corpus, CorpusDrafter, open_corpus
 from outrider.models.vocab import tokenizer_id
 
@@ -161,24 +161,24 @@ def test_marks_and_line_ends_of_other_systems_are_not_part_of_the_text(folder: P
 def test_long_files_are_cut_at_line_ends_and_characters_stay_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus_files, "_CHUNK_BYTES", 8)
+    monkeypatch.setattr(corpus_store, "_CHUNK_BYTES", 8)
     (folder / "lines").write_text("abcde fgh\nijklm\nno\npq")
     (folder / "line").write_text("\u00e9" * 21)
-    files = corpus_files.list_files([folder])
-    line, lines = (list(corpus_files.chunks(source)) for source in files.sources)
+    files = corpus_store.list_files([folder])
+    line, lines = (list(corpus_store.chunks(source)) for source in files.sources)
     assert lines == ["abcde fgh\n", "ijklm\nno\n", "pq", ""]
     assert "".join(line) == "\u00e9" * 21 and len(line) > 2
 
 
 def test_too_large_a_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_files, "MAX_FILE_BYTES", 2_000_000)
+    monkeypatch.setattr(corpus_store, "MAX_FILE_BYTES", 2_000_000)
     (folder / "text").write_text("some text")
     (folder / "data").write_text("x" * 2_000_001)
     assert open_corpus([folder], VOCABULARY).notices[0].endswith("skipped 1 over 2 MB")
 
 
 def test_too_much_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_files, "MAX_CORPUS_BYTES", 10)
+    monkeypatch.setattr(corpus_store, "MAX_CORPUS_BYTES", 10)
     (folder / "text").write_text("some more text")
     with pytest.raises(SettingError, match=r"files: 0 MB in 1 files are too much to look up in"):
         open_corpus([folder], VOCABULARY)

@@ -26,13 +26,12 @@ from outrider.distill.examples import Example, example_path, read_example, read_
 from outrider.distill.generate import generate, top_tokens
 from outrider.distill.material import Material, other_answers
 from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
-from outrider.distill.questions import Question, asked, conversation_hash, is_held_out
+from outrider.distill.questions import Question, asked, conversation_hash, is_held_out, written_prompts
 from outrider.distill.subset import Subset
-from outrider.distill.written_prompts import written_prompts
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.spec import WorkloadSpec
+from outrider.lab.workloads.reading import WorkloadSpec
 from tiny_gguf import write_tiny
 
 TALKATIVE = random_logits(VOCABULARY.size, seed=4, order=3)

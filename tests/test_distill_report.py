@@ -18,16 +18,14 @@ from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel
 from outrider.core.params import SamplingParams
 from outrider.distill.examples import Example
-from outrider.distill.pictures import pictures
-from outrider.distill.report import Contender, Figure
-from outrider.lab.answers import Answer, Question
+from outrider.distill.report import Contender, Figure, pictures
 from outrider.lab.facts import ModelFacts
-from outrider.lab.intervals import Interval
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.predict import OwnTimes, Scored
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import Case
+from outrider.lab.record import Answer, Case, Question
 from outrider.lab.rows import AnswerRow
+from outrider.lab.statistics import Interval
 from outrider.lab.subject import Subject
 from recordings import FLAT, SMALL, DraftKind, TextKind, curve, recording
 

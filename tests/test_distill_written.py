@@ -10,9 +10,9 @@ import pytest
 
 from outrider.core.errors import SettingError
 from outrider.distill import written
-from outrider.distill.written_prompts import FIELD, Written, written_prompts
+from outrider.distill.questions import FIELD, Written, written_prompts
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.workloads.spec import WorkloadSpec
+from outrider.lab.workloads.reading import WorkloadSpec
 
 FOLDER = Path(written.__file__).parent
 FILES = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}

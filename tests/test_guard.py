@@ -235,7 +235,7 @@ def test_the_first_calls_are_really_made_in_a_child(
 def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"no model")
-    command = [sys.executable, "-m", "outrider.backends.gguf.first_call", str(bad), "{}"]
+    command = [sys.executable, "-m", "outrider.backends.gguf.guard", str(bad), "{}"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
     memory = tmp_path / "builds.json"
     assert check_build(bad, OPTIONS, build="b", model_kind="k", file="f", memory=memory) == (OPTIONS, None)

@@ -19,12 +19,11 @@ from gguf import LlamaFileType
 from cli_helpers import COMMAND, ROOT, call, environment
 from llama_cpp_models import SMALL, TEXT
 from outrider.backends.gguf import Weights
-from outrider.backends.gguf.file_types import TYPES, read_type
-from outrider.backends.gguf.quantizer import Launch, Quantized, quantize
+from outrider.backends.gguf.quantizer import TYPES, Launch, Quantized, quantize, read_type
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, BackendError, ModelFileError, OutOfMemory, SettingError
 from outrider.models import read_card
-from outrider.models.quantizations import requantized_name, without_quantization
+from outrider.models.reference import requantized_name, without_quantization
 from tiny_gguf import ARCHITECTURES, write_tiny
 
 

@@ -20,8 +20,7 @@ from outrider.core.contracts import Constraint, DraftRequest, PartOf, StoppingRu
 from outrider.core.data import Draft, Mask, Row, TokenEstimate
 from outrider.core.errors import VocabularyMismatch
 from outrider.core.params import SamplingParams
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.rows import Rows
+from outrider.drafters.model import ModelDrafter, Rows
 from outrider.lab.facts import tokenizers_of
 from outrider.lab.replay import record_offers
 from outrider.lab.score import pair_row

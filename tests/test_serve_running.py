@@ -21,7 +21,7 @@ import pytest
 
 from guarded import Small, guarded
 from outrider.core.errors import SettingError
-from outrider.server import connections
+from outrider.server import running as http
 from outrider.server.running import Server, address_of, bind, close, tls_context
 from outrider.server.settings import ServeSettings
 
@@ -203,7 +203,7 @@ def test_a_large_body_that_is_refused_early_is_still_answered() -> None:
 
 
 def test_a_body_that_is_refused_and_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_LINGER_S", 0.1)
+    monkeypatch.setattr(http, "_LINGER_S", 0.1)
     with running(max_body=1024) as run:
         connection = run.connect("POST /v1/echo/x", f"Content-Length: {2**40}", body=bytes(1000))
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")

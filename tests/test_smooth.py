@@ -15,7 +15,7 @@ from time import sleep
 import pytest
 
 from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
-from outrider.cli.smooth import PacedPrinter
+from outrider.cli.stream import PacedPrinter
 from outrider.core.data import Piece
 from outrider.session.pacing import Pacer
 from tiny_gguf import write_tiny

@@ -16,9 +16,7 @@ from lookups import UpTo, ends_of, longest_match, propose
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft
 from outrider.core.errors import SettingError
-from outrider.drafters.automaton import MAX_CHAIN, SuffixAutomaton
-from outrider.drafters.lookup import EVIDENCE, estimate
-from outrider.drafters.suffix import SuffixDrafter
+from outrider.drafters.suffix import EVIDENCE, MAX_CHAIN, SuffixAutomaton, SuffixDrafter, estimate
 
 # Few different tokens, so that texts repeat and states split.
 texts = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=60))

@@ -13,7 +13,7 @@ from outrider.core.data import Distribution, Draft
 from outrider.core.params import SamplingParams, Verification
 from outrider.sampling import LazyDistributions, RequestSampler
 from outrider.verify import Verifier, pick, verify_stable
-from outrider.verify.noise import uniforms
+from outrider.verify.rules import uniforms
 
 NUM_SEEDS = 6000
 

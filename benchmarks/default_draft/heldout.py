@@ -11,8 +11,7 @@ import json
 from collections import Counter
 
 from harness import argument_parser, run_program
-from outrider.distill.questions import is_held_out
-from outrider.distill.written_prompts import written_prompts
+from outrider.distill.questions import is_held_out, written_prompts
 
 
 def main() -> None:

@@ -12,10 +12,9 @@ import numpy as np
 from draft_influence import texts
 from draft_influence.subjects import FILTERS, Candidate, Sizes, Tokens, engine_of
 from draft_influence.two_samples import two_samples
-from outrider.certify.cached import CachedModel, LogitsCache
 from outrider.certify.certificate import reasons, totals
 from outrider.certify.checks import certify
-from outrider.certify.exact import LENGTH
+from outrider.certify.exact import LENGTH, CachedModel, LogitsCache
 from outrider.certify.plan import Plan, Subject
 from outrider.certify.texts import compare_greedy
 from outrider.core.contracts import Model

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Prompt, argument_parser, describe, load_prompts, run_program
 from outrider import LoadOptions, Request, SamplingParams
-from outrider.cli.smooth import PacedPrinter
+from outrider.cli.stream import PacedPrinter
 from outrider.core.data import Piece
 from outrider.session import Pair, Session
 from outrider.session.generation import Generation

@@ -12,12 +12,10 @@ import typer
 
 import outrider
 from golden.api import serve
-from outrider.bench.plan import ContestantSpec, Plan
-from outrider.bench.plan_file import plan_text
+from outrider.bench.plan import ContestantSpec, Plan, plan_text
 from outrider.cli.main import app
-from outrider.lab.workloads.spec import WorkloadSpec
-from outrider.server.configuration import Configuration, as_toml
-from outrider.server.settings import ServeSettings
+from outrider.lab.workloads.reading import WorkloadSpec
+from outrider.server.settings import Configuration, ServeSettings, as_toml
 
 __all__ = ["commands", "endpoints", "package", "settings"]
 

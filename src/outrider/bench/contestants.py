@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from outrider.bench.requests import Engine, body_of
 from outrider.bench.servers import START_PATIENCE_S, ContestantError, RefusedError, Server
-from outrider.bench.streams import Answer, StreamError, read_answer
+from outrider.bench.streams import Answer, Engine, StreamError, body_of, read_answer
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 

@@ -24,7 +24,7 @@ from outrider.core.errors import InputError, SettingError, VocabularyMismatch
 from outrider.core.files import write_whole
 from outrider.lab.rows import AnswerRow, QualityRow
 from outrider.models.gguf import ModelCard
-from outrider.models.quantizations import without_quantization
+from outrider.models.reference import without_quantization
 
 _INDEX = "reference.json"
 _MIN_LOG = -700.0

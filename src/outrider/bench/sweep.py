@@ -18,11 +18,10 @@ from outrider.bench.contestants import Answer, Contestant, ContestantError
 from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
-from outrider.bench.measure import Rival
 from outrider.bench.plan import Plan
 from outrider.bench.quality import families, quality_of, save_reference
 from outrider.bench.results import Results
-from outrider.bench.rounds import Rounds
+from outrider.bench.rounds import Rival, Rounds
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
 from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError

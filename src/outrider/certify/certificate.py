@@ -17,8 +17,8 @@ from outrider.certify.exact import LENGTH, POWER_SHIFT
 from outrider.certify.plan import Findings, Plan
 from outrider.certify.texts import Compared, Counts
 from outrider.core.files import write_whole
-from outrider.models.hashing import file_sha256
-from outrider.models.shards import local_shards
+from outrider.models.hub import file_sha256
+from outrider.models.reference import local_shards
 
 SCHEMA = "outrider.verify/1"
 BIT_EQUAL = "bit-equal"

@@ -16,8 +16,18 @@ from functools import partial
 
 import numpy as np
 
-from outrider.certify.cached import CachedModel, DisturbedLogits, LogitsCache
-from outrider.certify.exact import LENGTH, Exact, MakeConstraint, Start, Text, exact_distribution, find_start
+from outrider.certify.exact import (
+    LENGTH,
+    CachedModel,
+    DisturbedLogits,
+    Exact,
+    LogitsCache,
+    MakeConstraint,
+    Start,
+    Text,
+    exact_distribution,
+    find_start,
+)
 from outrider.certify.faults import break_masks, judge_with
 from outrider.certify.plan import Plan, Progress, SampledTest, Subject
 from outrider.certify.runs import generate

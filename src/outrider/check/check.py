@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.check.judging import does_not_fit, judge, judge_lookup_alone, unusable
-from outrider.check.libraries import library_to_take
-from outrider.check.report import DraftReport, LookupReport, Report, Sample
-from outrider.check.rewind import measure_rewind
-from outrider.check.verdict import overall
+from outrider.backends.tuning import tuned_options
+from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
+from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge_lookup, overall
+from outrider.core.contracts import Model, RewindKind
+from outrider.core.data import Span
 from outrider.core.errors import PromptError, SettingError
+from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.answers import ANSWER_TOKENS, Question, questions_of, record_answers
-from outrider.lab.facts import calls_of
+from outrider.lab.acceptance import acceptance_of
+from outrider.lab.curves import Expectation, expect, with_policy_times
+from outrider.lab.facts import ModelFacts, break_evens, calls_of, least_needed, tokenizers_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.opened import Loaded, Progress
+from outrider.lab.predict import DRAFT
 from outrider.lab.prompts import Workload
-from outrider.lab.subject import Subject, offered, probed
-from outrider.models.vocab import compare
+from outrider.lab.record import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
+from outrider.lab.statistics import Interval
+from outrider.lab.subject import LOOKUP, Subject, offered, probed, why_unusable
+from outrider.models.vocab import Alignment, compare
+from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.learned import prior_in
 
@@ -175,3 +185,142 @@ def _draft(
         progress(f"replaying {file.name}", None)
         report = judge(subject, draft.weights.rewind, draft.facts(), alignment, costs, answers, loaded.prior)
     return replace(report, seconds=perf_counter() - started)
+
+
+# Which native library to take for a file: what a trial found here before, or when the file was loaded.
+
+
+def library_to_take(path: Path, options: LoadOptions, measured: str) -> str:
+    """A sentence that names the faster library for the file, where several were tried side by side under
+    these options; empty where that never happened, or where a library of one's own was asked for. `measured`
+    is the backend that all else was measured with. Nothing is measured here."""
+    if options.library:
+        return ""
+    kept = tuned_options(path, replace(options, backend="auto"))
+    if kept is None or not kept.compared:
+        return ""
+    take = kept.options.backend
+    other = "" if take == measured else f", not {measured}, which was asked for"
+    return f"take --backend {take}{other} ({kept.compared})"
+
+
+# One target with its answers, and what is found out about lookup and about each draft on them.
+
+_SHOWN_CALLS = 17
+
+
+def judge_lookup_alone(subject: Subject) -> LookupReport:
+    """What lookup makes of the answers."""
+    found = expect(subject.answers, with_policy_times(subject.answers, subject.prices()))
+    speedups = found.speedups(AUTO_LOOKUP)
+    drafted, accepted = found.looked_up
+    calls = subject.costs.calls_s(_SHOWN_CALLS, context=0).tolist()
+    verdict = judge_lookup(speedups.auto, calls)
+    return LookupReport(break_evens(subject.costs), drafted, accepted, speedups, verdict)
+
+
+def unusable(
+    subject: Subject, rewind: RewindKind, facts: ModelFacts, alignment: Alignment
+) -> DraftReport | None:
+    """The report of a draft that cannot work with this target; None for one that can. `rewind` is the
+    draft's."""
+    if (found := why_unusable(subject, rewind, alignment)) is None:
+        return None
+    tokenizers = tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers)
+    return DraftReport(facts, tokenizers, rewind, _bytes_ratio(subject, facts), cannot_work(*found))
+
+
+def does_not_fit(
+    subject: Subject, rewind: RewindKind, facts: ModelFacts, alignment: Alignment
+) -> DraftReport:
+    """The report of a draft whose context holds none of the answers with their prompts."""
+    tokenizers = tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers)
+    why = "none of the prompts fits the draft's context"
+    verdict = cannot_work(why, ("shorter prompts (--prompts FILE)", "a draft with a longer context", LOOKUP))
+    return DraftReport(facts, tokenizers, rewind, _bytes_ratio(subject, facts), verdict)
+
+
+def _bytes_ratio(subject: Subject, facts: ModelFacts) -> float:
+    return facts.bytes_per_token / subject.facts.bytes_per_token
+
+
+def judge(
+    subject: Subject,
+    rewind: RewindKind,
+    facts: ModelFacts,
+    alignment: Alignment,
+    costs: CallCosts,
+    answers: Sequence[Answer],
+    prior: PretrainedCalibration | None = None,
+) -> DraftReport:
+    """What a draft makes of those answers that have its offers; `prior`: what its file says of them."""
+    found = expect(answers, with_policy_times(answers, subject.prices(costs, prior)))
+    acceptance = acceptance_of([answer.scored.recording for answer in answers], DRAFT)
+    numbers = _numbers(subject, costs, found, acceptance.rate)
+    return DraftReport(
+        model=facts,
+        tokenizers=tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers),
+        rewind=rewind,
+        bytes_ratio=_bytes_ratio(subject, facts),
+        verdict=judge_draft(numbers),
+        calls=calls_of(costs),
+        step_ratio=numbers.step,
+        break_even=break_evens(subject.costs, costs),
+        acceptance=acceptance,
+        answers=len(answers),
+        speedups=found.speedups(AUTO),
+        over_plain=numbers.over_plain,
+        over_lookup=numbers.over_lookup,
+    )
+
+
+def _numbers(subject: Subject, costs: CallCosts, found: Expectation, rate: Interval) -> DraftNumbers:
+    return DraftNumbers(
+        calls=[
+            c / subject.costs.call_s(1, context=0) for c in subject.costs.calls_s(_SHOWN_CALLS, context=0)
+        ],
+        step=costs.call_s(1, context=0) / subject.costs.call_s(1, context=0),
+        acceptance=rate,
+        needed=least_needed(subject.costs, costs),
+        lookup=found.over(AUTO_LOOKUP.name, PLAIN.name),
+        over_plain=found.over(AUTO.name, PLAIN.name),
+        over_lookup=found.over(AUTO.name, AUTO_LOOKUP.name),
+    )
+
+
+# What taking rejected drafts back costs a model.
+
+_TEXT_TOKENS = 64
+_REJECTED_TOKENS = 3
+_ROUNDS = 7
+
+
+def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], float] = perf_counter) -> Rewind:
+    """Time calls over a single token, with and without a few tokens taken back before them.
+
+    Uses sequence 0 and leaves it empty. Raises BackendError when a call fails.
+    """
+    size = min(_TEXT_TOKENS, model.context_length - 2 * _ROUNDS, model.max_batch_tokens)
+    # A short text again and again: each round takes a token away.
+    tokens = tuple(islice(cycle(text), max(size, 0)))
+    if model.rewind == "none" or len(tokens) < _REJECTED_TOKENS + _ROUNDS:
+        return Rewind(model.rewind, None, None)
+    model.truncate(0, 0)
+    try:
+        model.decode([Span(0, tokens, 0, 1)])
+        onward_s, back_s = [], []
+        for _ in range(_ROUNDS):
+            onward_s.append(_timed(model, tokens[-1], 0, clock))
+            back_s.append(_timed(model, tokens[-1], _REJECTED_TOKENS, clock))
+    finally:
+        model.truncate(0, 0)
+    return Rewind(model.rewind, median(onward_s), median(back_s))
+
+
+def _timed(model: Model, token: int, back: int, clock: Callable[[], float]) -> float:
+    started = clock()
+    length = model.length(0) - back
+    if back:
+        model.truncate(0, length)
+    model.decode([Span(0, (token,), length, 1)])
+    return clock() - started

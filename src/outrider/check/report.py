@@ -11,7 +11,7 @@ from typing import Any
 from outrider.check.verdict import Verdict
 from outrider.core.contracts import RewindKind
 from outrider.lab.acceptance import Acceptance
-from outrider.lab.expectation import Speedups
+from outrider.lab.curves import Speedups
 from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
 from outrider.lab.statistics import Interval
 

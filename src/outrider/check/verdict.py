@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.costs.worth import expected_tokens
-from outrider.lab.intervals import Interval
+from outrider.lab.statistics import Interval
 
 Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]
 

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.bench.contestants import headers_of
-from outrider.bench.plan import ContestantSpec, Plan
-from outrider.bench.plan_file import make_plan, plan_values
+from outrider.bench.plan import ContestantSpec, Plan, make_plan, plan_text, plan_values
 from outrider.bench.results import Results
 from outrider.bench.servers import words_of
 from outrider.bench.store import ROWS
-from outrider.cli.bench_progress import show_progress
-from outrider.cli.bench_runs import REPORT, show
-from outrider.cli.bench_settings import BenchSettings
+from outrider.cli.bench_settings import (
+    BenchSettings,
+    CompareSettings,
+    ExportSettings,
+    InitSettings,
+    ReportSettings,
+)
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, readable
+from outrider.cli.output import INTERRUPTED, Ticker, print_notes, readable, write, write_json
 from outrider.cli.plans import hub_options
-from outrider.cli.tables import print_notes
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
+from outrider.core.files import check_writable, write_whole
 from outrider.core.schema import settings_of
 from outrider.costs import import_costs
-from outrider.lab.workloads.reading import load_workload
-from outrider.lab.workloads.spec import workload_values
+from outrider.lab.progress import Progress
+from outrider.lab.workloads.reading import load_workload, workload_values
 
 _FLAGS = {
     name: setting.flag for name, setting in settings_of(BenchSettings).items() if name in Plan.model_fields
@@ -163,3 +171,123 @@ def _check_contestant(spec: ContestantSpec) -> None:
     if spec.command is not None:
         values = {"target": "target", "draft": "draft", "port": 0, "context": 0, "threads": 0}
         words_of(spec.name, spec.command, values)
+
+
+# How far a sweep is: one line with the time left on a terminal, a plain line now and then elsewhere.
+
+
+@contextmanager
+def show_progress(
+    errors: Console, clock: Callable[[], float] = monotonic, *, by_stage: bool = False
+) -> Iterator[Callable[[Progress], None]]:
+    """Where to report how far something is; a line every 10 s at most where `errors` is no terminal.
+
+    `by_stage`: what is done is a part of its stage, not of all, and each stage has lines of its own.
+    """
+    if errors.is_terminal:
+        columns = (
+            TextColumn("{task.fields[stage]}"),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[detail]}", style="dim"),
+        )
+        with Bar(*columns, console=errors, transient=True) as bar:
+            task = bar.add_task("", total=1.0, stage="starting", left="", detail="")
+
+            def show(now: Progress) -> None:
+                stage, detail = escape(readable(now.stage)), escape(readable(now.detail))
+                bar.update(task, completed=now.done, stage=stage, left=time_left(now.left_s), detail=detail)
+
+            yield show
+        return
+    ticker = Ticker(clock)
+
+    def write_line(now: Progress) -> None:
+        if ticker.is_due(now.stage if by_stage else ""):
+            done = f"{now.done:.0%}" if by_stage else f"{now.done:.0%} of all"
+            subject = now.stage if by_stage and not now.done else f"{now.stage}: {done}"
+            parts = [subject, time_left(now.left_s), now.detail]
+            errors.print(Text(readable(", ".join(part for part in parts if part))))
+
+    yield write_line
+
+
+def time_left(seconds: float | None) -> str:
+    """The time left for people; nothing where it is not known.
+
+    >>> time_left(200), time_left(7500), time_left(9)
+    ('3 min left', '2 h 05 min left', '9 s left')
+    """
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.0f} s left"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min left" if hours else f"{minutes} min left"
+
+
+# What `outrider bench` does with runs that are there, and the plan that it writes.
+
+REPORT = "report.html"
+"""The name of a report in the folder of its run."""
+
+
+def init(settings: InitSettings) -> int:
+    """Write the commented plan; returns the exit status. Raises SettingError where a file is there."""
+    file = settings.file
+    check_writable(file, "plan")
+    if file.exists() and not settings.force:
+        raise SettingError(str(file), "the file exists", "Name another one, or replace it with --force.")
+    write_whole(file, plan_text(), "plan")
+    write(readable(f"wrote {file}: edit it, then run it: outrider bench {file}") + "\n")
+    return 0
+
+
+def report(settings: ReportSettings) -> int:
+    """Show what a run has found so far; returns the exit status. Raises InputError and SettingError."""
+    folder, html = settings.folder, settings.html
+    if html is not None:
+        require_extra(str(html), "bench", "leave --html out")
+        check_writable(html, "report")
+    show(Results.read(folder), html, as_json=settings.print_json, folder=folder)
+    return 0
+
+
+def show(results: Results, html: Path | None, *, as_json: bool, folder: Path) -> None:
+    """The report as a table or as JSON on standard output, and as a page if it is to be written."""
+    from outrider.bench.report import print_report, write_report
+
+    if html is not None:
+        write_report(results, html)
+    if as_json:
+        from outrider.cli.bench_json import summary_json
+
+        write_json(summary_json(results, folder, html))
+    else:
+        print_report(results, _console())
+
+
+def compare(settings: CompareSettings) -> int:
+    """Show what changed from one run to another; returns the exit status. Raises InputError."""
+    from outrider.bench.changes import print_changes
+
+    print_changes(Results.read(settings.before), Results.read(settings.after), _console())
+    return 0
+
+
+def export(settings: ExportSettings) -> int:
+    """Write a run's rows as a table; returns the exit status. Raises InputError and SettingError."""
+    to = settings.to
+    if to.suffix.lower() not in (".csv", ".parquet"):
+        raise SettingError(str(to), "its name says no format", "End it in .csv or .parquet.")
+    check_writable(to, "table")
+    from outrider.bench.export import export as write_table
+
+    write_table(Results.read(settings.folder), to)
+    write(readable(f"wrote {to}") + "\n")
+    return 0
+
+
+def _console() -> Console:
+    return Console(highlight=False, emoji=False, markup=False)

@@ -18,8 +18,8 @@ from outrider.bench.summary.speeds import (
     measured_speedup,
     noise,
     plain_speed,
+    verdicts,
 )
-from outrider.bench.summary.verdicts import verdicts
 from outrider.lab.statistics import Interval
 
 SCHEMA = "outrider.bench.summary/1"

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.explanation import print_explanation
-from outrider.cli.output import readable
+from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import RunPlan, plan_run
 from outrider.cli.prompt import ask, read_prompt
-from outrider.cli.report import print_incomplete, print_readout
+from outrider.cli.report import print_explanation, print_incomplete, print_readout
 from outrider.cli.run import explanation_of, library_line, load_pair, open_session
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
-from outrider.cli.tables import print_notes
 from outrider.core.data import StepRecord
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
 from outrider.session import Message, Pair, Session

@@ -61,22 +61,22 @@ COMMANDS = {
     "bench": CommandSpec("bench_settings:BenchSettings", "bench:bench", _BENCH),
     "bench init": CommandSpec(
         "bench_settings:InitSettings",
-        "bench_runs:init",
+        "bench:init",
         "Write a plan with every setting explained, ready to be run.",
     ),
     "bench report": CommandSpec(
         "bench_settings:ReportSettings",
-        "bench_runs:report",
+        "bench:report",
         "Show the report of a run, as far as it has come.",
     ),
     "bench compare": CommandSpec(
         "bench_settings:CompareSettings",
-        "bench_runs:compare",
+        "bench:compare",
         "What changed between two runs, beyond the noise.",
     ),
     "bench export": CommandSpec(
         "bench_settings:ExportSettings",
-        "bench_runs:export",
+        "bench:export",
         "Write the rows of a run as a table: CSV or Parquet.",
     ),
     "check": CommandSpec(

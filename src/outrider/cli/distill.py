@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
 
 from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import show_log
-from outrider.cli.distill_plan import plan_of
+from outrider.backends.gguf.quantizer import read_type
 from outrider.cli.distill_settings import DistillSettings
-from outrider.cli.output import INTERRUPTED, readable, write, write_json
-from outrider.cli.tables import print_notes
+from outrider.cli.output import INTERRUPTED, print_notes, readable, write, write_json
+from outrider.cli.plans import hub_options
+from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.extras import require_extra
-from outrider.distill.plan import DistillPlan
-from outrider.lab.models import ModelFile
+from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan
+from outrider.lab.models import DEFAULT, ModelFile, find_models
+from outrider.models.hub import HubOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def distill(settings: DistillSettings) -> int:
 
 
 def _record(work: _Work) -> None:
-    from outrider.cli.distill_progress import StepInterrupt, show_distilling
+    from outrider.cli.distill_report import StepInterrupt, show_distilling
     from outrider.distill.run import record
 
     with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
@@ -67,12 +71,10 @@ def _record(work: _Work) -> None:
 
 
 def _distill(work: _Work) -> None:
-    from outrider.cli.distill_progress import StepInterrupt, show_distilling
-    from outrider.cli.distill_report import print_distilled
+    from outrider.cli.distill_report import StepInterrupt, print_distilled, show_distilling
     from outrider.distill.learning_curve import learning_curve
     from outrider.distill.measure import measure_held_out
-    from outrider.distill.pictures import write_report
-    from outrider.distill.report import report_of
+    from outrider.distill.report import report_of, write_report
     from outrider.distill.run import distill as run
 
     settings, file, plan = work.settings, work.file, work.plan
@@ -92,3 +94,136 @@ def _distill(work: _Work) -> None:
         reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
         console = Console(highlight=False, emoji=False, markup=False)
         print_distilled(console, report, reference, files)
+
+
+# The settings of `distill` made into a plan; what excludes each other is refused.
+
+_TAKEN_NAMES = ("first", "answers", "curve")
+"""Files of a run have these."""
+
+
+def plan_of(settings: DistillSettings) -> tuple[ModelFile, DistillPlan]:
+    """The target, and what is to be done. Raises SettingError, ModelFileError or HubError."""
+    _check_together(settings)
+    data, training, context = _data(settings), _training(settings), _context(settings)
+    file = _target(settings)
+    name = f"{file.name}-draft" if settings.name is None else settings.name
+    if not name or "/" in name or name.startswith(".") or name in _TAKEN_NAMES:
+        raise SettingError(f"--name {name!r}", "it is no name for the draft's file", "Give another.")
+    plan = DistillPlan(
+        target=file.path,
+        out=settings.out or Path(f"distilled-{name}"),
+        name=name,
+        data=data,
+        draft=_draft(settings),
+        training=training,
+        threads=max(settings.threads, 0),
+        context=context,
+    )
+    return file, plan
+
+
+def _check_together(settings: DistillSettings) -> None:
+    if settings.go_on is not None:
+        shaping = {
+            "--base": settings.base is not None,
+            "--random": settings.random,
+            "--layers": settings.layers is not None,
+            "--feed-forward": settings.feed_forward is not None,
+        }
+        if given := next((flag for flag, is_given in shaping.items() if is_given), None):
+            _exclude("--continue", given, "a draft that is gone on with keeps its shape")
+    if settings.steps is not None and settings.minutes is not None:
+        _exclude("--steps", "--minutes", "both say how long to train")
+    if settings.no_report and settings.learning_curve:
+        _exclude("--no-report", "--learning-curve", "the learning curve is a part of the report")
+    if settings.model is not None and settings.hf_repo is not None:
+        _exclude("-m", "-hf", "both name the model")
+    if settings.safetensors and settings.go_on is None and settings.vocabulary != 0:
+        reason = "other engines need all of the target's tokens, and the draft would know some"
+        raise SettingError("--safetensors", reason, "Add --vocabulary 0, or leave it out.")
+
+
+def _exclude(one: str, other: str, reason: str) -> None:
+    raise SettingError(f"{one} and {other}", reason, "Give one of them.")
+
+
+def _data(settings: DistillSettings) -> DataPlan:
+    if settings.teacher not in get_args(TeacherKind):
+        known = ", ".join(get_args(TeacherKind))
+        raise SettingError(f"--teacher {settings.teacher}", "it is not known", f"Choose one of {known}.")
+    return DataPlan(
+        prompts=tuple(dict.fromkeys(settings.prompts)),
+        num_prompts=settings.num_prompts,
+        temperatures=_temperatures(settings.temps),
+        max_tokens=settings.max_tokens,
+        folder=settings.answers,
+        more=tuple(dict.fromkeys(settings.more_answers)),
+        parallel=settings.parallel,
+        teacher=cast(TeacherKind, settings.teacher),
+    )
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise SettingError(
+            f"--temps {text}", "it is no list of numbers", "Give for instance 0,0.7."
+        ) from None
+
+
+def _training(settings: DistillSettings) -> TrainingPlan:
+    minutes = TrainingPlan().minutes if settings.minutes is None else settings.minutes
+    return TrainingPlan(
+        steps=settings.steps,
+        minutes=minutes,
+        batch_tokens=settings.batch_tokens,
+        learning_rate=settings.learning_rate,
+        loss=cast(Loss, settings.loss),
+        on_policy=settings.on_policy,
+        seed=settings.seed,
+    )
+
+
+def _draft(settings: DistillSettings) -> DraftPlan:
+    usual = DraftPlan()
+    reference = settings.base if settings.go_on is None else settings.go_on
+    return DraftPlan(
+        start="continue" if settings.go_on is not None else "random" if settings.random else "prune",
+        base=None if reference is None else _base(reference, hub_options(settings)),
+        layers=usual.layers if settings.layers is None else settings.layers,
+        feed_forward=settings.feed_forward,
+        vocabulary=settings.vocabulary,
+        window=settings.window,
+        quantization=read_type(settings.quant),
+        embedding_quantization=read_type(settings.embedding_quant),
+        safetensors=settings.safetensors,
+    )
+
+
+def _base(reference: str, hub: HubOptions) -> Path:
+    """A GGUF file, or what Hugging Face's layout has: a folder, or its safetensors."""
+    path = Path(reference).expanduser()
+    if path.is_dir() or (path.suffix == ".safetensors" and path.is_file()):
+        return path
+    return _only(reference, hub).path
+
+
+def _target(settings: DistillSettings) -> ModelFile:
+    reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
+    return _only(DEFAULT if reference is None else reference, hub_options(settings))
+
+
+def _only(reference: str, hub: HubOptions) -> ModelFile:
+    found = find_models([reference], hub=hub)
+    if len(found) > 1:
+        raise ModelFileError(reference, f"{len(found)} files match", "Name one of them.")
+    return found[0]
+
+
+def _context(settings: DistillSettings) -> int:
+    if settings.ctx_size <= settings.max_tokens:
+        reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
+        raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
+    return settings.ctx_size

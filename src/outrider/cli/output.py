@@ -1,13 +1,22 @@
 """The standard streams, whatever the shell did to them, and text on its way to the terminal: nothing in it
-steers the terminal, and no write fails silently."""
+steers the terminal, and no write fails silently.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from outrider.core.errors import SettingError
 
@@ -93,3 +102,100 @@ def leave(status: int) -> None:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
+
+
+# Rows and tables for people: one look for all commands, in 80 columns.
+
+Cell = str | Text
+
+
+def print_rows(
+    console: Console, rows: Iterable[tuple[str, Cell]], *, width: int = 14, style: str = "bold"
+) -> None:
+    """A subject and what there is to say about it, a line each; an empty subject goes on with the last one.
+
+    Args:
+        console: Where to.
+        rows: Subject and text; texts are folded beside their subjects.
+        width: Columns for the subjects at least.
+        style: That of the subjects.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style=style, no_wrap=True, min_width=width)
+    table.add_column(overflow="fold")
+    for name, line in rows:
+        table.add_row(Text(name), _cell(line))
+    console.print(table)
+
+
+def print_table(
+    console: Console,
+    head: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    left: Iterable[str] = (),
+    gap: int = 2,
+) -> None:
+    """Columns under their names, `gap` apart: those named in `left` begin on the left, the others end on the
+    right."""
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
+    for name in head:
+        is_left = name in left
+        table.add_column(name, justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    console.print(table)
+
+
+def print_notes(console: Console, notices: Iterable[str]) -> None:
+    """What was switched off and why, and the like."""
+    for notice in notices:
+        console.print(Text(readable(f"note: {notice}"), style="yellow"))
+
+
+def _cell(content: Cell) -> Text:
+    return content if isinstance(content, Text) else Text(readable(content))
+
+
+# How far something is: bars on a terminal, which are gone at the end; a line now and then elsewhere.
+
+Report = Callable[[str, float], None]
+"""Takes what is being done, and what part of it is."""
+
+EVERY_S = 10.0
+"""Lines of one stage are so far apart at least."""
+
+
+@contextmanager
+def bars(errors: Console, *, stacked: bool = False) -> Iterator[Report]:
+    """A bar for what is being done, on standard error where that is a terminal. `stacked`: what was done
+    before stays above it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, part: float) -> None:
+            if what not in tasks:
+                for task in tasks.values():
+                    progress.update(task, completed=1.0, visible=stacked)
+                tasks[what] = progress.add_task(escape(readable(what)), total=1.0)
+            progress.update(tasks[what], completed=part, visible=True)
+
+        yield report
+
+
+class Ticker:
+    """Says when a line is due: where its stage is new, or some time after the last one of that stage."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._stage: str | None = None
+        self._last_s = 0.0
+
+    def is_due(self, stage: str = "") -> bool:
+        """Whether to write a line now; if so the time starts anew."""
+        now_s = self._clock()
+        if stage == self._stage and now_s - self._last_s < EVERY_S:
+            return False
+        self._stage, self._last_s = stage, now_s
+        return True

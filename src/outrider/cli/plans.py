@@ -30,7 +30,7 @@ from outrider.core.settings import (
     Sampling,
     Target,
 )
-from outrider.drafters.corpus_files import list_files
+from outrider.drafters.corpus_store import list_files
 from outrider.models import NO_DRAFT
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy

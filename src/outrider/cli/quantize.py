@@ -10,16 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from outrider.backends.gguf.file_types import read_type
-from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, requantizing
-from outrider.cli.output import INTERRUPTED, readable, write_json
+from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, read_type, requantizing
+from outrider.cli.output import INTERRUPTED, bars, print_notes, print_table, readable, write_json
 from outrider.cli.plans import hub_options
-from outrider.cli.progress import bars
 from outrider.cli.settings import QuantizeSettings
-from outrider.cli.tables import print_notes, print_table
 from outrider.core.errors import SettingError
 from outrider.models import embedded_default, resolve
-from outrider.models.quantizations import requantized_name
+from outrider.models.reference import requantized_name
 
 
 def quantize_model(settings: QuantizeSettings) -> int:

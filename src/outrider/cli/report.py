@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.tables import print_notes, print_rows
-from outrider.core.data import Completion, Grammar
+from outrider.cli.output import print_notes, print_rows, readable
+from outrider.cli.settings import RunSettings
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Completion, Grammar, Request, TokenLogprob
+from outrider.core.errors import ConstraintError
 from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
-from outrider.session.explain import Estimate, Explanation
+from outrider.policy.forced import FORCED
+from outrider.session import Session, settings_of
+from outrider.session.explain import Choices, Estimate, Explanation
 from outrider.session.readout import DrafterCounts, Latency, Readout
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
@@ -254,3 +262,124 @@ def _time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+
+
+# `--explain`: what was chosen and why, on one screen.
+
+_BAR_COLUMNS = 28
+
+
+def print_explanation(console: Console, explanation: Explanation) -> None:
+    """The cost curve, what drafts must reach, what they reached, what was chosen, and what would help."""
+    console.print(Text("why", style="bold"))
+    _print_curve(console, explanation)
+    rows = {"lookup pays": _break_even_line(explanation.break_even_lookup)}
+    if explanation.break_even_draft is not None and explanation.draft_step_s is not None:
+        share = explanation.draft_step_s / explanation.target_calls_s[1]
+        line = _break_even_line(explanation.break_even_draft)
+        rows["draft pays"] = f"{line}; a step of it costs {share:.2f} of the target's"
+    if FORCED in explanation.acceptance:
+        rows["forced text"] = (
+            "what a grammar leaves no choice about is drafted without a model; it is accepted unless the "
+            "target spells it with other tokens"
+        )
+    if explanation.acceptance:
+        rows["judged right"] = ", ".join(
+            f"{source_name(name)} {share:.0%} of the tokens that the target came to "
+            f"(Brier score of the estimates {explanation.brier[name]:.3f})"
+            for name, share in explanation.acceptance.items()
+        )
+    rows["chosen"] = "; ".join(_choice(name, made) for name, made in explanation.choices.items()) or "nothing"
+    if explanation.estimate:
+        rows["speed-up"] = estimate_line(explanation.estimate)
+    if explanation.advice:
+        rows["would help"] = "; ".join(explanation.advice)
+    print_rows(console, rows.items())
+
+
+def _print_curve(console: Console, explanation: Explanation) -> None:
+    """What a call costs by its tokens, as bars, in plain steps."""
+    calls_s = explanation.target_calls_s
+    widest = max(calls_s.values())
+    for size, seconds in calls_s.items():
+        bar = "#" * max(1, round(_BAR_COLUMNS * seconds / widest))
+        line = f"  {size:>3} tokens  {seconds * 1000:7.1f} ms  {seconds / calls_s[1]:5.2f}  {bar}"
+        console.print(Text(readable(line)))
+    if abs(explanation.drift - 1) > 0.1:
+        console.print(Text(f"  calls take {explanation.drift:.2f} of the time measured before: followed"))
+
+
+def _break_even_line(shares: dict[int, float | None]) -> str:
+    parts = [
+        f"{size} at {share:.0%}" if share is not None else f"{size} never" for size, share in shares.items()
+    ]
+    return "drafts of " + ", ".join(parts) + " acceptance"
+
+
+def _choice(name: str, made: Choices) -> str:
+    who = " + ".join(source_name(source) for source in name.split(" + "))
+    steps = f"{who} {made.steps} step{'s' if made.steps != 1 else ''}"
+    if not made.drafted_tokens:
+        return steps
+    return (
+        f"{steps} ({made.drafted_tokens / made.steps:.1f} drafted, "
+        f"{made.accepted_tokens / made.steps:.1f} accepted each)"
+    )
+
+
+# The object that `outrider run --json` prints; the README documents its keys.
+
+
+def request_settings(
+    settings: RunSettings, session: Session, request: Request, completion: Completion
+) -> dict[str, Any]:
+    """The effective settings of the run, models and request."""
+    return settings_of(session, request, completion.seed) | {
+        "max_tokens": request.max_tokens,
+        "stop": list(request.stop),
+        "ignore_end": request.ignore_end,
+        "raw": settings.raw,
+    }
+
+
+def as_json(
+    session: Session,
+    settings: dict[str, Any],
+    readout: Readout,
+    run: Completion,
+    comparison: Comparison | None,
+) -> dict[str, Any]:
+    """The result of a run: of a comparison's median one, where there was a comparison."""
+    result = {"text": run.text, **readout.as_json(), "settings": settings, "notices": session.notices}
+    if run.logprobs:
+        vocabulary = session.target.vocabulary
+        result["logprobs"] = [_logprob(scored, vocabulary) for scored in run.logprobs]
+    if comparison:
+        result |= {
+            "plain": comparison.plain.as_json(),
+            "speedup": asdict(comparison.speedup),
+            "equal": comparison.equal,
+            "divergence": asdict(comparison.divergence) if comparison.divergence else None,
+        }
+    return result
+
+
+def failure_as_json(error: ConstraintError) -> dict[str, Any]:
+    """What is left of a constrained output that could not go on."""
+    return {
+        "text": error.text,
+        "complete": False,
+        "finish_reason": "error",
+        "generated_tokens": len(error.tokens),
+        "error": str(error),
+    }
+
+
+def _logprob(scored: TokenLogprob, vocabulary: Vocabulary) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        piece = vocabulary.piece(token)
+        text = piece.decode("utf-8", errors="replace")
+        return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
+
+    top = [entry(token, logprob) for token, logprob in scored.top]
+    return entry(scored.token, scored.logprob) | {"forced": scored.forced, "top_logprobs": top}

@@ -10,24 +10,28 @@ from rich.text import Text
 
 from outrider.backends.gguf import has_gpu_code, show_log
 from outrider.backends.native import hint_once
-from outrider.cli.explanation import print_explanation
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, readable, write_json
+from outrider.cli.output import INTERRUPTED, print_notes, readable, write_json
 from outrider.cli.plans import PairPlan, plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
-from outrider.cli.report import print_comparison, print_incomplete, print_readout
-from outrider.cli.result import as_json, failure_as_json, request_settings
+from outrider.cli.report import (
+    as_json,
+    failure_as_json,
+    print_comparison,
+    print_explanation,
+    print_incomplete,
+    print_readout,
+    request_settings,
+)
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
-from outrider.cli.tables import print_notes
 from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
 from outrider.drafters.corpus import indexing
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import MAX_PAUSE_S
 from outrider.lab.comparison import Comparison, compare, is_deterministic
-from outrider.lab.replay.recorder import record_offers
-from outrider.lab.replay.recording import Recording
+from outrider.lab.replay.recording import Recording, record_offers
 from outrider.lab.replay.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session

@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.output import readable
+from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
 from outrider.cli.run import load_pair, open_session
-from outrider.cli.tables import print_notes
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import Assembly
-from outrider.server.configuration import Configuration
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.logs import log_to_stderr
 from outrider.server.running import Server, address_of, bind, close, tls_context
-from outrider.server.settings import ServeSettings, is_loopback
+from outrider.server.settings import Configuration, ServeSettings, is_loopback
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 
 LOG = logging.getLogger("outrider.server")

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.output import INTERRUPTED, readable, write
-from outrider.cli.progress import Report, Ticker, bars
+from outrider.cli.output import INTERRUPTED, Report, Ticker, bars, readable, write
 from outrider.cli.settings import SetupSettings
 from outrider.core.errors import SettingError
 

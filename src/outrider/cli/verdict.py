@@ -10,8 +10,8 @@ from rich.text import Text
 from outrider.certify.certificate import Certificate, reasons, totals
 from outrider.certify.plan import Findings
 from outrider.certify.texts import Compared, Difference
+from outrider.cli.output import Cell, print_rows
 from outrider.cli.report import structure_line
-from outrider.cli.tables import Cell, print_rows
 
 _SHOWN_TIES = 4
 

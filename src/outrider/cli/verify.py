@@ -16,17 +16,14 @@ from outrider import __version__
 from outrider.certify.certificate import Certificate, as_json, model_files, write_certificate
 from outrider.certify.checks import certify
 from outrider.certify.faults import check_fault
-from outrider.certify.plan import Plan, Subject
-from outrider.certify.prompts import BUILT_IN
+from outrider.certify.plan import BUILT_IN, Plan, Subject
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import write_json
+from outrider.cli.output import bars, print_notes, write_json
 from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
-from outrider.cli.progress import bars
 from outrider.cli.prompt import encodable, read_prompt, unescape
 from outrider.cli.run import load_pair, open_session
 from outrider.cli.settings import VerifySettings
-from outrider.cli.tables import print_notes
 from outrider.cli.verdict import print_verdict
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError

@@ -12,11 +12,10 @@ from time import perf_counter
 from llguidance import LLMatcher, LLParserLimits
 
 from outrider.constraints.complaints import place, reason
-from outrider.constraints.constraint import GrammarConstraint
 from outrider.constraints.sources import NAMES, lark_source
 from outrider.constraints.tokenizer import Tokenizer, tokenizer_for
 from outrider.constraints.trigger import after
-from outrider.constraints.walker import Walker
+from outrider.constraints.walker import GrammarConstraint, Walker
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError

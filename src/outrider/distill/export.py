@@ -15,8 +15,7 @@ from gguf.constants import Keys
 from gguf.quants import quantize as encoded
 
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.backends.gguf.file_types import read_type
-from outrider.backends.gguf.quantizer import quantize
+from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable

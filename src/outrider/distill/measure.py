@@ -19,16 +19,16 @@ from outrider.distill.questions import asked
 from outrider.distill.report import Category, Contender, Figure, Kind, Measured
 from outrider.distill.run import Distilled, Progress
 from outrider.lab.acceptance import acceptance_of
-from outrider.lab.answers import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
-from outrider.lab.expectation import BOUND, Expectation, expect, with_policy_times
+from outrider.lab.curves import BOUND, Expectation, expect, with_policy_times
 from outrider.lab.facts import calls_of
-from outrider.lab.intervals import share_of, speedup_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.opened import Loaded
 from outrider.lab.predict import DRAFT, OwnTimes, Prices
 from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.record import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
+from outrider.lab.statistics import share_of, speedup_of
 from outrider.lab.subject import Subject, offered, probed, why_unusable
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import compare

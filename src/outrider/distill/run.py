@@ -33,7 +33,7 @@ from outrider.distill.subset import coverage
 from outrider.distill.train import OwnTexts, Trainer, TrainingSettings
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.models import ModelFile
-from outrider.models.hashing import file_sha256
+from outrider.models.hub import file_sha256
 from outrider.policy.pretrained import PretrainedCalibration, pretrained_calibration
 
 _OWN_TEXTS = 32

@@ -17,7 +17,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from outrider.drafters.lookup import Match
+from outrider.drafters.suffix import Match
 
 DEPTH = 32
 """tokens of context that places are sorted by: the longest match that is distinguished from longer ones"""

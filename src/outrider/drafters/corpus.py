@@ -16,9 +16,8 @@ from outrider.core.data import Draft, DraftWork, Request
 from outrider.core.errors import SettingError
 from outrider.drafters import corpus_store
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader, lay_out, sort_contexts
-from outrider.drafters.corpus_files import FileList, chunks, list_files
-from outrider.drafters.corpus_store import About, DamagedIndex
-from outrider.drafters.lookup import grow
+from outrider.drafters.corpus_store import About, DamagedIndex, FileList, chunks, list_files
+from outrider.drafters.suffix import grow
 from outrider.models.vocab import tokenizer_id
 
 Progress = Callable[[str, int, int], None]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
-from outrider.drafters.lookup import Match, grow
+from outrider.drafters.suffix import Match, grow
 
 MAX_TOKENS = 200_000
 """what a memory holds"""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Draft, DraftWork, Request
-from outrider.drafters.lookup import Match, grow
+from outrider.drafters.suffix import Match, grow
 
 SURE_TOKENS = 8
 """tokens that agree before a place is taken for the right one; as many count for the start"""

@@ -28,13 +28,12 @@ from outrider.core.data import (
     Update,
 )
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
-from outrider.engine.constrained import Timed
 from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
 from outrider.engine.sequence import Plan, Shared, Verified, complete
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.slots import Slots, rewind
 from outrider.engine.text import TextStream
-from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
+from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization, Timed
 from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler

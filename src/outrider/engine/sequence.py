@@ -17,8 +17,8 @@ from outrider.core.data import (
     Verdict,
 )
 from outrider.core.errors import OutriderError
-from outrider.engine.constrained import Timed
 from outrider.engine.text import TextStream
+from outrider.engine.tokenization import Timed
 from outrider.sampling import RequestSampler
 from outrider.verify import VerificationRule
 

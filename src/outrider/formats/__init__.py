@@ -1,7 +1,7 @@
 """Chat formats: how models are given tools, how they call them, and how they reason."""
 
 from outrider.formats.chat_format import ChatFormat, format_of
-from outrider.formats.data import (
+from outrider.formats.conversation import (
     ContentDelta,
     Event,
     Named,

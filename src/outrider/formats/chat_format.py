@@ -12,6 +12,10 @@ from outrider.core.errors import InputError, SettingError
 from outrider.core.params import FastForward
 from outrider.formats.conversation import (
     Message,
+    Named,
+    ReasoningMarkers,
+    ToolChoice,
+    ToolSpec,
     described,
     one_call_each,
     plain_messages,
@@ -19,7 +23,6 @@ from outrider.formats.conversation import (
     with_argument_texts,
     with_short_ids,
 )
-from outrider.formats.data import Named, ReasoningMarkers, ToolChoice, ToolSpec
 from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar, arguments_schema
 from outrider.formats.reader import Reader
 from outrider.formats.syntaxes import CallSyntax, Hermes, Mistral, Objects

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.constraints.json_schema import prepare, writing_options
 from outrider.core.errors import GrammarError
-from outrider.formats.data import ReasoningMarkers, ToolSpec
+from outrider.formats.conversation import ReasoningMarkers, ToolSpec
 
 MAX_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import Literal
 
-from outrider.formats.data import (
+from outrider.formats.conversation import (
     ContentDelta,
     Event,
     ReasoningDelta,

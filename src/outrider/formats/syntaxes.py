@@ -7,7 +7,7 @@ import string
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from outrider.formats.data import ToolSpec
+from outrider.formats.conversation import ToolSpec
 from outrider.formats.grammar import Rules, bare_calls, repeated
 from outrider.formats.scan import Scan, Sink, blank, call, expect, literal, one_of, value
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.lab.intervals import share_of
 from outrider.lab.replay import Recording
-from outrider.lab.statistics import Interval
+from outrider.lab.statistics import Interval, share_of
 
 POSITIONS = 8
 """Places of a draft that are counted separately."""

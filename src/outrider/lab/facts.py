@@ -12,10 +12,10 @@ from gguf.constants import Keys
 
 from outrider.core.contracts import Vocabulary
 from outrider.costs import MAX_TOKENS, CallCosts, break_even
-from outrider.lab.answers import Answer
+from outrider.lab.record import Answer
 from outrider.models.gguf import ModelCard
 from outrider.models.header import TensorInfo, read_header
-from outrider.models.shards import local_shards
+from outrider.models.reference import local_shards
 from outrider.models.vocab import Alignment, AlignmentReport
 
 _SIZES = (1, 2, 4, 8, 16)

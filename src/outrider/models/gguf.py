@@ -11,7 +11,7 @@ from gguf.constants import Keys, LlamaFileType
 
 from outrider.core.errors import ModelFileError
 from outrider.models.header import Header, TensorInfo, read_header
-from outrider.models.shards import local_shards
+from outrider.models.reference import local_shards
 
 _GUESSED = int(LlamaFileType.GUESSED)
 

@@ -10,19 +10,21 @@ The client takes half a second to import, so nothing here imports it before it i
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import HubError
-from outrider.models.hashing import file_sha256
+from outrider.core.errors import HubError, ModelFileError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
+
 
 _TIMEOUT_S = 10.0
 _TOKEN = "set HF_TOKEN to a token that may read it, or log in with `hf auth login`."
@@ -285,3 +287,38 @@ def _refusal(error: Exception) -> tuple[str, str]:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+# Where Outrider keeps what it fetches and measures.
+
+
+def cache_dir() -> Path:
+    """Outrider's own cache folder, which may not exist yet: $OUTRIDER_CACHE, else
+    $XDG_CACHE_HOME/outrider, else ~/.cache/outrider."""
+    own = os.environ.get("OUTRIDER_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "outrider"
+
+
+# A file's SHA-256: what names it, wherever it lies.
+
+_BLOCK_BYTES = 1 << 22
+
+
+def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda _count: None) -> str:
+    """The hash in hexadecimal; `on_bytes` is called with the bytes read, block by block.
+
+    Raises ModelFileError when the file is gone or cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+                on_bytes(len(block))
+    except OSError as error:
+        reason = (error.strerror or "it cannot be read").lower()
+        raise ModelFileError(str(path), reason, "Check the file, and start again.") from error
+    return digest.hexdigest()

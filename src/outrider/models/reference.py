@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,6 @@ from pathlib import Path, PurePosixPath
 from outrider.core.errors import HubError, ModelFileError
 from outrider.models.embedded import embedded_default, embedded_draft
 from outrider.models.hub import HubOptions, fetch, list_files
-from outrider.models.shards import local_shards, shard_names
 
 NO_DRAFT = "none"
 """As the draft's reference: no draft model, also not the one that comes with the default."""
@@ -149,3 +149,109 @@ def _absent(what: str, quantization: str, models: Sequence[str]) -> HubError:
 def _label(name: str) -> str:
     parts = len(shard_names(name))
     return name if parts == 1 else f"{name} ({parts} parts)"
+
+
+# Models that are split over several files: x-00001-of-00003.gguf and its siblings.
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
+
+
+def shard_names(name: str) -> tuple[str, ...]:
+    """The file names of the model that `name` is a part of, the first part first.
+
+    `name` may have folders before it. A model in one file is its own only name.
+
+    >>> shard_names("q8/m-00002-of-00002.gguf")
+    ('q8/m-00001-of-00002.gguf', 'q8/m-00002-of-00002.gguf')
+    """
+    path = PurePosixPath(name)
+    match = _SHARD.fullmatch(path.name)
+    if not match:
+        return (name,)
+    index, count = int(match["index"]), int(match["count"])
+    if not 1 <= index <= count:
+        return (name,)
+    parts = (f"{match['stem']}-{i:05d}-of-{match['count']}{match['suffix']}" for i in range(1, count + 1))
+    return tuple(str(path.with_name(part)) for part in parts)
+
+
+def local_shards(path: Path) -> tuple[Path, ...]:
+    """The files of a model on this machine, the first part first; all of them are there.
+
+    `path` names the model's file or any of its parts. Raises ModelFileError when it is
+    missing, a directory, or lacks some of its siblings.
+    """
+    _check_file(path)
+    parts = tuple(path.with_name(name) for name in shard_names(path.name))
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        reason = f"it is one of {len(parts)} parts, and {len(missing)} of them are missing: {names}"
+        raise ModelFileError(str(path), reason, f"Put all parts into {path.parent}.")
+    return parts
+
+
+def _check_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+        inside = sorted(child.name for child in path.glob("*.gguf")) if path.is_dir() else None
+    except PermissionError:
+        raise ModelFileError(str(path), "it may not be read", "Check the permissions on its way.") from None
+    except (OSError, ValueError):
+        raise ModelFileError(str(path), "there is no such file", _way_to(path)) from None
+    if inside is None and not stat.S_ISREG(mode):
+        raise ModelFileError(str(path), "it is a device or a pipe", "Name a .gguf file.")
+    if inside is not None:
+        names = f"Name a file in it: {', '.join(inside[:5])}." if inside else "Name a .gguf file."
+        raise ModelFileError(str(path), "it is a directory", names)
+
+
+def _way_to(path: Path) -> str:
+    looks_like_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", str(path)) and path.suffix != ".gguf"
+    return (
+        f"Check the path; a repository of the hub is written hf:{path}."
+        if looks_like_hub
+        else "Check the path."
+    )
+
+
+# Names of quantizations, as they occur in the names of files and models.
+
+_WORD = re.compile(
+    r"""(?<![a-z0-9]) (?:ud[-_])?
+    (?: i?q[1-8]_(?: k(?:_(?:xxs|xs|s|m|l|xl))? | [01](?:_[48]_[48])? | nl | xxs | xs | s | m | l )
+      | tq[12]_0 | mxfp4(?:_moe)? | nvfp4 | bf16 | fp?16 | fp?32 )
+    (?![a-z0-9])""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_PART = re.compile(r"-\d{5}-of-\d{5}$", re.IGNORECASE)
+_FORMAT = re.compile(r"(?<![a-z0-9])(?:gguf|ggml)(?![a-z0-9])", re.IGNORECASE)
+
+
+def requantized_name(stem: str, quantization: str) -> str:
+    """The name of a file, without its suffix, once it is of another quantization. The old one is replaced,
+    in its own case; where there is none, the new one is appended to the name.
+
+    >>> requantized_name("Tiny.Q4_K_M", "Q8_0"), requantized_name("tiny-q4_k_m-00001-of-00002", "IQ4_NL")
+    ('Tiny.Q8_0', 'tiny-iq4_nl')
+    >>> requantized_name("tiny", "Q8_0")
+    'tiny.Q8_0'
+    """
+    stem = _PART.sub("", stem)
+    matches = list(_WORD.finditer(stem))
+    if not matches:
+        return f"{stem}.{quantization}"
+    last = matches[-1]
+    written = quantization.lower() if last[0].islower() else quantization
+    return stem[: last.start()] + written + stem[last.end() :]
+
+
+def without_quantization(name: str) -> str:
+    """A model's name as words in lower case, without its quantization: what its variants share.
+
+    >>> without_quantization("Qwen2.5 Coder 1.5B GGUF"), without_quantization("qwen2.5-coder-1.5b-Q4_K_M")
+    ('qwen2.5 coder 1.5b', 'qwen2.5 coder 1.5b')
+    """
+    bare = _FORMAT.sub(" ", _WORD.sub(" ", _PART.sub("", name)))
+    words = (word.strip(".") for word in re.split(r"[\s_/-]+", bare.lower()))
+    return " ".join(word for word in words if word)

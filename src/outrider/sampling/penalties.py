@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.contracts import Vocabulary
 from outrider.core.data import Row
+from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
+from outrider.sampling.breakers import MAX_TAIL_TOKENS, Breakers, breakers_of
 from outrider.sampling.selection import Tokens
 
 Counts = npt.NDArray[np.int64]
@@ -91,3 +97,172 @@ class TokenCounts:
         entering = tokens[-self._window.maxlen :]
         num_leaving = max(0, len(self._window) + len(entering) - self._window.maxlen)
         return list(islice(self._window, num_leaving)), entering
+
+
+# What is added to single logits whatever the text: bias, bans, and the bar on end tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """`values[i]` is added to the logit of `tokens[i]`; -inf bars it. No token occurs twice."""
+
+    tokens: Tokens
+    values: npt.NDArray[np.float32]
+
+    def __bool__(self) -> bool:
+        return len(self.tokens) > 0
+
+    def add_to(self, row: Row) -> None:
+        """Change a row of logits in place."""
+        row[self.tokens] += self.values
+
+
+def bias_of(params: SamplingParams, vocabulary: Vocabulary) -> Bias:
+    """The logit bias and the bans of a request.
+
+    Raises SettingError for a token that the vocabulary lacks.
+    """
+    for name, tokens in (("logit bias", (t for t, _ in params.logit_bias)), ("banned", params.banned)):
+        _check_tokens(name, tokens, vocabulary.size)
+    return _merged([*params.logit_bias, *((token, -math.inf) for token in params.banned)])
+
+
+def with_end_barred(params: SamplingParams, vocabulary: Vocabulary) -> Bias:
+    """The same while fewer than `min_tokens` tokens were generated: no end token may be chosen."""
+    barred = (*params.banned, *end_tokens(vocabulary))
+    return _merged([*params.logit_bias, *((token, -math.inf) for token in barred)])
+
+
+def _check_tokens(name: str, tokens: Iterable[int], size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < size:
+            why = f"the vocabulary of {size} tokens has none numbered {token}"
+            raise SettingError(name, why, f"Give ids from 0 to {size - 1}.")
+
+
+def _merged(biases: Iterable[tuple[int, float]]) -> Bias:
+    sums: dict[int, float] = {}
+    for token, bias in biases:
+        sums[token] = sums.get(token, 0.0) + bias
+    with np.errstate(over="ignore"):  # what is too large is refused with the row it is added to
+        values = np.fromiter(sums.values(), np.float64, len(sums)).astype(np.float32)
+    return Bias(np.fromiter(sums, np.int64, len(sums)), values)
+
+
+_end_tokens: WeakKeyDictionary[Vocabulary, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def end_tokens(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Every token that ends a generation; looked for once in each vocabulary."""
+    found = _end_tokens.get(vocabulary)
+    if found is None:
+        found = tuple(token for token in range(vocabulary.size) if vocabulary.ends_generation(token))
+        _end_tokens[vocabulary] = found
+    return found
+
+
+# DRY: a penalty on the token that would go on repeating what the text said before.
+
+_LOG_MAX_FLOAT = 88.7228391
+"""Natural logarithm of the largest float32: larger powers of the base are cut to it."""
+
+Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The last tokens of a text.
+
+    `lengths[j]` is the number of tokens in front of `tokens[j]` that are also the text's last: how
+    long a repetition `tokens[j]` would go on. `heads[j]`: whether a breaker may begin in it.
+    """
+
+    tokens: Tokens
+    lengths: Lengths
+    heads: npt.NDArray[np.bool_]
+
+    def appended(self, token: int, is_head: bool, size: int) -> _Window:
+        """The window one token later. What that token repeats grew by one; all else starts anew."""
+        lengths = np.where(self.tokens == token, self.lengths + 1, 0)
+        start = max(0, len(self.tokens) + 1 - size) if size >= 0 else 0
+        return _Window(
+            np.append(self.tokens, token)[start:],
+            np.concatenate([[0], lengths])[start:],
+            np.append(self.heads, is_head)[start:],
+        )
+
+
+class Dry:
+    """The DRY penalty of one request; a position costs time linear in the window."""
+
+    def __init__(self, params: SamplingParams, vocabulary: Vocabulary, tokens: Sequence[int]) -> None:
+        self._params = params
+        self._breakers = breakers_of(params.dry_breakers, vocabulary)
+        last = tokens[-params.dry_last_n :] if params.dry_last_n > 0 else tokens
+        heads = np.array([token in self._breakers.tails for token in last], dtype=np.bool_)
+        self._window = _Window(np.array(last, dtype=np.int64), _repeat_lengths(last), heads)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """These tokens follow the text."""
+        self._window = self._after(tokens)
+
+    def _after(self, tokens: Sequence[int]) -> _Window:
+        window = self._window
+        for token in tokens:
+            window = window.appended(token, token in self._breakers.tails, self._params.dry_last_n)
+        return window
+
+    def penalties(self, drafted: Sequence[int]) -> tuple[Tokens, npt.NDArray[np.float32]]:
+        """Tokens that would go on a repetition, were the text followed by these, and what to
+        subtract from the logit of each: multiplier * base ** (repeated tokens - allowed length)."""
+        repeats = _longest_repeats(self._after(drafted), self._params.dry_allowed_length, self._breakers)
+        kept = {token: n for token, n in repeats.items() if not self._breakers.breaks_alone(token)}
+        exponents = np.fromiter(kept.values(), np.float64, len(kept)) - self._params.dry_allowed_length
+        base = self._params.dry_base
+        largest = int(_LOG_MAX_FLOAT / math.log(base)) if base > 1.000001 else 0
+        if largest:
+            np.minimum(exponents, largest, out=exponents)
+        with np.errstate(over="ignore"):  # an infinite penalty is a ban
+            penalties = (self._params.dry_multiplier * base**exponents).astype(np.float32)
+        return np.fromiter(kept, np.int64, len(kept)), penalties
+
+
+def _repeat_lengths(tokens: Sequence[int]) -> Lengths:
+    """`_Window.lengths` of a whole text in linear time: the Z-algorithm on the text reversed."""
+    size = len(tokens)
+    text = tokens[::-1]
+    matches = [0] * size
+    left = right = 0  # the match that reaches furthest is text[left:right]
+    for i in range(1, size):
+        n = min(right - i, matches[i - left]) if i < right else 0
+        while i + n < size and text[n] == text[i + n]:
+            n += 1
+        matches[i] = n
+        if i + n > right:
+            left, right = i, i + n
+    # The match that begins at i in the reversed text ends in front of tokens[size - i].
+    return np.array([0, *matches[:0:-1]][:size], dtype=np.int64)
+
+
+def _longest_repeats(window: _Window, allowed: int, breakers: Breakers) -> dict[int, int]:
+    """Each token that would go on a repetition of `allowed` or more tokens, and the longest such."""
+    size = len(window.tokens)
+    limit = _unbroken(window, breakers)
+    if size <= allowed or limit < allowed:
+        return {}
+    lengths = np.minimum(np.minimum(window.lengths, np.arange(size)), limit)
+    found = np.flatnonzero(lengths[1:] >= allowed) + 1
+    found = found[np.argsort(lengths[found], kind="stable")]  # the longest last: it is kept
+    return dict(zip(window.tokens[found].tolist(), lengths[found].tolist(), strict=True))
+
+
+def _unbroken(window: _Window, breakers: Breakers) -> int:
+    """How many tokens follow the last breaker; all when there is none."""
+    size = len(window.tokens)
+    for head in reversed(np.flatnonzero(window.heads).tolist()):
+        following = window.tokens[head + 1 :][:MAX_TAIL_TOKENS].tolist()
+        tails = breakers.tails[int(window.tokens[head])]
+        whole = [len(tail) for tail in tails if tuple(following[: len(tail)]) == tail]
+        if whole:
+            return size - 1 - head - max(whole)
+    return size

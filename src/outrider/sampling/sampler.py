@@ -12,10 +12,8 @@ from outrider.core.contracts import Constraint, Sampler, Vocabulary
 from outrider.core.data import Distribution, Logits, Mask, Row, point_mass
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.bias import Bias, bias_of, with_end_barred
 from outrider.sampling.chain import distribution, distribution_of
-from outrider.sampling.dry import Dry
-from outrider.sampling.penalties import TokenCounts, penalise, penalises
+from outrider.sampling.penalties import Bias, Dry, TokenCounts, bias_of, penalise, penalises, with_end_barred
 from outrider.sampling.selection import argmax
 
 

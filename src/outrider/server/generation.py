@@ -15,8 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.core.data import Completion, Update
 from outrider.core.errors import OutriderError
-from outrider.server.answers.choice import Answer, Choice
-from outrider.server.answers.usage import estimate_of
+from outrider.server.answers.choice import Answer, Choice, estimate_of
 from outrider.server.errors import Problem, internal_error, problem_of
 from outrider.server.jobs import Job
 from outrider.server.keys import Caller, TokenUsage

@@ -15,10 +15,10 @@ from outrider.backends.gguf import GgufModel
 from outrider.backends.tuning import Loaded, costs_of, keep_costs, native_of
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
+from outrider.costs.calibrate import Rows
 from outrider.costs.store import read_entry, write_entry
-from outrider.costs.timing import Rows
 from outrider.drafters.model import ModelDrafter
-from outrider.models.cache import cache_dir
+from outrider.models.hub import cache_dir
 from outrider.policy import AutoPolicy
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration, read_calibration

@@ -1,11 +1,12 @@
 """Which drafted tokens the target keeps: rules over distributions, and one request's use of them."""
 
-from outrider.verify.noise import pick, scores
 from outrider.verify.rules import (
     accept_probability,
     block_weights,
     excess,
+    pick,
     residual,
+    scores,
     verify_block,
     verify_lenient,
     verify_stable,

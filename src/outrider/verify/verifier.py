@@ -11,8 +11,7 @@ import numpy as np
 from outrider.core.data import Distribution, Draft, Request, Verdict
 from outrider.core.params import Verification
 from outrider.sampling import LazyDistributions, draw, probability
-from outrider.verify.noise import pick
-from outrider.verify.rules import excess, verify_block, verify_lenient, verify_stable, verify_tokens
+from outrider.verify.rules import excess, pick, verify_block, verify_lenient, verify_stable, verify_tokens
 
 
 class VerificationRule(Protocol):

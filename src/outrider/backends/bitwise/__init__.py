@@ -2,7 +2,6 @@
 calls, and a model that makes no others."""
 
 from outrider.backends.bitwise.model import BitwiseModel
-from outrider.backends.bitwise.probe import Equality, Price, find_equality
-from outrider.backends.bitwise.sizes import EqualSizes
+from outrider.backends.bitwise.probe import Equality, EqualSizes, Price, find_equality
 
 __all__ = ["BitwiseModel", "EqualSizes", "Equality", "Price", "find_equality"]

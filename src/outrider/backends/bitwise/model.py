@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider.backends.bitwise.sizes import EqualSizes
+from outrider.backends.bitwise.probe import EqualSizes
 from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import Model, RewindKind
 from outrider.core.data import Logits, Span

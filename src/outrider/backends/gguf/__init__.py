@@ -1,6 +1,6 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
-from outrider.backends.gguf.context import available_bytes
+from outrider.backends.gguf.context import available_bytes, show_log
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import (
     build_id,
@@ -12,7 +12,6 @@ from outrider.backends.gguf.libraries import (
     why_not,
 )
 from outrider.backends.gguf.library import Library, LibraryFile
-from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import (
     BACKENDS,
@@ -23,7 +22,7 @@ from outrider.backends.gguf.options import (
     physical_cores,
 )
 from outrider.backends.gguf.weights import Weights
-from outrider.backends.native.cpu import processor_name
+from outrider.backends.native.tools import processor_name
 
 __all__ = [
     "BACKENDS",

@@ -6,15 +6,25 @@ context that is far too large would not fail but get this process, or another, k
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
+from outrider.core.data import Span
 from outrider.core.errors import OutOfMemory, SettingError
 
 if TYPE_CHECKING:
     from outrider.backends.gguf.weights import Weights
+
 
 _NARROW_HEAD = 64
 """values. On a processor llama.cpp's flash attention goes through the cache token by token: with heads of 64
@@ -156,3 +166,119 @@ def _group_limit_bytes() -> float:
         return float(Path("/sys/fs/cgroup/memory.max").read_text())
     except (OSError, ValueError):
         return float("inf")
+
+
+# A model call's spans, laid out as the library reads them.
+
+
+class Batch:
+    """The arrays of a llama_batch (the structure `kind`) of up to `size` tokens, allocated once and refilled
+    for every call."""
+
+    def __init__(self, kind: type[ctypes.Structure], size: int) -> None:
+        self._token = np.zeros(size, dtype=np.int32)
+        self._position = np.zeros(size, dtype=np.int32)
+        self._sequence = np.zeros(size, dtype=np.int32)
+        self._wanted = np.zeros(size, dtype=np.int8)
+        self._num_sequences = np.ones(size, dtype=np.int32)
+        # One sequence per token: each entry points at its own element of `_sequence`.
+        self._sequences = self._sequence.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
+        self._native = kind(
+            n_tokens=0,
+            token=_pointer(self._token, ctypes.c_int32),
+            pos=_pointer(self._position, ctypes.c_int32),
+            n_seq_id=_pointer(self._num_sequences, ctypes.c_int32),
+            seq_id=_pointer(self._sequences, ctypes.POINTER(ctypes.c_int32)),
+            logits=_pointer(self._wanted, ctypes.c_int8),
+        )
+
+    def fill(self, spans: Sequence[Span]) -> Any:
+        """Lay the spans out one after another; returns the llama_batch over them. Whether they keep the
+        library's rules is the caller's to check: it ends the process otherwise."""
+        start = 0
+        for span in spans:
+            end = start + len(span.tokens)
+            self._token[start:end] = span.tokens
+            self._position[start:end] = range(span.start, span.start + len(span.tokens))
+            self._sequence[start:end] = span.sequence
+            self._wanted[start:end] = 0
+            self._wanted[end - span.rows : end] = 1
+            start = end
+        self._native.n_tokens = start
+        return self._native
+
+
+def _pointer(array: Any, kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+# The log of the native libraries: silent unless asked for, its errors kept for messages.
+
+LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+"""(level, text, user data) of a `ggml_log_callback`."""
+
+_ERROR_LEVEL = 4
+"""ggml's level of errors: those below are for debugging, information and warnings"""
+
+_FUNCTION = re.compile(r"^[\w:~]+: ")
+"""Log lines begin with the name of the function that writes them."""
+
+_recent_errors: deque[str] = deque(maxlen=20)
+_shown = False
+
+
+def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", errors="replace")
+    if level == _ERROR_LEVEL and line.strip():
+        _recent_errors.append(_FUNCTION.sub("", line.strip()))
+    if _shown:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+
+# Libraries keep the pointer: the callback must live as long as the process.
+log_callback = LOG_CALLBACK(_on_log)
+
+
+def show_log(shown: bool) -> None:
+    """Let the libraries' own log through to standard error, or hold it back (the default)."""
+    global _shown
+    _shown = shown
+
+
+def clear_log() -> None:
+    """Forget the errors logged so far, so that `last_error` speaks of what comes next."""
+    _recent_errors.clear()
+
+
+def last_error(default: str) -> str:
+    """The most telling error that was logged since `clear_log`: the first of them, since what follows
+    only passes it on."""
+    return _recent_errors[0].rstrip(".") if _recent_errors else default
+
+
+def speaks_of_memory(reason: str) -> bool:
+    """Whether an error is about memory that could not be had."""
+    return "alloc" in reason or "memory" in reason
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Keep off the terminal what a library writes to standard error past its log (ik_llama.cpp's reader of
+    files does). What other threads write meanwhile is lost as well, so it is for loading alone."""
+    try:
+        kept = None if _shown else os.dup(2)
+    except OSError:  # it is closed: there is nothing to keep clean
+        kept = None
+    if kept is None:
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        sys.stderr.flush()
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

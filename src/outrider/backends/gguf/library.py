@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.declare import (
     BOOL,
     ENUM,
@@ -31,7 +32,6 @@ from outrider.backends.gguf.declare import (
     fields,
     functions,
 )
-from outrider.backends.gguf.log import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions, physical_cores
 from outrider.core.errors import BackendError
 

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.backends.gguf.batch import Batch
-from outrider.backends.gguf.context import check_cache_types, check_room, choose_attention
+from outrider.backends.gguf.context import (
+    Batch,
+    check_cache_types,
+    check_room,
+    choose_attention,
+    clear_log,
+    last_error,
+    speaks_of_memory,
+)
 from outrider.backends.gguf.library import Handle
-from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import Model, RewindKind

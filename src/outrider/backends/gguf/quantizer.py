@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,16 +16,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from threading import Thread
+from typing import IO, Any
 
-from outrider.backends.gguf.file_types import UNQUANTIZED, block_size, file_type, read_type, tensor_type
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+
+from outrider.backends.gguf.context import LOG_CALLBACK
 from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.gguf.options import physical_cores
-from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, SettingError
+from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, OutriderError, SettingError
 from outrider.core.files import check_writable
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.header import TensorInfo, read_header
-from outrider.models.shards import local_shards
+from outrider.models.reference import local_shards
 
 _ENDS = ("token_embd.weight", "output.weight")
 
@@ -144,7 +149,7 @@ def _run(
     card: ModelCard, request: str, partial: Path, progress: Callable[[float], None], launch: Launch
 ) -> None:
     # -P: whatever lies in the working folder is not part of the program.
-    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantize_call", request]
+    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantizer", request]
     reason = ""
     with tempfile.TemporaryFile() as errors, launch(command, errors) as child:
         try:
@@ -246,3 +251,127 @@ def _matrices(path: Path) -> list[TensorInfo]:
 
 def _tensors(path: Path) -> list[TensorInfo]:
     return [tensor for part in local_shards(path) for tensor in read_header(part).tensors]
+
+
+# The types that a model file's weights can be quantized to, as llama.cpp's users write them.
+
+TYPES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S"),
+    *("Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K"),
+)
+"""What can be made, the most precise first within each group."""
+
+UNQUANTIZED = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
+"""Types of tensors that lost nothing to quantization."""
+
+_USUAL_SIZE = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
+_NEED_MATRIX = ("IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "Q2_K_S")
+
+
+def read_type(name: str) -> str:
+    """The type as `TYPES` has it, in whatever case it is written. Raises SettingError."""
+    wanted = name.strip().upper()
+    wanted = _USUAL_SIZE.get(wanted, wanted)
+    if wanted in _NEED_MATRIX:
+        why = "llama.cpp makes it only with an importance matrix, measured on a text, which is not supported"
+        raise SettingError(name, why, "Choose another type, or make it with llama-quantize --imatrix.")
+    if wanted not in TYPES:
+        raise SettingError(name or "''", "it is no type to quantize to", f"Choose among {', '.join(TYPES)}.")
+    return wanted
+
+
+def file_type(name: str) -> int:
+    """The library's number (llama_ftype) for a type of `TYPES`: one in llama.cpp and ik_llama.cpp."""
+    return LlamaFileType[f"ALL_{name}" if name == "F32" else f"MOSTLY_{name}"].value
+
+
+def tensor_type(name: str) -> int:
+    """The library's number (ggml_type) for one matrix of such a type; of a mixture, its most usual one."""
+    return _tensor_type(name).value
+
+
+def block_size(name: str) -> int:
+    """How many weights of a row such a type, or such a type of tensors, stores together: rows of other
+    lengths take another type."""
+    return GGML_QUANT_SIZES[_tensor_type(name)][0]
+
+
+def _tensor_type(name: str) -> GGMLQuantizationType:
+    usual = "IQ3_S" if name == "IQ3_M" else re.sub(r"_K_[SML]$", "_K", name)
+    return GGMLQuantizationType[usual]
+
+
+# A program that lets a native library quantize one file: what `quantizer` runs in a child process.
+
+_TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
+_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) Mi?B")
+_FUNCTION = re.compile(r"^\w+: (?:failed to quantize: )?")
+_ERROR_LEVEL = 4
+
+
+def main(request: str) -> int:
+    """Quantize as the request says, and report."""
+    asked = json.loads(request)
+    report = _reporter()
+    Thread(target=_end_with_parent, args=(Path(asked["output"]),), daemon=True).start()
+    try:
+        library, params = find_quantizer()
+    except OutriderError as error:
+        report({"error": str(error)})
+        return 1
+    log = _Log(report)
+    library.functions.llama_log_set(log.callback, None)
+    params.ftype, params.nthread = asked["ftype"], asked["threads"]
+    params.pure, params.quantize_output_tensor = asked["pure"], not asked["keep_output"]
+    if asked["ends_type"] is not None:
+        params.output_tensor_type = params.token_embedding_type = asked["ends_type"]
+    params.allow_requantize = True
+    for dry_run in (True, False):
+        params.dry_run = log.dry_run = dry_run
+        if not library.quantize(Path(asked["source"]), Path(asked["output"]), params):
+            report({"error": log.error})
+            return 1
+    return 0
+
+
+def _reporter() -> Callable[[dict[str, Any]], None]:
+    """Writes an event to what was standard output; whatever the library itself prints goes nowhere."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+    def report(event: dict[str, Any]) -> None:
+        events.write(json.dumps(event) + "\n")
+        events.flush()
+
+    return report
+
+
+def _end_with_parent(output: Path) -> None:
+    os.read(0, 1)
+    output.unlink(missing_ok=True)
+    os._exit(1)
+
+
+class _Log:
+    """Reads the library's log, the only place that shows its progress and why it fails."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        self.dry_run = True
+        self.error = "it does not say why"
+        self._report = report
+        self.callback = LOG_CALLBACK(self._on_line)
+
+    def _on_line(self, level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+        line = text.decode("utf-8", errors="replace").strip()
+        if level == _ERROR_LEVEL and line:
+            self.error = _FUNCTION.sub("", line)
+        elif self.dry_run and (size := _SIZE.search(line)):
+            self._report({"bytes": int(float(size[1]) * 2**20)})
+        elif not self.dry_run and (tensor := _TENSOR.match(line)):
+            self._report({"part": (int(tensor[1]) - 1) / int(tensor[2])})
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

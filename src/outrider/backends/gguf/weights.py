@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from weakref import WeakSet
 
+from outrider.backends.gguf.context import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.library import Handle, Library
-from outrider.backends.gguf.log import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.vocabulary import GgufVocabulary

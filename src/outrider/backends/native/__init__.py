@@ -1,8 +1,7 @@
 """ik_llama.cpp compiled for the CPU of this machine, in the user's cache."""
 
 from outrider.backends.native.build import NativeBuild, Progress, build_native, hint_once
-from outrider.backends.native.cpu import cpu_id
-from outrider.backends.native.place import IK, LIBRARY, native_library
+from outrider.backends.native.tools import IK, LIBRARY, cpu_id, native_library
 
 __all__ = [
     "IK",

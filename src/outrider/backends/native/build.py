@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.backends.native.compilation import Compilation, Progress, kept_log
-from outrider.backends.native.cpu import cpu_id
-from outrider.backends.native.place import (
+from outrider.backends.native.tools import (
     IK,
     RECIPE,
     Source,
     builds_dir,
+    check_compilers,
+    cpu_id,
     disk_full,
     library_path,
     native_library,
 )
-from outrider.backends.native.tools import check_compilers
 from outrider.core.errors import BuildError, SettingError
 
 __all__ = ["NativeBuild", "Progress", "build_native", "hint_once"]

@@ -13,9 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from outrider.backends.native.cpu import logical_cores
-from outrider.backends.native.place import LIBRARY, Source, builds_dir, disk_full, is_full
-from outrider.backends.native.tools import Tools, fetched, find_tools
+from outrider.backends.native.tools import (
+    LIBRARY,
+    Source,
+    Tools,
+    builds_dir,
+    disk_full,
+    fetched,
+    find_tools,
+    is_full,
+    logical_cores,
+)
 from outrider.core.errors import BuildError
 
 Progress = Callable[[str, float], None]

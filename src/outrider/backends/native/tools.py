@@ -1,22 +1,26 @@
 """What a build needs: a compiler, which must be there; the source, and cmake with ninja or make, which are
-fetched by the user's package client."""
+fetched by the user's package client.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.native.place import Source, disk_full, is_full
 from outrider.core.errors import BuildError
-from outrider.models.hashing import file_sha256
+from outrider.models.hub import cache_dir, file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
 _COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
@@ -139,3 +143,103 @@ def _unpack(source: Source, archive: Path, folder: Path) -> None:
         raise BuildError(
             source.requirement, f"its source cannot be unpacked ({error})", _TRY_AGAIN
         ) from error
+
+
+# Which CPU this is: its name, and what matters to a library that was compiled for it.
+
+
+def processor_name() -> str:
+    """The processor as the system describes it."""
+    names = (line.partition(":")[2].strip() for line in _cpuinfo() or () if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def logical_cores() -> int:
+    """Hardware threads that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_id() -> str:
+    """Names the CPU's instruction set: a cache folder may be shared between machines."""
+    lines = _cpuinfo()
+    if lines is None:
+        return platform.processor() or platform.machine()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return blake2b(flags.encode(), digest_size=6).hexdigest()
+
+
+def _cpuinfo() -> list[str] | None:
+    """The lines of /proc/cpuinfo; None where there is none."""
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+
+
+# What is built, and where it lies when it is finished.
+
+LIBRARY = "liboutrider-ik.dylib" if sys.platform == "darwin" else "liboutrider-ik.so"
+"""The library's file and the name that it gives itself: no other library in the process has it."""
+
+RECIPE = Path(__file__).with_name("recipe")
+"""The folder with the CMakeLists.txt that says how the library is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source distribution, and the folder in it that is compiled."""
+
+    name: str
+    version: str
+    sha256: str
+    archive_bytes: int
+    folder: str
+
+    @property
+    def requirement(self) -> str:
+        """As a package client wants it."""
+        return f"{self.name}=={self.version}"
+
+
+IK = Source(
+    name="ik-llama-cpp-python",
+    version="0.1.5",
+    sha256="33c67eb99e4dcab5e611050433243815709b8b3067753f9ce18375013cf002ad",
+    archive_bytes=42_257_843,
+    folder="vendor/ik_llama.cpp",
+)
+
+
+def native_library(source: Source = IK, recipe: Path = RECIPE) -> Path | None:
+    """The finished library for this CPU and this version of Outrider; None where there is none."""
+    path = library_path(source, recipe)
+    return path if path.is_file() else None
+
+
+def library_path(source: Source = IK, recipe: Path = RECIPE) -> Path:
+    """Where the finished library lies once it is built. A folder of its own for every source, way of
+    compiling and CPU: the cache may be shared between machines."""
+    return builds_dir() / f"{source.name}-{source.version}-{_key(source, recipe)}" / LIBRARY
+
+
+def builds_dir() -> Path:
+    """The folder of all builds."""
+    return cache_dir() / "native"
+
+
+def _key(source: Source, recipe: Path) -> str:
+    digest = sha256(f"{source.sha256} {cpu_id()}".encode())
+    for file in sorted(path for path in recipe.iterdir() if path.is_file()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def disk_full() -> BuildError:
+    """The error of a build that found no room."""
+    way_out = "Free some space, or set OUTRIDER_CACHE to a folder on another disk."
+    return BuildError(str(builds_dir()), "its disk is full", way_out)
+
+
+def is_full(said: str) -> bool:
+    """Whether a program says that it found no room."""
+    return os.strerror(errno.ENOSPC) in said

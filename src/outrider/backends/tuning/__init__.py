@@ -1,9 +1,8 @@
 """What this machine does with a model: its cost curves from the cache, and the load options that suit it."""
 
-from outrider.backends.tuning.curves import Loaded, costs_of, keep_costs, native_of, subject_of
 from outrider.backends.tuning.equality import find_equal_calls, is_nearly_free, open_target
 from outrider.backends.tuning.options import Tuning, choose_options, tune, tuned_options
-from outrider.backends.tuning.scoring import Trial
+from outrider.backends.tuning.scoring import Loaded, Trial, costs_of, keep_costs, native_of, subject_of
 
 __all__ = [
     "Loaded",

@@ -11,7 +11,7 @@ from pathlib import Path
 from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
 from outrider.backends.bitwise.probe import Price, measure_price, needs_no_padding
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.backends.tuning.curves import Loaded, subject_of
+from outrider.backends.tuning.scoring import Loaded, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.store import costs_dir, read_entry, write_entry
 

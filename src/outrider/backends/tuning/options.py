@@ -20,16 +20,21 @@ from outrider.backends.gguf import (
     installed,
     physical_cores,
 )
-from outrider.backends.native.cpu import logical_cores
-from outrider.backends.tuning.curves import file_id, machine_id
-from outrider.backends.tuning.scoring import COMPARED_TOKENS, Trial, choose_best, compare_libraries
+from outrider.backends.native.tools import logical_cores
+from outrider.backends.tuning.scoring import (
+    COMPARED_TOKENS,
+    Trial,
+    choose_best,
+    compare_libraries,
+    file_id,
+    machine_id,
+)
 from outrider.core.contracts import Model
 from outrider.core.errors import BackendCrash, ModelFileError, SettingError
 from outrider.costs.curve import CallCosts
-from outrider.costs.side_by_side import FEW_SIZES, SIZES, measure_side_by_side
-from outrider.costs.store import costs_dir, read_entry, write_entry
-from outrider.models.cache import cache_dir
+from outrider.costs.store import FEW_SIZES, SIZES, costs_dir, measure_side_by_side, read_entry, write_entry
 from outrider.models.gguf import ModelCard, read_card
+from outrider.models.hub import cache_dir
 
 DEFAULT_SECONDS = 60.0
 _QUICK_SECONDS = 8.0

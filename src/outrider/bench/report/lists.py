@@ -9,7 +9,7 @@ from typing import Any
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
 from outrider.bench.summary import counts, speeds
-from outrider.bench.summary.verdicts import CellVerdict
+from outrider.bench.summary.speeds import CellVerdict
 from outrider.lab import numbers
 from outrider.lab.rows import PairRow
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from outrider.bench.results import Cell, Results
 from outrider.bench.summary import predictions, speeds
-from outrider.bench.summary.verdicts import CellVerdict, verdicts
+from outrider.bench.summary.speeds import CellVerdict, verdicts
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
 from outrider.lab.statistics import Interval, estimate
 

@@ -7,16 +7,18 @@ target's does not. docs/method.md says what each figure is over. None always mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.bench.results import Cell, Results
+from outrider.bench.summary.counts import Quality, memory_bytes, quality_of
 from outrider.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN
-from outrider.lab.statistics import Interval, Strata, estimate, self_ratio
+from outrider.lab.statistics import LEVEL, Interval, Strata, estimate, holm, self_ratio, t_tail
 
 Floats = npt.NDArray[np.float64]
 Outcome = Literal["faster", "slower", "tie"]
@@ -151,3 +153,134 @@ def _settings(cells: Iterable[Cell], target: str, draft: str | None, workload: s
         if (cell.target, cell.draft) == (target, draft) and workload in (None, cell.workload)
     ]
     return [name for name in dict.fromkeys(names) if name != PLAIN.name]
+
+
+# Faster, slower or a tie, for many cells at once: the more are looked at, the more each has to show.
+
+
+@dataclass(frozen=True, slots=True)
+class CellVerdict:
+    """A measured speed-up, and what it amounts to among all the cells that were looked at with it.
+
+    `speedup`'s interval is about other prompts of this kind, `p_value` about these: how often noise alone
+    would show as much.
+    """
+
+    cell: Cell
+    speedup: Interval
+    noise: Interval | None
+    p_value: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeatability:
+    """The standard deviation of a log speed-up from block to block, and the degrees of freedom that it was
+    worked out from."""
+
+    deviation: float
+    degrees: int
+
+    def p_value(self, strata: Strata, speedup: float) -> float:
+        """How often noise would move a figure over these requests so far from 1."""
+        if self.degrees < 1 or self.deviation <= 0:
+            return 1.0
+        groups = [sum(1 / len(first) for first, _ in cases) / len(cases) ** 2 for cases in strata]
+        error = self.deviation * math.sqrt(sum(groups)) / len(groups)
+        return t_tail(abs(math.log(speedup)) / error, min(self.degrees, _MAX_DEGREES))
+
+
+_MAX_DEGREES = 400
+"""beyond them nothing changes"""
+
+
+def measured_cells(results: Results) -> list[Cell]:
+    """Everything that ran for real, plain decoding apart, by workload."""
+    return [cell for cell in results.runs_by_cell if not cell.is_plain]
+
+
+def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[CellVerdict]:
+    """The verdicts of these cells, or of all that were measured; cells that did not run are left out.
+
+    "faster" and "slower" are said only of cells that Holm's procedure picks from all of them together (the
+    chance that noise made any of them is at most 5 %) and whose interval does not hold 1.
+    """
+    wanted = measured_cells(results) if cells is None else [c for c in cells if c.setting != PLAIN.name]
+    repeated = {target: _repeatability(results, target) for target in results.targets}
+    found = []
+    for cell in wanted:
+        if strata := paired(results, cell, cell.plain):
+            speedup = estimate(strata).interval
+            found.append((cell, speedup, repeated[cell.target].p_value(strata, speedup.value)))
+    picked = holm([p_value for _, _, p_value in found], 1 - LEVEL)
+    judged = []
+    for (cell, speedup, p_value), is_picked in zip(found, picked, strict=True):
+        own_noise = noise(results, cell.target, cell.workload)
+        said = outcome(speedup, own_noise) if is_picked else "tie"
+        judged.append(CellVerdict(cell, speedup, own_noise, p_value, said))
+    return judged
+
+
+def _repeatability(results: Results, target: str) -> _Repeatability:
+    """Over everything of a target that ran more than once."""
+    squares, degrees = 0.0, 0
+    for cell in measured_cells(results):
+        if cell.target != target:
+            continue
+        for cases in paired(results, cell, cell.plain) or ():
+            for first, second in cases:
+                logs = np.log(first / second)
+                squares += float(((logs - logs.mean()) ** 2).sum())
+                degrees += len(logs) - 1
+    return _Repeatability(math.sqrt(squares / degrees) if degrees else 0.0, degrees)
+
+
+# Speed against memory: which pairings nothing else beats in both.
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoPoint:
+    """A target alone, with lookup, or with a draft, at its best setting."""
+
+    cell: Cell
+    tokens_per_s: Interval
+    is_measured: bool
+    """else it is plain decoding's measured speed times the replayed speed-up"""
+    memory_bytes: int
+    quality: Quality | None
+    is_dominated: bool = False
+    """another point is as fast or faster in no more memory, and better in one. Quality is not weighed"""
+
+
+def pareto_points(results: Results, workload: str | None = None) -> list[ParetoPoint]:
+    """Every target plainly, with its best setting without a draft model, and with each draft. Pairings whose
+    speed or memory is unknown are left out."""
+    found = []
+    for target in results.targets:
+        cells = [Cell.plain_of(target, workload)]
+        for draft in (None, *results.drafts):
+            cells.append(Cell(target, draft, best_setting(results, target, draft, workload), workload))
+        kept = [cell for cell in dict.fromkeys(cells) if cell == cells[0] or cell.setting != PLAIN.name]
+        found += [point for cell in kept if (point := _point(results, cell)) is not None]
+    return [replace(point, is_dominated=_is_dominated(point, found)) for point in found]
+
+
+def _point(results: Results, cell: Cell) -> ParetoPoint | None:
+    speed = measured_speed(results, cell)
+    memory = memory_bytes(results, cell.target, cell.draft)
+    is_measured = speed is not None
+    if speed is None:
+        plain = plain_speed(results, cell.target, cell.workload)
+        gain = predicted_speedup(results, cell)
+        if plain is not None and gain is not None:
+            ends = (plain.value * gain.low, plain.value * gain.high)
+            speed = Interval(plain.value * gain.value, *ends, gain.cases)
+    if speed is None or memory is None:
+        return None
+    return ParetoPoint(cell, speed, is_measured, memory, quality_of(results, cell.target))
+
+
+def _is_dominated(point: ParetoPoint, others: Sequence[ParetoPoint]) -> bool:
+    mine = (point.tokens_per_s.value, -point.memory_bytes)
+    theirs = [(other.tokens_per_s.value, -other.memory_bytes) for other in others]
+    return any(speed >= mine[0] and memory >= mine[1] and (speed, memory) != mine for speed, memory in theirs)

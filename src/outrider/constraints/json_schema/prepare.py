@@ -13,8 +13,7 @@ from llguidance import LLMatcher, LLParserLimits
 from outrider.constraints.complaints import reason
 from outrider.constraints.json_schema.check import SchemaCheck
 from outrider.constraints.json_schema.document import Node, read, target
-from outrider.constraints.json_schema.endless import endless
-from outrider.constraints.json_schema.merging import check_merging
+from outrider.constraints.json_schema.merging import check_merging, endless
 from outrider.core.errors import GrammarError
 
 _MAX_REPAIRS = 100

@@ -1,10 +1,8 @@
 """One recorded answer predicts every setting: policies run over recordings, against any cost curve."""
 
 from outrider.lab.replay.bound import hindsight_bound
-from outrider.lab.replay.drafter import ForcedDrafter, RecordedDrafter
-from outrider.lab.replay.recorder import record_offers
-from outrider.lab.replay.recording import Offers, Recording, read_recordings, write_recordings
-from outrider.lab.replay.run import Replayed, replay
+from outrider.lab.replay.recording import Offers, Recording, read_recordings, record_offers, write_recordings
+from outrider.lab.replay.run import ForcedDrafter, RecordedDrafter, Replayed, replay
 
 __all__ = [
     "ForcedDrafter",

@@ -9,15 +9,22 @@ when a policy gives up. What lookups offer needs no recording: they are run agai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
-from outrider.core.data import FinishReason
-from outrider.core.errors import InputError
+import numpy as np
+
+from outrider.core.contracts import Constraint, Model
+from outrider.core.data import FinishReason, Mask, Row, Span
+from outrider.core.errors import BackendError, ConstraintError, InputError
 from outrider.core.files import write_whole
+from outrider.lab.teacher_forced import teacher_forced
+from outrider.models.vocab import Alignment
+from outrider.sampling import argmax
+from outrider.sampling import confidence as confidence_of
 
 SCHEMA = "outrider.recording/1"
 
@@ -110,3 +117,160 @@ def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
     """How many drafted tokens are correct."""
     pairs = zip(drafted, answer, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+# Record what a draft model offers at every position of an answer: a few batched calls.
+
+LONGEST_DEPARTURE = 12
+_MAX_CONFIDENCE = 0.99999
+"""a model is never certain"""
+MIN_PREFIX_PROB = 0.04
+"""A draft that has departed from the answer is followed until its prefix acceptance probability is this
+small."""
+
+
+def record_offers(
+    model: Model,
+    alignment: Alignment,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    *,
+    constrain: Callable[[], Constraint] | None = None,
+    sequence: int = 0,
+) -> Offers:
+    """What the draft `model` would offer after every prefix of `answer`, all ids the target's.
+
+    `constrain` makes the request's constraint anew, where it has one: offers are made under its masks.
+    The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
+    do not fit its context.
+    """
+    mine = alignment.read(prompt)
+    starts: list[int] = []
+    for token in answer:
+        starts.append(len(mine))
+        mine += alignment.read((token,))
+    if len(mine) + LONGEST_DEPARTURE > model.context_length or not mine[: starts[0] if starts else 0]:
+        raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
+    try:
+        model.truncate(sequence, 0)
+        masks = None if constrain is None else _Masks(constrain, answer)
+        recorder = _Recorder(model, alignment, sequence, mine, starts, masks)
+        greedy = recorder.follow_answer()
+        departures = {
+            i: recorder.depart(i, *greedy[i])
+            for i in reversed(range(len(answer)))  # from the back: what was stored is only cut off
+            if greedy[i][0] != answer[i]
+        }
+    finally:
+        model.truncate(sequence, 0)
+    tokens, confidences = zip(*greedy, strict=True) if greedy else ((), ())
+    return Offers(tuple(tokens), tuple(confidences), dict(sorted(departures.items())))
+
+
+class _Recorder:
+    """One answer in the draft model's own ids; `starts[i]` is how many precede token i of the answer."""
+
+    def __init__(
+        self,
+        model: Model,
+        alignment: Alignment,
+        sequence: int,
+        tokens: list[int],
+        starts: list[int],
+        masks: _Masks | None,
+    ) -> None:
+        self._model = model
+        self._alignment = alignment
+        self._sequence = sequence
+        self._tokens = tokens
+        self._starts = starts
+        self._masks = masks
+
+    def follow_answer(self) -> list[tuple[int, float]]:
+        """The most likely token and its confidence after each prefix of the answer."""
+        found: list[tuple[int, float]] = []
+        if not self._starts:
+            return found
+        read = self._starts[0] - 1
+        tokens = self._tokens[: self._starts[-1]]
+        for rows in teacher_forced(self._model, tokens, read, sequence=self._sequence):
+            for row in rows:
+                read += 1
+                while len(found) < len(self._starts) and self._starts[len(found)] == read:
+                    found.append(self._most_likely(row, len(found)))
+        return found
+
+    def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
+        """How the draft goes on after a token of its own at this position of the answer, and after what
+        the constraint forces there."""
+        self._model.truncate(self._sequence, self._starts[position])
+        path: list[tuple[int, float]] = []
+        after: list[int] = []
+        prefix_prob = confidence
+        while prefix_prob >= MIN_PREFIX_PROB and len(path) < LONGEST_DEPARTURE:
+            mine = self._alignment.read((token,))
+            if token < 0 or not mine or self._model.vocabulary.ends_generation(mine[0]):
+                break
+            after.append(token)
+            if self._masks is not None:
+                forced = self._masks.forced(position, after)
+                after += forced
+                mine += self._alignment.read(forced)
+            stored = self._model.length(self._sequence)
+            if stored + len(mine) > self._model.context_length or len(mine) > self._model.max_batch_tokens:
+                break
+            row = self._model.decode([Span(self._sequence, tuple(mine), stored, 1)])[0][-1]
+            token, confidence = self._most_likely(row, position, after)
+            path.append((token, confidence))
+            prefix_prob *= confidence
+        return tuple(path)
+
+    def _most_likely(self, row: Row, position: int, after: Sequence[int] = ()) -> tuple[int, float]:
+        """In the target's ids; -1 for a token that the target lacks, or where the constraint leaves none."""
+        if self._masks is not None:
+            return self._most_likely_allowed(row, self._masks.allowed(position, after))
+        best = argmax(row)
+        mapped = best if self._alignment.identical else int(self._alignment.to_target[best])
+        return mapped, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
+
+    def _most_likely_allowed(self, row: Row, mask: Mask | None) -> tuple[int, float]:
+        mapped = self._alignment.in_target(row)
+        if mask is not None:
+            mapped = np.where(mask, mapped, np.float32(-np.inf))
+        best = argmax(mapped)
+        if not np.isfinite(mapped[best]):
+            return -1, 1 - _MAX_CONFIDENCE
+        return best, min(round(confidence_of(mapped, best), 5), _MAX_CONFIDENCE)
+
+
+class _Masks:
+    """What the constraint of a request allows after each prefix of its answer, and after a draft there."""
+
+    def __init__(self, constrain: Callable[[], Constraint], answer: Sequence[int]) -> None:
+        self._constrain = constrain
+        self._constraint = constrain()
+        self._answer = tuple(answer)
+        self._at = 0
+
+    def allowed(self, position: int, after: Sequence[int]) -> Mask | None:
+        if after:
+            return self._ask(self._drafted(position, after))
+        self._constraint.accept(self._answer[self._at : position])
+        self._at = position
+        return self._ask(())
+
+    def forced(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
+        drafted = self._drafted(position, after)
+        return self._constraint.forced(drafted)
+
+    def _drafted(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
+        """Departures come from the back: a state that stays at the start is walked along."""
+        if position < self._at:
+            self._constraint, self._at = self._constrain(), 0
+        return (*self._answer[self._at : position], *after)
+
+    def _ask(self, drafted: Sequence[int]) -> Mask | None:
+        try:
+            return self._constraint.allowed(drafted)
+        except ConstraintError:
+            return np.zeros(1, dtype=np.bool_)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import cast
 
-from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy, Vocabulary
-from outrider.core.data import Draft, DraftWork, Request, StepRecord
+from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy, StoppingRule, Vocabulary
+from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay.drafter import RecordedDrafter
-from outrider.lab.replay.recording import Recording, common_prefix
+from outrider.lab.replay.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording, common_prefix
+from outrider.policy.forced import FORCED, forced
 from outrider.sampling import RequestSampler
 
 _ROOM = 1024
@@ -119,3 +120,166 @@ def _record(
 def is_limited(recording: Recording) -> bool:
     """Whether the request's limit ended the answer: only then it was known where it would end."""
     return recording.finish_reason == "length"
+
+
+# Drafters of replays: a draft model that offers what was recorded, at the cost of a cost curve.
+
+_UNKNOWN = -1
+"""A token after those that were recorded."""
+
+
+class RecordedDrafter:
+    """The Drafter of one recording. Its times are those of `costs`, its offers certain tokens.
+
+    After a wrong token of another drafter's (a request's prefix that departs from the answer) what the
+    model would offer was not recorded: the confidence it has at that place of the answer is taken for it.
+    Such tokens are rejected in any case.
+    """
+
+    is_free = False
+
+    def __init__(self, recording: Recording, name: str, costs: CallCosts) -> None:
+        self.name = name
+        self._prompt_tokens = len(recording.prompt)
+        self._answer = recording.tokens
+        self._offers: Offers = recording.offers[name]
+        self._costs = costs
+        self.reset()
+
+    def reset(self) -> None:
+        self._committed = 0
+        self._seen = 0
+        self._has_read = False
+        self._path: tuple[int, ...] = ()
+
+    def begin(self, sequence: int, request: Request) -> None:
+        del sequence, request
+        self.reset()
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Tokens that it evaluated itself and that became final need not be read again."""
+        del sequence
+        correct = 0
+        for mine, final in zip(self._path, tokens, strict=False):
+            if mine != final:
+                break
+            correct += 1
+        self._seen += correct
+        self._path = ()
+        self._committed += len(tokens)
+
+    def end(self, sequence: int) -> None:
+        """Nothing is left to do."""
+
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        [request] = requests
+        if not stopping.should_continue(request, ()):
+            return [Draft()], DraftWork()
+        work = DraftWork()
+        if not self._has_read:
+            work = DraftWork(
+                prefill_calls=1,
+                prefill_s=self._costs.prefill_s(self._prompt_tokens),
+                prefill_tokens=self._costs.read_tokens(self._prompt_tokens),
+            )
+            self._has_read = True
+        context = self._prompt_tokens + self._committed
+        call_tokens = [max(1, 1 + self._committed - self._seen) + len(request.prefix)]
+        self._seen = self._committed + 1
+        draft = Draft()
+        ahead = _Ahead(self._answer, self._offers, self._committed + len(request.prefix))
+        uncached = 0
+        while (found := ahead.look()) is not None:
+            estimate = TokenEstimate(found[1])
+            if not _permits(request, draft.tokens, found[0]) or not stopping.accept(
+                request, draft.tokens, estimate
+            ):
+                break
+            draft += Draft((found[0],), None, (found[1],), (self.name,), estimates=(estimate,))
+            forced_tokens = stopping.append_forced(request, draft.tokens)
+            draft += forced_tokens
+            uncached = 1 + len(forced_tokens)
+            ahead.go((found[0], *forced_tokens.tokens))
+            if len(draft.tokens) >= request.max_tokens or not stopping.should_continue(request, draft.tokens):
+                break
+            call_tokens.append(uncached)
+            uncached = 0
+        self._path = (*request.prefix, *draft.tokens[: len(draft.tokens) - uncached])
+        seconds = sum(self._costs.call_s(n, context=context) for n in call_tokens)
+        work += DraftWork(len(call_tokens), seconds, call_tokens=tuple(call_tokens))
+        return [draft], work
+
+
+def _permits(request: DraftRequest, drafted: Sequence[int], token: int) -> bool:
+    """After a wrong token of another drafter's the constraint may not allow what is taken for an offer; of
+    unknown tokens nobody can say."""
+    if request.constraint is None:
+        return True
+    return token != _UNKNOWN and request.constraint.permits((*request.prefix, *drafted), (token,)) == 1
+
+
+class _Ahead:
+    """What the model would offer from this place of the answer on. After a wrong token of its own it goes on
+    as was recorded, and then with the same confidence, with tokens that nobody knows and that are wrong in
+    any case; after one of another's it goes on as at that place of the answer."""
+
+    def __init__(self, answer: Sequence[int], offers: Offers, place: int) -> None:
+        self._answer = answer
+        self._offers = offers
+        self._place = place
+        self._departure: Iterator[tuple[int, float]] | None = None
+        self._last = 0.0
+        """the confidence that unknown tokens are offered with; 0: the model ended its draft there"""
+
+    def look(self) -> tuple[int, float] | None:
+        """The next token and its confidence; None where nothing more is known."""
+        if self._departure is not None:
+            return next(self._departure, (_UNKNOWN, self._last) if self._last else None)
+        if self._place >= len(self._answer):
+            return None
+        return self._offers.tokens[self._place], self._offers.confidence[self._place]
+
+    def go(self, tokens: Sequence[int]) -> None:
+        """These tokens joined the draft."""
+        for token in tokens:
+            if self._departure is not None or self._place >= len(self._answer):
+                return
+            if token != self._answer[self._place] and token == self._offers.tokens[self._place]:
+                path = self._offers.departures.get(self._place, ())
+                confidences = [self._offers.confidence[self._place], *(confidence for _, confidence in path)]
+                was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(confidences) < MIN_PREFIX_PROB
+                self._departure, self._last = iter(path), confidences[-1] if was_cut else 0.0
+            self._place += 1
+
+
+class ForcedDrafter:
+    """The Drafter of what a request's own fresh constraint forces, for bounds: policies ask for it by
+    themselves."""
+
+    name = FORCED
+    is_free = True
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+
+    def begin(self, sequence: int, request: Request) -> None:
+        """The constraint is fresh."""
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        del sequence
+        self._constraint.accept(tokens)
+
+    def propose(
+        self, requests: Sequence[DraftRequest], stopping: StoppingRule
+    ) -> tuple[list[Draft], DraftWork]:
+        del stopping
+        [request] = requests
+        return [forced(replace(request, constraint=self._constraint))], DraftWork()
+
+    def end(self, sequence: int) -> None:
+        """Nothing is left to do."""
+
+    def reset(self) -> None:
+        """Only for one request."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Vocabulary
+from outrider.core.contracts import PartOf, Vocabulary
 from outrider.core.data import Row
-from outrider.models.vocab.cutting import Cuts
 
 Ids = npt.NDArray[np.int64]
 
@@ -168,3 +168,122 @@ def describe(vocabulary: Vocabulary, token: int) -> str:
         marks.append(f"adds {piece.decode(errors='replace')!r}")
     quoted = repr(spelling.decode(errors="replace"))
     return f"{quoted} ({', '.join(marks)})" if marks else quoted
+
+
+# How a tokenizer cuts text: what two of them have in common there, and a name for one of them.
+
+_SAMPLES = (
+    "The committee hadn't decided whether it's worth it; they'll meet again on Thursday, I'm told.",
+    'Unbelievably, antidisestablishmentarianism re-emerged: "Why not?" she asked -- and left.',
+    "def mean(xs: list[float]) -> float:\n    if not xs:\n        raise ValueError('empty')\n"
+    "    return sum(xs) / len(xs)  # the average\n",
+    "for (int i = 0; i < n; ++i) {\n\t\tbuf[i] ^= key[i % 16] << 3;\n\t}\r\n\r\n#include <stdio.h>\n",
+    "In 1969, 600 million people watched; pi is 3.14159265, call +44 20 7946 0958 at 07:45.",
+    '{"id": 40213, "tags": ["new", "sale"], "price": 19.90, "nested": {"ok": true, "none": null}}',
+    "Der Straßenbahnfahrer grüßte höflich, ça va très bien, ¿qué pasó mañana? Zażółć gęślą jaźń.",
+    "Съешь ещё этих мягких булок. Γρήγορη αλεπού πηδάει. מה שלומך היום? كيف حالك اليوم؟",
+    "今天天气很好。我们去公园散步吧。吾輩は猫である。名前はまだ無い。 안녕하세요, 반갑습니다.",
+    "नमस्ते दुनिया, สวัสดีชาวโลก, გამარჯობა",
+    "Ship it 🚀🎉! Family 👨‍👩‍👧, flag 🇫🇷, thumbs 👍🏽 and a heart ❤️.",
+    "a  b   c    d\n\n\n\te\t\tf   \n  g     \n\n    h",
+    "<div class=\"row\"><a href='https://example.org/a_b?c=1&d=%20'>link</a></div> | **bold** | $x^2$",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How two tokenizers cut the sample texts: pieces of the finer cut, and those in both."""
+
+    common_pieces: int
+    pieces: int
+
+    @property
+    def ratio(self) -> float:
+        """Common pieces / pieces, 0-1; 1 where nothing was cut."""
+        return self.common_pieces / self.pieces if self.pieces else 1.0
+
+    @property
+    def alike(self) -> bool:
+        """Whether every sample text falls into the same pieces on both sides."""
+        return self.common_pieces == self.pieces
+
+
+def compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:
+    """How two tokenizers cut some text of many kinds."""
+    common = total = 0
+    for text in _SAMPLES:
+        ours, theirs = set(_spans(target, text)), set(_spans(draft, text))
+        common += len(ours & theirs)
+        total += max(len(ours), len(theirs))
+    return Cuts(common, total)
+
+
+def _spans(vocabulary: Vocabulary, text: str) -> Iterator[tuple[int, bytes]]:
+    """Each piece of a text with its distance in bytes from the text's end.
+
+    From the end, because some tokenizers put a blank before the first word.
+    """
+    end = 0
+    for token in reversed(vocabulary.tokenize(text, add_special=False)):
+        piece = vocabulary.piece(token)
+        yield end, piece
+        end += len(piece)
+
+
+def tokenizer_id(vocabulary: Vocabulary) -> str:
+    """A name for a tokenizer: tokenizers of the same one give the same tokens for the same text.
+
+    It is a hash of the tokenizer's kind, the spelling of all its tokens and how it cuts some text. Files hold
+    such names: indexed corpora, and drafts with a reduced vocabulary.
+    """
+    digest = sha256(vocabulary.kind.encode())
+    for token in range(vocabulary.size):
+        spelling = vocabulary.spelling(token)
+        digest.update(b"%d:" % len(spelling) + spelling)
+    for text in _SAMPLES:
+        digest.update(repr(list(vocabulary.tokenize(text, add_special=False))).encode())
+    return digest.hexdigest()
+
+
+# Is the map right that a draft with a reduced vocabulary brings along?
+
+
+def fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+    """Why the map cannot be used; None if it can."""
+    if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
+        return f"its reduced vocabulary was made for another tokenizer than the target's, {target.kind}"
+    damage = _broken_map(target, draft, part, ids) or _unlike(target, draft, ids)
+    return None if damage is None else f"the map of its reduced vocabulary is damaged: {damage}"
+
+
+def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+    """What is wrong with the numbers of a map, whatever they refer to."""
+    if not part.target_tokenizer:
+        return "it does not say for which tokenizer it was made"
+    if len(ids) != draft.size:
+        return f"it has {len(ids):,} entries for {draft.size:,} tokens"
+    unknown = [] if part.other_token is None else [part.other_token]
+    if np.flatnonzero(ids == -1).tolist() != unknown:
+        return "not exactly the token that represents all others has no counterpart"
+    known = ids[ids != -1]
+    outside = known[(known < 0) | (known >= target.size)]
+    if len(outside):
+        return f"it names token {outside[0]:,}, and the target has {target.size:,} tokens"
+    if len(np.unique(known)) < len(known):
+        return "two tokens have the same counterpart"
+    if part.other_token is not None and not draft.is_control(part.other_token):
+        return "the token that represents all others is text"
+    return None
+
+
+def _unlike(target: Vocabulary, draft: Vocabulary, ids: Ids) -> str | None:
+    """The first token whose counterpart is not the same; None if there is none."""
+    for token, counterpart in enumerate(ids.tolist()):
+        if counterpart >= 0 and _traits(draft, token) != _traits(target, counterpart):
+            ours, theirs = describe(draft, token), describe(target, counterpart)
+            return f"{token} is {ours}, its counterpart {counterpart} is {theirs}"
+    return None
+
+
+def _traits(vocabulary: Vocabulary, token: int) -> tuple[bytes, bool, bool]:
+    return vocabulary.spelling(token), vocabulary.is_control(token), vocabulary.ends_generation(token)

@@ -27,13 +27,14 @@ from outrider.models.vocab.alignment import (
     MIN_TEXT_RATIO,
     Alignment,
     AlignmentReport,
+    Cuts,
     Difference,
     Ids,
+    compare_cuts,
     describe,
+    fault_of,
     inverse,
 )
-from outrider.models.vocab.cutting import Cuts, compare_cuts
-from outrider.models.vocab.reduced import fault_of
 
 _Name = tuple[bytes, bool]
 """Spelling, and whether the token is control."""

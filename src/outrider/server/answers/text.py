@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from outrider.core.data import Update
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from outrider.server.answers.choice import Answer, Choice, TextOffsets, chat_logprobs
-from outrider.server.answers.usage import account_of, usage_of
+from outrider.server.answers.choice import Answer, Choice, TextOffsets, account_of, chat_logprobs, usage_of
 from outrider.server.prepare.plan import Plan
 from outrider.server.service import Service
 

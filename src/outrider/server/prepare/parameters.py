@@ -11,7 +11,7 @@ from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import Drafting, FastForward, GrammarKind, JsonStyle, SamplingParams, Verification
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.protocol.fields import (
+from outrider.server.protocol.base import (
     GrammarFields,
     JsonObjectFormat,
     JsonSchemaFormat,

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.server.errors import Problem
 from outrider.server.prepare.chat import plan_chat
 from outrider.server.prepare.plan import Plan
-from outrider.server.protocol.fields import (
+from outrider.server.protocol.base import (
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchema,

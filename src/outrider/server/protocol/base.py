@@ -1,10 +1,11 @@
 """What all models of requests have in common: unknown fields are named, and so are known ones that are not
-supported."""
+supported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -16,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from outrider.core.params import DraftSampling, FastForward, Rule
 
 _MAX_LEVELS = 250
 _MAX_UNKNOWN = 16
@@ -133,3 +136,186 @@ def _whole(value: Any) -> Any:
 
 WHOLE = BeforeValidator(_whole)
 """For integers, which JSON may write with a fraction of zero."""
+
+
+# The fields that the endpoints of text share: sampling, speculation, what limits an answer, and what
+# clients send that has no meaning here.
+
+PolicyName = Literal["auto", "lookup", "model", "fixed", "plain"]
+Json = dict[str, Any]
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=1)]
+UpTo100 = Annotated[float, Field(ge=0, le=100)]
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+Factor = Annotated[float, Field(ge=0.01, le=100)]
+NumTokens = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
+NumTokensOrOff = Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE]
+MaxTokens = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+NumChoices = Annotated[int, Field(ge=1, le=128), WHOLE]
+NumLogprobs = Annotated[int, Field(ge=0, le=20), WHOLE]
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
+SchemaText = Annotated[str, Field(min_length=1)]
+SchemaName = Annotated[str, Field(max_length=256)]
+AllowedTexts = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
+
+_DIALECTS = "GBNF where it holds `::=`, else llguidance's Lark."
+_MAX_BIASES = 4_096
+_MAX_METADATA = 64
+
+
+class Speculation(Shape):
+    """How this request is to be drafted for; what is absent stays as the server has it.
+
+    None of these changes what the answer is drawn from, but `lenience` below 1: it accepts other tokens
+    than plain decoding would, and the answer says so.
+    """
+
+    policy: PolicyName | None = Field(None, description="Who drafts; `plain`: nobody.")
+    max_draft: Annotated[int, Field(ge=0, le=64), WHOLE] | None = Field(
+        None, description="The most tokens that are drafted in one step."
+    )
+    fast_forward: FastForward | None = Field(None, description="What becomes of text that a grammar forces.")
+    rule: Rule | None = Field(None, description="Which drafted tokens are kept.")
+    draft_sampling: DraftSampling | None = None
+    lenience: Positive | None = Field(
+        None, description="Below 1: accept tokens up to 1 / lenience times as likely as the model has them."
+    )
+    show_sources: bool | None = Field(None, description="Tell, with every piece of the text, who drafted it.")
+
+
+class StreamOptions(Shape):
+    """What a stream tells besides the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="Has no effect: nothing is obfuscated.")
+
+
+class Harmless(Body):
+    """Fields that clients send and that have nothing to act on here: accepted, without effect."""
+
+    user: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA), few(_MAX_METADATA)] | None = None
+    service_tier: Annotated[
+        Literal["auto", "default"] | None,
+        explained("there is one tier. Say auto or default, or leave it out"),
+    ] = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    cache_prompt: Annotated[
+        Literal[True] | None,
+        explained("a prompt's beginning is always reused where it is kept. Say true, or leave it out"),
+    ] = None
+
+
+class SamplingFields(Shape):
+    """How the next token is chosen: OpenAI's fields, and llama.cpp's samplers under its names."""
+
+    temperature: UpTo100 | None = None
+    top_p: Probability | None = None
+    top_k: NumTokensOrOff | None = Field(None, description="0 or -1: off.")
+    min_p: Probability | None = None
+    typical_p: Positive | None = None
+    top_n_sigma: Annotated[float, Field(ge=-1, le=1_000)] | None = Field(None, description="0 or less: off.")
+    dynatemp_range: UpTo100 | None = None
+    dynatemp_exponent: UpTo100 | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_penalty: Factor | None = None
+    repetition_penalty: Factor | None = Field(None, description="vLLM's name of repeat_penalty.")
+    repeat_last_n: NumTokensOrOff | None = None
+    dry_multiplier: UpTo100 | None = None
+    dry_base: Annotated[float, Field(ge=1, le=100)] | None = None
+    dry_allowed_length: NumTokens | None = None
+    dry_penalty_last_n: NumTokensOrOff | None = None
+    dry_sequence_breakers: Annotated[Many[StopText], Field(max_length=64)] | None = None
+    logit_bias: Annotated[dict[TokenId, Penalty], Field(max_length=_MAX_BIASES), few(_MAX_BIASES)] | None = (
+        Field(None, description="By token id; -100 bars a token.")
+    )
+    seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(
+        None, description="-1 draws a fresh one; the n-th of several answers has seed + n."
+    )
+    min_tokens: NumTokens | None = None
+    ignore_eos: bool | None = None
+    stop: StopText | Annotated[Many[StopText], Field(max_length=32)] | None = None
+    bitwise: bool | None = Field(
+        None,
+        description="True: the text of plain decoding bit for bit, whatever is drafted and whoever else "
+        "asks; what is drawn is drawn by the seed-stable rule. An error where the server does not keep it.",
+    )
+    speculation: Speculation | None = None
+
+
+# What an answer may be limited to: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
+# structured_outputs and its older guided_ fields.
+
+
+class TextFormat(Shape):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Shape):
+    """Any JSON object; with llama.cpp's `schema`, one of that schema."""
+
+    type: Literal["json_object"]
+    json_schema: Json | None = Field(None, alias="schema")
+
+
+class NamedSchema(Shape):
+    """A JSON schema. `strict` false goes on without keywords that cannot be enforced and names them in
+    the answer's notices; else they are refused."""
+
+    name: SchemaName | None = None
+    description: str | None = None
+    json_schema: Json = Field(alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Shape):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Shape):
+    """vLLM's way to limit an answer; exactly one of them."""
+
+    refused: ClassVar = {
+        "structural_tag": "structural tags are not supported. Use tools, or a grammar",
+        "whitespace_pattern": "White space by a pattern is not supported. Say disable_any_whitespace, "
+        "or leave it out",
+    }
+
+    json_schema: Json | SchemaText | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: AllowedTexts | None = None
+    grammar: str | None = Field(None, description=_DIALECTS)
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: Annotated[
+        Literal[False] | None, explained("a schema is taken as it is. Say additionalProperties in it")
+    ] = None
+    disable_fallback: bool | None = Field(None, description="Has no effect: there is no fallback.")
+
+
+class GrammarFields(Shape):
+    """The fields that limit an answer; at most one of them."""
+
+    response_format: ResponseFormat | None = None
+    json_schema: Json | None = Field(None, description="llama.cpp's name for a JSON schema.")
+    grammar: str | None = Field(None, description=_DIALECTS)
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Json | SchemaText | None = None
+    guided_regex: str | None = None
+    guided_choice: AllowedTexts | None = None
+    guided_grammar: str | None = None

@@ -6,18 +6,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from outrider.server.protocol.base import WHOLE, Body, Many, Shape, explained, few
-from outrider.server.protocol.fields import (
+from outrider.server.protocol.base import (
+    WHOLE,
+    Body,
     GrammarFields,
     Harmless,
     JsonObjectFormat,
+    Many,
     MaxTokens,
     NamedSchema,
     NumChoices,
     NumLogprobs,
     SamplingFields,
+    Shape,
     StreamOptions,
     TextFormat,
+    explained,
+    few,
 )
 from outrider.server.protocol.messages import (
     FunctionTool,

@@ -8,7 +8,7 @@ from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name
 from outrider.bench.summary.counts import memory_is_measured
-from outrider.bench.summary.pareto import ParetoPoint, pareto_points
+from outrider.bench.summary.speeds import ParetoPoint, pareto_points
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
 from outrider.lab.settings import PLAIN
