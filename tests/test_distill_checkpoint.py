@@ -14,7 +14,7 @@ from gguf.quants import quantize
 
 from distilling import random_model, spoken
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.distill.checkpoint import Array, Checkpoint, Shape, interleaved, read_gguf, tensor_sizes
+from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, rotation_layout, tensor_sizes
 from outrider.distill.starting import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
 from outrider.distill.subset import Subset
 from tiny_gguf import write_tiny
@@ -70,12 +70,13 @@ def test_the_layout_of_query_and_key_matrices_is_turned_back(path: Path, model: 
     stored = {t.name: np.array(t.data) for t in GGUFReader(path).tensors}
     turned = 0
     for name, values in model.weights.items():
-        np.testing.assert_array_equal(interleaved(name, values, model.shape), stored[name], err_msg=name)
+        written = rotation_layout(name, values, model.shape, to_gguf=True)
+        np.testing.assert_array_equal(written, stored[name], err_msg=name)
         turned += not np.array_equal(values, stored[name])
     assert turned == 2 * model.shape.layers
     qwen = random_model(model, "qwen2")
     for name, values in qwen.weights.items():
-        assert interleaved(name, values, qwen.shape) is values
+        assert rotation_layout(name, values, qwen.shape, to_gguf=True) is values
 
 
 def test_a_quantized_model_is_read_as_numbers(path: Path, model: Checkpoint, tmp_path: Path) -> None:
@@ -143,10 +144,10 @@ UNREADABLE: dict[str, tuple[Mapping[str, Any], str]] = {
     "partly rotated": ({"rope.dimension_count": 16}, "a part of each head is rotated"),
     "no epsilon": (
         {"attention.layer_norm_rms_epsilon": ""},
-        "its header lacks llama.attention.layer_norm_rms",
+        "it lacks llama.attention.layer_norm_rms",
     ),
-    "no heads": ({"attention.head_count": 0}, r"llama\.attention\.head_count is no number above 0"),
-    "no embedding": ({"change": without("token_embd.weight")}, r"it has no token_embd\.weight"),
+    "no heads": ({"attention.head_count": 0}, r"its llama\.attention\.head_count is 0, not a number above 0"),
+    "no embedding": ({"change": without("token_embd.weight")}, r"it lacks token_embd\.weight"),
     "no tensor": ({"change": without("blk.1.ffn_up.weight")}, r"it lacks 1 tensors, blk\.1\.ffn_up\.weight"),
     "experts": (
         {"change": with_one("blk.1.ffn_gate_inp.weight", 4, 64)},

@@ -235,14 +235,13 @@ def test_a_perfect_draft_is_as_long_as_is_best_at_the_prices() -> None:
     found = expected_speed([predictions([1.0] * 400, [True] * 400)], prices)
     assert found.longest == 3 and found.accepted == found.drafted == 300
     assert found.tokens_per_s == pytest.approx(4 / (1.15 + 3 * 0.05))
-    assert found.acceptance == 1
 
 
 def test_a_threshold_keeps_a_draft_from_what_it_is_not_sure_of() -> None:
     """Every third token is wrong and the draft says so: asking for it costs a step, drafting it far more."""
     answers = [predictions([0.95, 0.95, 0.15] * 60, [True, True, False] * 60)]
     found = expected_speed(answers, StepCosts((1.0, 1.2, 1.4, 4.0), 0.01))
-    assert found.acceptance == 1 and found.longest == 2
+    assert found.accepted == found.drafted > 0 and found.longest == 2
 
 
 def test_no_answers_and_no_room_for_a_draft_are_plain() -> None:

@@ -99,7 +99,7 @@ def trainer_of(teacher: Teacher, folder: Path, settings: TrainingSettings = SETT
     start = more.pop("start", restrict(keep_layers(teacher.checkpoint, (0,)), subset))
     own = None
     if settings.on_policy:
-        own = OnPolicy(teacher.training, teacher.model, subset, texts=4, max_tokens=CONTEXT, seed=0).texts
+        own = OnPolicy(teacher.training, teacher.model, subset, num_texts=4, max_tokens=CONTEXT, seed=0).texts
     corpus = Corpus(training, batch_tokens=settings.batch_tokens, seed=settings.seed)
     folder.mkdir(exist_ok=True)
     return Trainer(start, corpus, held_out, PRICES, settings, folder, own_texts=own, device=CPU, **more)
@@ -149,14 +149,26 @@ def test_every_loss_is_brought_down(teacher: Teacher, tmp_path: Path, loss: Any,
     assert losses[-1] < share * losses[0], losses
 
 
+def found_of(agreement: float, speed: float) -> Evaluation:
+    return Evaluation(
+        step=0,
+        train_loss=None,
+        loss=1.0,
+        acceptance=0.5,
+        agreement=agreement,
+        tokens_per_s=speed,
+        speedup=1.0,
+    )
+
+
 def test_the_best_by_expected_speed_is_kept_not_the_last(
     teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([1.0, 1.2, 1.1, 1.15, 1.19, 1.5])
 
-    def scripted(*arguments: Any) -> tuple[float, float, float, float, float]:
+    def scripted(*arguments: Any) -> Evaluation:
         del arguments
-        return 1.0, 0.5, 0.5, next(speeds), 1.0
+        return found_of(0.5, next(speeds))
 
     monkeypatch.setattr("outrider.distill.train.evaluate", scripted)
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=3))
@@ -176,9 +188,9 @@ def test_where_no_draft_pays_the_one_that_agrees_most_is_kept(
     """The machine that trains need not be the one that the draft is for."""
     agreements = iter([0.1, 0.2, 0.6, 0.5, 0.4])
 
-    def scripted(*arguments: Any) -> tuple[float, float, float, float, float]:
+    def scripted(*arguments: Any) -> Evaluation:
         del arguments
-        return 1.0, 0.5, next(agreements), 7.0, 1.0
+        return found_of(next(agreements), 7.0)
 
     monkeypatch.setattr("outrider.distill.train.evaluate", scripted)
     trainer = trainer_of(teacher, tmp_path, replace(SETTINGS, steps=40, evaluate_every=2, patience=2))
@@ -358,7 +370,7 @@ def test_own_texts_are_labelled_by_the_target(teacher: Teacher) -> None:
     examples = [
         letters(prompt, answer, prompt) for prompt, answer in ((3, 9), (40, 23), (1, 2), (55, 9), (30, 30))
     ]
-    own = OnPolicy(examples, target, Subset.whole(6), texts=9, max_tokens=1000, seed=5)
+    own = OnPolicy(examples, target, Subset.whole(6), num_texts=9, max_tokens=1000, seed=5)
     network = small_network(6, teacher.checkpoint)
     texts = own.texts(network, 3)
     assert len(texts) == 9 and target.length(0) == 0
@@ -381,14 +393,14 @@ def test_own_texts_are_labelled_by_the_target(teacher: Teacher) -> None:
 def test_own_texts_hold_no_token_that_the_draft_does_not_know(teacher: Teacher) -> None:
     target = FakeModel(VOCABULARY, LANGUAGE)
     subset = Subset.of([0, 2, END], 6)
-    own = OnPolicy([letters(3, 9)], target, subset, texts=8, max_tokens=60, seed=5)
+    own = OnPolicy([letters(3, 9)], target, subset, num_texts=8, max_tokens=60, seed=5)
     for text in own.texts(small_network(4, teacher.checkpoint), 0):
         assert 3 not in text.tokens[-len(text.ids) + 1 :].tolist() or len(text.ids) == 1
 
 
 def test_answers_of_one_token_leave_nothing_to_continue(teacher: Teacher) -> None:
     own = OnPolicy(
-        [letters(3, 1)], FakeModel(VOCABULARY, LANGUAGE), Subset.whole(6), texts=2, max_tokens=60, seed=5
+        [letters(3, 1)], FakeModel(VOCABULARY, LANGUAGE), Subset.whole(6), num_texts=2, max_tokens=60, seed=5
     )
     assert own.texts(small_network(6, teacher.checkpoint), 0) == []
 

@@ -2,11 +2,12 @@
 
 Weights are float32 whatever the file holds. Query and key matrices are in the layout of Hugging Face's
 models, where the two halves of a head are rotated against each other; GGUF files of the "llama"
-architecture hold them interleaved instead, and are turned on the way in and out.
+architecture hold them interleaved instead, and are converted on the way in and out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +26,21 @@ Array = npt.NDArray[np.float32]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Those whose forward pass is known here: attention with rotary positions, gated feed-forward, RMS norms."""
-
+ANOTHER = "Start from another model with the same tokenizer."
+"""the way out where a model cannot be trained here"""
+SHAPE_KEYS = {
+    "layers": Keys.LLM.BLOCK_COUNT,
+    "width": Keys.LLM.EMBEDDING_LENGTH,
+    "heads": Keys.Attention.HEAD_COUNT,
+    "kv_heads": Keys.Attention.HEAD_COUNT_KV,
+    "head_width": Keys.Attention.KEY_LENGTH,
+    "feed_forward": Keys.LLM.FEED_FORWARD_LENGTH,
+    "context_length": Keys.LLM.CONTEXT_LENGTH,
+    "rope_base": Keys.Rope.FREQ_BASE,
+    "norm_epsilon": Keys.Attention.LAYERNORM_RMS_EPS,
+}
+"""Fields of a shape, and their keys in GGUF's metadata"""
 _INTERLEAVED = ("llama",)
-_PREFIXES = ("tokenizer.", "general.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,33 @@ class Checkpoint:
         return replace(self, shape=shape, weights=weights)
 
 
+def shape_of(
+    path: Path, architecture: Any, found: Mapping[str, tuple[str, Any]], defaults: Mapping[str, float]
+) -> Shape:
+    """The shape that a file describes; `found` has the key and the value of each field (None: the default).
+
+    Raises ModelFileError for an architecture that is not known here, and for what is no number above 0.
+    """
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        reason = f"the architecture {architecture!r} cannot be trained here (known: {known})"
+        raise ModelFileError(str(path), reason, ANOTHER)
+
+    def number(field: str, default: float | None = None) -> float:
+        key, value = found[field]
+        value = default if value is None else value
+        if value is None:
+            raise ModelFileError(str(path), f"it lacks {key}", "Download it again.")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ModelFileError(str(path), f"its {key} is {value!r}, not a number above 0", ANOTHER)
+        return float(value) if field in ("rope_base", "norm_epsilon") else int(value)
+
+    usual = {"rope_base": 10_000.0, "kv_heads": number("heads")}
+    usual |= {"head_width": number("width") // number("heads"), **defaults}
+    values: dict[str, Any] = {field: number(field, usual.get(field)) for field in found}
+    return Shape(architecture=architecture, **values)
+
+
 def read_gguf(path: Path) -> Checkpoint:
     """The model of a GGUF file (one that is not split), dequantized.
 
@@ -84,12 +124,11 @@ def read_gguf(path: Path) -> Checkpoint:
     """
     header = read_header(path)
     if (header.number(Keys.Split.LLM_KV_SPLIT_COUNT) or 1) > 1:
-        raise ModelFileError(
-            str(path), "its weights are in several files", "Join them: llama-gguf-split --merge."
-        )
+        reason = "its weights are in several files"
+        raise ModelFileError(str(path), reason, "Join them: llama-gguf-split --merge.")
     try:
         reader = GGUFReader(path)
-        shape = _shape(path, reader)
+        shape = _gguf_shape(path, reader)
         # A copy: what needs no conversion would be a view of the file.
         weights = {
             tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(
@@ -101,60 +140,30 @@ def read_gguf(path: Path) -> Checkpoint:
         reason = f"its weights cannot be read here ({error})"
         raise ModelFileError(str(path), reason, "Get it in another quantization.") from error
     check_weights(path, shape, weights)
-    if shape.architecture in _INTERLEAVED:
-        weights = {name: _halves(name, values, shape) for name, values in weights.items()}
-    kept = {name: field for name, field in reader.fields.items() if name.startswith(_PREFIXES)}
+    weights = {name: rotation_layout(name, w, shape, to_gguf=False) for name, w in weights.items()}
+    kept = {k: field for k, field in reader.fields.items() if k.startswith(("tokenizer.", "general."))}
     return Checkpoint(shape, weights, kept)
 
 
-def _shape(path: Path, reader: GGUFReader) -> Shape:
-    architecture = str(_value(reader, Keys.General.ARCHITECTURE, path))
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        reason = f"the architecture {architecture!r} cannot be trained here (known: {known})"
-        raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
+def _gguf_shape(path: Path, reader: GGUFReader) -> Shape:
+    fields, tensors = reader.fields, {tensor.name: tensor for tensor in reader.tensors}
+    architecture = fields[name].contents() if (name := Keys.General.ARCHITECTURE) in fields else ""
 
-    def number(key: str, default: float | None = None) -> float:
-        value = _value(reader, key.format(arch=architecture), path, default)
-        if not isinstance(value, int | float) or not value > 0:
-            reason = f"{key.format(arch=architecture)} is no number above 0"
-            raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
-        return value
+    def entry(key: str, default: Any = None) -> tuple[str, Any]:
+        key = key.format(arch=architecture)
+        return key, fields[key].contents() if key in fields else default
 
-    scaling = _value(reader, Keys.Rope.SCALING_TYPE.format(arch=architecture), path, "none")
-    if scaling != "none" or any(t.name == "rope_freqs.weight" for t in reader.tensors):
+    embedding = tensors.get("token_embd.weight")
+    found = {field: entry(key) for field, key in SHAPE_KEYS.items()}
+    found["vocabulary"] = ("token_embd.weight", None if embedding is None else int(embedding.shape[1]))
+    shape = shape_of(path, architecture, found, {})
+    if entry(Keys.Rope.SCALING_TYPE, "none")[1] != "none" or "rope_freqs.weight" in tensors:
         reason = "its rotary positions are scaled, which cannot be trained here"
-        raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
-    heads, width = int(number(Keys.Attention.HEAD_COUNT)), int(number(Keys.LLM.EMBEDDING_LENGTH))
-    embedding = next((t for t in reader.tensors if t.name == "token_embd.weight"), None)
-    if embedding is None:
-        raise ModelFileError(str(path), "it has no token_embd.weight", "Choose a whole model.")
-    head_width = int(number(Keys.Attention.KEY_LENGTH, width // heads))
-    if number(Keys.Rope.DIMENSION_COUNT, head_width) != head_width:
+        raise ModelFileError(str(path), reason, ANOTHER)
+    if entry(Keys.Rope.DIMENSION_COUNT, shape.head_width)[1] != shape.head_width:
         reason = "a part of each head is rotated, which cannot be trained here"
-        raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
-    return Shape(
-        architecture=architecture,
-        layers=int(number(Keys.LLM.BLOCK_COUNT)),
-        width=width,
-        heads=heads,
-        kv_heads=int(number(Keys.Attention.HEAD_COUNT_KV, heads)),
-        head_width=head_width,
-        feed_forward=int(number(Keys.LLM.FEED_FORWARD_LENGTH)),
-        vocabulary=int(embedding.shape[1]),
-        context_length=int(number(Keys.LLM.CONTEXT_LENGTH)),
-        rope_base=float(number(Keys.Rope.FREQ_BASE, 10_000.0)),
-        norm_epsilon=float(number(Keys.Attention.LAYERNORM_RMS_EPS)),
-    )
-
-
-def _value(reader: GGUFReader, key: str, path: Path, default: Any = None) -> Any:
-    field = reader.fields.get(key)
-    if field is not None:
-        return field.contents()
-    if default is None:
-        raise ModelFileError(str(path), f"its header lacks {key}", "Download it again.")
-    return default
+        raise ModelFileError(str(path), reason, ANOTHER)
+    return shape
 
 
 def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -182,41 +191,28 @@ def check_weights(path: Path, shape: Shape, weights: Mapping[str, Array]) -> Non
         reason = "its header speaks of heads that cannot be shared, or of more layers than there are"
         raise ModelFileError(str(path), reason, way_out)
     needed = tensor_sizes(shape)
-    biases = {
-        f"{name.removesuffix('weight')}bias": size[:1] for name, size in needed.items() if len(size) == 2
-    }
-    possible = needed | biases | {"output.weight": needed["token_embd.weight"]}
-    del possible["token_embd.bias"]
+    possible = needed | {"output.weight": needed["token_embd.weight"]}
+    for name, size in needed.items():
+        if len(size) == 2 and name.startswith("blk."):
+            possible[f"{name.removesuffix('weight')}bias"] = size[:1]
     if missing := needed.keys() - weights.keys():
         raise ModelFileError(str(path), f"it lacks {len(missing)} tensors, {min(missing)} first", way_out)
     for name, values in weights.items():
         if name not in possible:
             reason = f"it has {name}, and models with that cannot be trained here"
-            raise ModelFileError(str(path), reason, "Start from another model with the same tokenizer.")
+            raise ModelFileError(str(path), reason, ANOTHER)
         if values.shape != possible[name]:
             reason = f"{name} has the size {values.shape}, and its header says {possible[name]}"
             raise ModelFileError(str(path), reason, way_out)
 
 
-def _halves(name: str, values: Array, shape: Shape) -> Array:
-    """A query or key matrix (or bias) from the interleaved layout to that of halves; others as they are."""
-    heads = _rotated_heads(name, shape)
-    if not heads:
+def rotation_layout(name: str, values: Array, shape: Shape, *, to_gguf: bool) -> Array:
+    """A query or key matrix (or bias) as the architecture's GGUF files hold it, or from there in the layout
+    of halves; others as they are."""
+    part = name.split(".")[-2] if shape.architecture in _INTERLEAVED else ""
+    heads = {"attn_q": shape.heads, "attn_k": shape.kv_heads}.get(part)
+    if heads is None:
         return values
-    turned = values.reshape(heads, shape.head_width // 2, 2, -1).swapaxes(1, 2)
-    return np.ascontiguousarray(turned.reshape(values.shape))
-
-
-def interleaved(name: str, values: Array, shape: Shape) -> Array:
-    """A query or key matrix (or bias) as a GGUF file of the shape's architecture holds it."""
-    heads = _rotated_heads(name, shape) if shape.architecture in _INTERLEAVED else 0
-    if not heads:
-        return values
-    turned = values.reshape(heads, 2, shape.head_width // 2, -1).swapaxes(1, 2)
-    return np.ascontiguousarray(turned.reshape(values.shape))
-
-
-def _rotated_heads(name: str, shape: Shape) -> int:
-    if ".attn_q." in name:
-        return shape.heads
-    return shape.kv_heads if ".attn_k." in name else 0
+    half = shape.head_width // 2
+    split = values.reshape((heads, 2, half, -1) if to_gguf else (heads, half, 2, -1))
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))

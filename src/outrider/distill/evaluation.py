@@ -1,4 +1,4 @@
-"""What a draft is worth on held-out answers: its loss, its agreement, its expected speed at measured costs.
+"""How good a draft is on held-out answers: its loss, its agreement, its expected speed at measured costs.
 
 A draft that is right more often is not always faster: what counts is whether it is right where it is
 confident, and what the calls cost. Its predictions along the target's own answers are known, and a draft
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from outrider.costs.calibrate import Rows
 from outrider.distill.corpus import Batch, Text, batch_of
 from outrider.distill.losses import acceptance, loss_of
 from outrider.distill.plan import Loss
+from outrider.distill.report import Evaluation
 from outrider.lab.models import ModelFile
 from outrider.models import read_card
 from outrider.session.loading import load_weights
@@ -39,6 +41,9 @@ _CONTEXT_TOKENS = 256
 _MAX_DRAFTED = 16
 _DRAFT_SECONDS = 5.0
 
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
 
 # Costs
 
@@ -49,11 +54,6 @@ class StepCosts:
 
     target_s: tuple[float, ...]
     draft_s: float
-
-    @property
-    def max_draft(self) -> int:
-        """The longest draft whose verification has a known cost."""
-        return len(self.target_s) - 1
 
 
 def measure_costs(target: ModelFile, draft: Path, stored: Path, threads: int) -> StepCosts:
@@ -68,12 +68,11 @@ def measure_costs(target: ModelFile, draft: Path, stored: Path, threads: int) ->
             found = json.loads(stored.read_text(encoding="utf-8"))
             return StepCosts(tuple(map(float, found["target_s"])), float(found["draft_s"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                str(stored), f"it is damaged ({error})", "Remove it: prices are measured anew."
-            ) from error
+            way_out = "Remove it: the costs are measured again."
+            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
     options = LoadOptions(threads=threads)
-    large = _curve(target.path, options, "all", None)
-    small = _curve(draft, options, "last", _DRAFT_SECONDS)
+    large = _curve(target.path, options, "all")
+    small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
     costs = StepCosts(
         tuple(large.call_s(n + 1, context=_CONTEXT_TOKENS) for n in range(_MAX_DRAFTED + 1)),
         small.call_s(1, context=_CONTEXT_TOKENS),
@@ -82,13 +81,10 @@ def measure_costs(target: ModelFile, draft: Path, stored: Path, threads: int) ->
     return costs
 
 
-def _curve(path: Path, options: LoadOptions, rows: Rows, seconds: float | None) -> CallCosts:
+def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
     weights = load_weights(path, read_card(path), options, [], draft=rows == "last")
     try:
-        model = weights.open(2 * _CONTEXT_TOKENS)
-        if seconds is None:
-            return costs_of(model, rows=rows)[0]
-        return costs_of(model, rows=rows, seconds=seconds, fresh=True)[0]
+        return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)[0]
     finally:
         weights.close()
 
@@ -118,81 +114,69 @@ class ExpectedSpeed:
 
     tokens_per_s: float
     plain_tokens_per_s: float
-    threshold: float
-    longest: int
-    drafted: int
-    accepted: int
+    threshold: float = 1.0
+    longest: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def speedup(self) -> float:
         """Over plain decoding."""
         return self.tokens_per_s / self.plain_tokens_per_s
 
-    @property
-    def acceptance(self) -> float:
-        """Accepted tokens of those drafted, 0-1; 0 where none are."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
 
 def expected_speed(answers: Sequence[Predictions], costs: StepCosts) -> ExpectedSpeed:
-    """Expected speed over some answers, each of which starts after its own prompt."""
+    """Expected speed over some answers, each of which starts after its own prompt: all are replayed at once
+    for every threshold and greatest length of a draft."""
     plain = 1 / costs.target_s[0]
-    best = ExpectedSpeed(plain, plain, 1.0, 0, 0, 0)
-    if not sum(len(answer.matches) for answer in answers) or not costs.max_draft:
+    best = ExpectedSpeed(plain, plain)
+    sizes = np.array([len(answer.matches) for answer in answers], dtype=np.int64)
+    limit = len(costs.target_s) - 1
+    num_tokens = int(sizes.sum())
+    if not num_tokens or not limit:
         return best
-    replay = _Replay(answers, costs)
+    ends = np.cumsum(sizes)
+    places = np.arange(num_tokens)
+    wrong = np.where(np.concatenate([answer.matches for answer in answers]), num_tokens, places)
+    correct = np.minimum.accumulate(wrong[::-1])[::-1] - places
+    """tokens in a row that are correct from each place on; these may run past an answer's end"""
+    confidences = np.concatenate([answer.confidences for answer in answers]).astype(np.float64)
+    prefixes = np.zeros((limit, num_tokens))
+    """products of the confidences of 1, 2, ... tokens from each place on"""
+    product = np.ones(num_tokens)
+    for ahead in range(min(limit, num_tokens)):
+        product[: num_tokens - ahead] *= confidences[ahead:]
+        product[num_tokens - ahead :] = 0
+        prefixes[ahead] = product
     for threshold in THRESHOLDS:
-        for longest, (seconds, drafted, accepted) in enumerate(replay.totals(threshold).tolist(), start=1):
-            speed = replay.num_tokens / seconds
-            if speed > best.tokens_per_s:
+        confident = (prefixes >= threshold).sum(0)
+        totals = _replayed(ends - sizes, ends, confident, correct, costs)
+        for longest, (seconds, drafted, accepted) in enumerate(totals.tolist(), start=1):
+            if num_tokens / seconds > best.tokens_per_s:
+                speed = num_tokens / seconds
                 best = ExpectedSpeed(speed, plain, threshold, longest, round(drafted), round(accepted))
     return best
 
 
-class _Replay:
-    """All answers one after the other, replayed at once for every greatest length of a draft."""
-
-    def __init__(self, answers: Sequence[Predictions], costs: StepCosts) -> None:
-        sizes = np.array([len(answer.matches) for answer in answers])
-        self._ends = np.cumsum(sizes)
-        self._starts = self._ends - sizes
-        self.num_tokens = int(self._ends[-1])
-        self._target_s = np.array(costs.target_s)
-        self._draft_s = costs.draft_s
-        self._confidences = np.concatenate([answer.confidences for answer in answers]).astype(np.float64)
-        places = np.arange(self.num_tokens)
-        wrong = np.where(np.concatenate([answer.matches for answer in answers]), self.num_tokens, places)
-        self._correct = np.minimum.accumulate(wrong[::-1])[::-1] - places
-        """tokens in a row that are correct from each place on; these may run past an answer's end"""
-
-    def totals(self, threshold: float) -> npt.NDArray[np.float64]:
-        """Seconds, drafted and accepted tokens (longest draft - 1, 3) of all answers."""
-        limit = len(self._target_s) - 1
-        confident = self._confident(threshold, limit)
-        at, end = np.repeat(self._starts, limit), np.repeat(self._ends, limit)
-        longest = np.tile(np.arange(1, limit + 1), len(self._starts))
-        found = np.zeros((limit, 3))
-        while (going := at < end).any():
-            at, end, longest = at[going], end[going], longest[going]
-            room = np.minimum(longest, end - at - 1)
-            length = np.minimum(confident[at], room)
-            # The step whose confidence ends a draft is made as well.
-            spent_s = self._target_s[length] + (length + (length < room)) * self._draft_s
-            accepted = np.minimum(self._correct[at], length)
-            for column, values in enumerate((spent_s, length, accepted)):
-                found[:, column] += np.bincount(longest - 1, values, minlength=limit)
-            at = at + accepted + 1
-        return found
-
-    def _confident(self, threshold: float, limit: int) -> npt.NDArray[np.int64]:
-        """How many tokens from each place on are drafted until the product of confidences is too small."""
-        products = np.ones(self.num_tokens)
-        confident = np.zeros(self.num_tokens, dtype=np.int64)
-        for ahead in range(min(limit, self.num_tokens)):
-            products[: self.num_tokens - ahead] *= self._confidences[ahead:]
-            products[self.num_tokens - ahead :] = 0
-            confident += products >= threshold
-        return confident
+def _replayed(starts: Ints, ends: Ints, confident: Ints, correct: Ints, costs: StepCosts) -> Floats:
+    """Seconds, drafted and accepted tokens (longest draft - 1, 3) of all answers together; at each place so
+    many tokens are `confident` and `correct`."""
+    target_s = np.array(costs.target_s)
+    limit = len(target_s) - 1
+    at, end = np.repeat(starts, limit), np.repeat(ends, limit)
+    longest = np.tile(np.arange(1, limit + 1), len(starts))
+    found = np.zeros((limit, 3))
+    while (going := at < end).any():
+        at, end, longest = at[going], end[going], longest[going]
+        room = np.minimum(longest, end - at - 1)
+        length = np.minimum(confident[at], room)
+        # The step whose confidence ends a draft is made as well.
+        spent_s = target_s[length] + (length + (length < room)) * costs.draft_s
+        accepted = np.minimum(correct[at], length)
+        for column, values in enumerate((spent_s, length, accepted)):
+            found[:, column] += np.bincount(longest - 1, values, minlength=limit)
+        at = at + accepted + 1
+    return found
 
 
 # Held-out answers
@@ -205,10 +189,9 @@ def evaluate(
     batch_tokens: int,
     costs: StepCosts,
     device: torch.device,
-) -> tuple[float, float, float, float, float]:
-    """Loss, acceptance, agreement, expected tokens per second and speed-up over held-out texts: what
-    `report.Evaluation` explains. `logits_of` gives logits (labelled positions, vocabulary) of a batch of up
-    to `batch_tokens`."""
+) -> Evaluation:
+    """The draft on held-out texts, its step not said. `logits_of` gives logits (labelled positions,
+    vocabulary) of a batch of up to `batch_tokens`."""
     losses, alphas, answers = [], [], []
     with torch.no_grad():
         for group in grouped(texts, batch_tokens):
@@ -219,8 +202,15 @@ def evaluate(
             answers += predictions_of(group, logits)
     speed = expected_speed(answers, costs)
     matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
-    mean = [float(torch.cat(values).mean()) if values else math.nan for values in (losses, alphas)]
-    return mean[0], mean[1], float(matches.mean()), speed.tokens_per_s, speed.speedup
+    return Evaluation(
+        step=0,
+        train_loss=None,
+        loss=float(torch.cat(losses).mean()) if losses else math.nan,
+        acceptance=float(torch.cat(alphas).mean()) if alphas else math.nan,
+        agreement=float(matches.mean()),
+        tokens_per_s=speed.tokens_per_s,
+        speedup=speed.speedup,
+    )
 
 
 def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
@@ -19,7 +19,7 @@ from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable
-from outrider.distill.checkpoint import Array, Checkpoint, Shape, interleaved
+from outrider.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
 from outrider.distill.subset import Field, Subset, read_field, tokenizer_fields
 from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
@@ -51,16 +51,6 @@ class Provenance:
     licence: str | None = None
 
 
-def add_provenance(writer: GGUFWriter, provenance: Provenance) -> None:
-    """Put it into the header of a file that is being written."""
-    for name in _TEXTS:
-        writer.add_string(_PREFIX + name, getattr(provenance, name))
-    for name in _NUMBERS:
-        writer.add_int64(_PREFIX + name, getattr(provenance, name))
-    if provenance.licence:
-        writer.add_license(provenance.licence)
-
-
 def read_provenance(path: Path) -> Provenance | None:
     """How a draft was made, by its file; None for one that was not distilled here.
 
@@ -69,14 +59,12 @@ def read_provenance(path: Path) -> Provenance | None:
     header = read_header(path)
     if not any(key.startswith(_PREFIX) for key in header.fields):
         return None
-    texts = {name: header.text(_PREFIX + name) for name in _TEXTS}
-    numbers = {name: header.number(_PREFIX + name) for name in _NUMBERS}
-    lacking = [name for name, value in (texts | numbers).items() if value is None]
-    if lacking:
-        reason = f"its header lacks {', '.join(_PREFIX + name for name in lacking)}"
-        raise ModelFileError(str(path), reason, "Fetch the draft anew, or make it again.")
-    licence = header.text(Keys.General.LICENSE)
-    return Provenance(**texts, **numbers, licence=licence)  # type: ignore[arg-type]  # none is None
+    found: dict[str, Any] = {name: header.text(_PREFIX + name) for name in _TEXTS}
+    found |= {name: header.number(_PREFIX + name) for name in _NUMBERS}
+    if lacking := [_PREFIX + name for name, value in found.items() if value is None]:
+        reason = f"its header lacks {', '.join(lacking)}"
+        raise ModelFileError(str(path), reason, "Download the draft again, or make it again.")
+    return Provenance(**found, licence=header.text(Keys.General.LICENSE))
 
 
 _WAY_OUT = "Take a draft that was made for this target, or start from the target itself."
@@ -125,18 +113,33 @@ def write_gguf(
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
     check_writable(path, "draft")
     fields, notes = tokenizer_fields(checkpoint.metadata, subset, target.size)
-    fields |= _licence(checkpoint) | _map(subset, target, window)
+    # What the licence's identifier, which the provenance has, does not say.
+    named = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
+    fields |= {key: read_field(checkpoint.metadata[key]) for key in named if key in checkpoint.metadata}
+    if subset.has_other:
+        map_kind = GGUFValueType.ARRAY, GGUFValueType.INT32
+        fields[TARGET_TOKENS] = Field(subset.to_target.tolist(), *map_kind)
+        fields[OTHER_TOKEN] = Field(subset.size - 1, GGUFValueType.UINT32)
+        fields[WINDOW] = Field(window, GGUFValueType.UINT32)
+        fields[TARGET_TOKENIZER] = Field(tokenizer_id(target), GGUFValueType.STRING)
     if prior is not None:
         fields[CALIBRATION_KEY] = Field(json.dumps(prior), GGUFValueType.STRING)
     floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
-    with _partial(path) as partial:
+    place = path.resolve()
+    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial.gguf")
+    try:
         _write_floats(checkpoint, partial, floats, fields, provenance)
         if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
             raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
         if to == (ends or to) == floats:
-            partial.replace(path.resolve())
+            partial.replace(place)
             return Written(path, path.stat().st_size, {to: 1.0}, tuple(notes))
         made = quantize(partial, to, path, ends=ends, threads=threads, force=True)
+    except OSError as error:
+        reason = f"the draft could not be written ({(error.strerror or str(error)).lower()})"
+        raise SettingError(str(path), reason, "Free some space, or name another file.") from error
+    finally:
+        partial.unlink(missing_ok=True)
     return Written(path, made.file_bytes, made.tensor_types, (*notes, *made.notes))
 
 
@@ -164,80 +167,42 @@ def read_subset(path: Path, target: Vocabulary) -> Subset:
     return Subset.of(known.tolist(), target.size)
 
 
-@contextmanager
-def _partial(path: Path) -> Iterator[Path]:
-    """A name beside a file's own, gone in the end. Raises SettingError, naming `path`, where it cannot be
-    written."""
-    place = path.resolve()
-    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial.gguf")
-    try:
-        yield partial
-    except OSError as error:
-        reason = f"the draft could not be written ({(error.strerror or str(error)).lower()})"
-        raise SettingError(str(path), reason, "Free some space, or name another file.") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _map(subset: Subset, target: Vocabulary, window: int) -> dict[str, Field]:
-    if not subset.has_other:
-        return {}
-    return {
-        TARGET_TOKENS: Field(subset.to_target.tolist(), GGUFValueType.ARRAY, GGUFValueType.INT32),
-        OTHER_TOKEN: Field(subset.size - 1, GGUFValueType.UINT32),
-        WINDOW: Field(window, GGUFValueType.UINT32),
-        TARGET_TOKENIZER: Field(tokenizer_id(target), GGUFValueType.STRING),
-    }
-
-
-def _licence(checkpoint: Checkpoint) -> dict[str, Field]:
-    """What the licence's identifier, which the provenance has, does not say."""
-    keys = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
-    return {key: read_field(checkpoint.metadata[key]) for key in keys if key in checkpoint.metadata}
-
-
 def _write_floats(
     checkpoint: Checkpoint, path: Path, floats: str, fields: Mapping[str, Field], provenance: Provenance
 ) -> None:
-    """The whole file, with matrices of the type `floats`."""
-    writer = GGUFWriter(path, checkpoint.shape.architecture)
+    """The whole file: matrices of the type `floats`, norms and biases of 32 bits."""
+    shape = checkpoint.shape
+    writer = GGUFWriter(path, shape.architecture)
     writer.add_name(f"{provenance.teacher} draft")
     writer.add_file_type(LlamaFileType.ALL_F32 if floats == "F32" else LlamaFileType.MOSTLY_F16)
-    _add_shape(writer, checkpoint.shape)
+    writer.add_vocab_size(shape.vocabulary)
+    keys = SHAPE_KEYS.items()
+    values = {key.format(arch=shape.architecture): getattr(shape, field) for field, key in keys}
+    for key, value in values.items():
+        writer.add_key_value(
+            key, value, GGUFValueType.FLOAT32 if isinstance(value, float) else GGUFValueType.UINT32
+        )
+    writer.add_value_length(shape.head_width)
+    writer.add_rope_dimension_count(shape.head_width)
     for key, found in fields.items():
         writer.add_key_value(key, found.value, found.kind, found.items)
-    add_provenance(writer, provenance)
-    for name, values in checkpoint.weights.items():
-        _add_weights(writer, name, interleaved(name, values, checkpoint.shape), floats)
+    for name in _TEXTS:
+        writer.add_string(_PREFIX + name, getattr(provenance, name))
+    for name in _NUMBERS:
+        writer.add_int64(_PREFIX + name, getattr(provenance, name))
+    if provenance.licence:
+        writer.add_license(provenance.licence)
+    for name, weights in checkpoint.weights.items():
+        kind = GGMLQuantizationType[floats if weights.ndim > 1 else "F32"]
+        with np.errstate(over="ignore"):
+            stored = encoded(rotation_layout(name, weights, shape, to_gguf=True), kind)
+        if not np.isfinite(stored).all():
+            reason = f"{name} holds numbers that are infinite, none at all, or too large for 16 bits"
+            raise SettingError("the draft", reason, "Train it again with a lower learning rate.")
+        writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=kind)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-def _add_shape(writer: GGUFWriter, shape: Shape) -> None:
-    writer.add_vocab_size(shape.vocabulary)
-    writer.add_context_length(shape.context_length)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_width)
-    writer.add_value_length(shape.head_width)
-    writer.add_rope_dimension_count(shape.head_width)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
-
-
-def _add_weights(writer: GGUFWriter, name: str, values: Array, floats: str) -> None:
-    """Matrices in the type `floats`; norms and biases stay 32 bits wide."""
-    kind = GGMLQuantizationType[floats if values.ndim > 1 else "F32"]
-    with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(encoded(values, kind))
-    if not np.isfinite(stored).all():
-        reason = f"{name} holds numbers that are infinite, none at all, or too large for 16 bits"
-        raise SettingError("the draft", reason, "Train it anew with a lower learning rate.")
-    writer.add_tensor(name, stored, raw_dtype=kind)

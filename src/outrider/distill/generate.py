@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.core.contracts import Constraint, Model
+from outrider.backends.gguf import LoadOptions
+from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import ConstraintError, ModelFileError, OutriderError
 from outrider.distill.checkpoint import ARCHITECTURES, read_gguf
@@ -25,6 +25,7 @@ from outrider.distill.plan import DistillPlan
 from outrider.distill.questions import Question, conversation_hash
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
+from outrider.lab.teacher_forced import teacher_forced
 from outrider.session.loading import load_weights, template_of
 
 DEFAULT_TOP = 64
@@ -58,7 +59,9 @@ class Teacher:
 def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iterator[Teacher]:
     """The target of a plan, open for its answers; a notice says who makes the calls, and why.
     Raises ModelFileError or OutOfMemory."""
-    uses_torch, why = _choose(file, plan)
+    device = device_of()
+    dtype = torch.bfloat16 if has_fast_half(device) else torch.float32
+    uses_torch, why = _choose(file, plan, device)
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
     weights = load_weights(file.path, file.card, LoadOptions(threads=plan.threads), notices)
     try:
@@ -67,35 +70,29 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
         target = LoadedTarget(file.name, native, template_of(weights, file.card))
         model: Model = native
         if uses_torch:
-            model = _in_torch(file, native, at_once, length)
+            network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)
+            model = TorchModel(file.name, network, native.vocabulary, at_once, length)
         notices.append(why)
         yield Teacher(target, model)
     finally:
         weights.close()
 
 
-def _choose(file: ModelFile, plan: DistillPlan) -> tuple[bool, str]:
+def _choose(file: ModelFile, plan: DistillPlan, device: torch.device) -> tuple[bool, str]:
+    """Whether PyTorch makes the calls, and a line that says why."""
+    architecture = file.card.architecture
     if plan.data.teacher == "llama.cpp":
         return False, "llama.cpp answers, as asked"
-    if file.card.architecture not in ARCHITECTURES:
-        if plan.data.teacher == "torch":
-            known = ", ".join(ARCHITECTURES)
-            reason = f"PyTorch runs no {file.card.architecture} here (known: {known})"
-            raise ModelFileError(str(file.path), reason, "Leave out --teacher torch.")
-        return False, f"llama.cpp answers: PyTorch runs no {file.card.architecture} here"
+    if architecture not in ARCHITECTURES:
+        if plan.data.teacher == "auto":
+            return False, f"llama.cpp answers: PyTorch runs no {architecture} here"
+        reason = f"PyTorch runs no {architecture} here (known: {', '.join(ARCHITECTURES)})"
+        raise ModelFileError(str(file.path), reason, "Leave out --teacher torch.")
     if plan.data.teacher == "torch":
         return True, "PyTorch answers, as asked"
-    device = device_of()
     if has_fast_half(device):
         return True, f"PyTorch answers: on this {device.type} its batches are faster than llama.cpp's"
     return False, "llama.cpp answers: this machine has no fast 16-bit products for PyTorch"
-
-
-def _in_torch(file: ModelFile, native: GgufModel, at_once: int, length: int) -> TorchModel:
-    device = device_of()
-    dtype = torch.bfloat16 if has_fast_half(device) else torch.float32
-    network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)
-    return TorchModel(file.name, network, native.vocabulary, at_once, length)
 
 
 # The answers
@@ -121,9 +118,8 @@ def generate(
     Raises BackendError when a call fails, SettingError when the disk is full.
     """
     model = model or target.model
-    generation = _Generation(target, model, folder, top, max_tokens, seed, on_done)
     try:
-        generation.run(_by_length(questions, model.max_sequences))
+        _Generation(target, model, folder, top, max_tokens, seed, on_done).run(questions)
     finally:
         for sequence in range(model.max_sequences):
             model.truncate(sequence, 0)
@@ -135,20 +131,9 @@ def top_tokens(rows: Logits, top: int) -> tuple[Ids, LogProbs, npt.NDArray[np.fl
     logits = torch.from_numpy(rows)
     found = logits.topk(min(top, rows.shape[1]), dim=-1)
     log_probs = found.values - logits.logsumexp(-1, keepdim=True)
-    rest = (1 - log_probs.exp().sum(-1)).clamp(min=0)
-    return (
-        found.indices.to(torch.int32).numpy(),
-        log_probs.clamp(min=_MIN_LOG).half().numpy(),
-        rest.half().numpy(),
-    )
-
-
-def _by_length(questions: Sequence[Question], at_once: int) -> Iterator[Question]:
-    """Questions of like length near each other, since attention costs as much as the longest text of a call
-    has it; in rounds, so that what an interrupted run leaves is still of all kinds."""
-    size = _SORTED_ROUNDS * at_once
-    for at in range(0, len(questions), size):
-        yield from sorted(questions[at : at + size], key=lambda q: len(repr(q.prompt.messages)))
+    others = (1 - log_probs.exp().sum(-1)).clamp(min=0)
+    clamped = log_probs.clamp(min=_MIN_LOG)
+    return found.indices.to(torch.int32).numpy(), clamped.half().numpy(), others.half().numpy()
 
 
 @dataclass(slots=True)
@@ -176,116 +161,132 @@ class _Answer:
         if mask is not None:
             row[~mask] = -np.inf
 
-    def append(self, ids: Ids, log_probs: LogProbs, rest: np.float16) -> None:
+    def append(self, ids: Ids, log_probs: LogProbs, others: np.float16) -> None:
         """Go on with one of the most likely tokens."""
         place = 0
         if self.question.temperature > 0:
             above = (log_probs.astype(np.float64) - log_probs[0]) / self.question.temperature
             weights = np.where(log_probs > _MIN_LOG, np.exp(above), 0)
             place = int(self.random.choice(len(weights), p=weights / weights.sum()))
-        self.labels.append((ids, log_probs, rest))
+        self.labels.append((ids, log_probs, others))
         self.tokens.append(int(ids[place]))
         if self.constraint is not None:
             self.constraint.accept((self.tokens[-1],))
 
+    def is_over(self, vocabulary: Vocabulary) -> bool:
+        """Whether its last token ends it."""
+        if self.failure or len(self.tokens) >= self.max_tokens or vocabulary.ends_generation(self.tokens[-1]):
+            return True
+        return self.constraint is not None and self.constraint.is_complete
 
+    def example(self, vocabulary: Vocabulary) -> Example:
+        """What is stored of it."""
+        question = self.question
+        ids, log_probs, others = zip(*self.labels, strict=True)
+        return Example(
+            question.id,
+            question.category,
+            np.asarray(self.prompt, dtype=np.int32),
+            np.asarray(self.tokens, dtype=np.int32),
+            np.stack(ids),
+            np.stack(log_probs),
+            np.asarray(others),
+            question.temperature,
+            b"".join(map(vocabulary.piece, self.tokens)).decode("utf-8", errors="replace"),
+            conversation_hash(question.prompt),
+        )
+
+
+@dataclass(slots=True)
 class _Generation:
     """Answers under way, each in a sequence of the model, and the questions that wait."""
 
-    def __init__(
-        self,
-        target: LoadedTarget,
-        model: Model,
-        folder: Path,
-        top: int,
-        max_tokens: int,
-        seed: int,
-        on_done: OnDone,
-    ) -> None:
-        self._target = target
-        self._model = model
-        self._folder = folder
-        self._top = top
-        self._max_tokens = max_tokens
-        self._seed = seed
-        self._on_done = on_done
-        self._running: dict[int, _Answer] = {}
-        self._waiting: deque[tuple[Question, tuple[str, ...]]] = deque()
-        """questions, and the answers that come before them"""
+    target: LoadedTarget
+    model: Model
+    folder: Path
+    top: int
+    max_tokens: int
+    seed: int
+    on_done: OnDone
+    running: dict[int, _Answer] = field(default_factory=dict)
+    waiting: deque[tuple[Question, tuple[str, ...]]] = field(default_factory=deque)
+    """questions, and the answers that come before them"""
 
-    def run(self, questions: Iterator[Question]) -> None:
-        """Answer them all."""
-        self._waiting.extend((question, ()) for question in questions)
-        num_sequences = self._model.max_sequences
+    def run(self, questions: Sequence[Question]) -> None:
+        """Answer them all.
+
+        Questions of like length are near each other, since attention costs as much as the longest text of a
+        call has it; in rounds, so that what an interrupted run leaves is still of all kinds.
+        """
+        num_sequences = self.model.max_sequences
+        size = _SORTED_ROUNDS * num_sequences
+        for at in range(0, len(questions), size):
+            near = sorted(questions[at : at + size], key=lambda q: len(repr(q.prompt.messages)))
+            self.waiting.extend((question, ()) for question in near)
         free = list(range(num_sequences))
-        while self._waiting or self._running:
-            new: dict[int, _Answer] = {}
-            if len(free) * _REFILL_SHARE >= num_sequences or not self._running:
+        while self.waiting or self.running:
+            new: list[int] = []
+            if len(free) * _REFILL_SHARE >= num_sequences or not self.running:
                 for started in islice(self._started(), len(free)):
-                    new[free.pop(0)] = started
-            ended = self._read(new) if new else []
-            ended += self._step() if self._running and not ended else []
+                    new.append(free.pop(0))
+                    self.running[new[-1]] = started
+            ended = self._read(new)
+            if self.running and not ended:
+                ended = self._step()
             for sequence in ended:
                 self._finish(sequence)
             free = sorted([*free, *ended])
 
     def _started(self) -> Iterator[_Answer]:
         """The next questions that have no answer yet; those that follow on a stored answer join the queue."""
-        while self._waiting:
-            question, earlier = self._waiting.popleft()
-            path = example_path(self._folder, question.id)
+        while self.waiting:
+            question, earlier = self.waiting.popleft()
+            path = example_path(self.folder, question.id)
             if path.exists():
-                self._on_done("", 0)
-                self._follow_up(question, (*earlier, read_example(path).text))
+                self._is_done(question, (*earlier, read_example(path).text), 0)
                 continue
-            started = self._start(question, earlier)
-            if isinstance(started, str):
-                self._on_done(started, 0)
-            else:
-                yield started
+            try:
+                tokens = self.target.encode(question.prompt, earlier)
+                begin = self.target.constrain(question.prompt.grammar)
+                constraint = begin and begin()
+            except OutriderError as error:
+                self.on_done(str(error), 0)
+                continue
+            room = self.model.context_length - len(tokens)
+            if not tokens or room < 1:
+                self.on_done(f"its {len(tokens)} tokens do not fit {self.model.context_length}", 0)
+                continue
+            limit = min(question.prompt.max_tokens or self.max_tokens, self.max_tokens, room)
+            digest = blake2b(question.id.encode(), digest_size=8, salt=str(self.seed).encode()[:16]).digest()
+            random = np.random.default_rng(int.from_bytes(digest))
+            yield _Answer(question, tokens, earlier, constraint, random, limit)
 
-    def _follow_up(self, question: Question, answers: tuple[str, ...]) -> None:
+    def _is_done(self, question: Question, answers: tuple[str, ...], num_tokens: int) -> None:
+        self.on_done("", num_tokens)
         if question.turn < len(question.prompt.follow_ups):
-            self._waiting.append((replace(question, turn=question.turn + 1), answers))
+            self.waiting.append((replace(question, turn=question.turn + 1), answers))
 
-    def _start(self, question: Question, earlier: tuple[str, ...]) -> _Answer | str:
-        """What is to be answered, or why it cannot be."""
-        try:
-            tokens = self._target.encode(question.prompt, earlier)
-            begin = self._target.constrain(question.prompt.grammar)
-            constraint = begin and begin()
-        except OutriderError as error:
-            return str(error)
-        room = self._model.context_length - len(tokens)
-        if not tokens or room < 1:
-            return f"its {len(tokens)} tokens do not fit {self._model.context_length}"
-        limit = min(question.prompt.max_tokens or self._max_tokens, self._max_tokens, room)
-        digest = blake2b(question.id.encode(), digest_size=8, salt=str(self._seed).encode()[:16]).digest()
-        random = np.random.default_rng(int.from_bytes(digest))
-        return _Answer(question, tokens, earlier, constraint, random, limit)
-
-    def _read(self, new: Mapping[int, _Answer]) -> list[int]:
+    def _read(self, new: Sequence[int]) -> list[int]:
         """Read new prompts, as many in a call as fit; which of them ended with their first token."""
-        self._running |= new
-        ended = []
+        ended, size = [], self.model.max_batch_tokens
         for group in self._groups(new):
             spans = []
             for sequence in group:
-                prompt, at = new[sequence].prompt, 0
-                while len(prompt) - at > self._model.max_batch_tokens:
-                    chunk = prompt[at : at + self._model.max_batch_tokens]
-                    self._model.decode([Span(sequence, chunk, at, 0)])
-                    at += len(chunk)
+                prompt = self.running[sequence].prompt
+                at = (len(prompt) - 1) // size * size
+                for _ in teacher_forced(self.model, prompt[:at], at, sequence=sequence):
+                    pass
                 spans.append(Span(sequence, prompt[at:], at, 1))
             ended += self._decode(spans)
         return ended
 
-    def _groups(self, new: Mapping[int, _Answer]) -> Iterator[list[int]]:
+    def _groups(self, new: Sequence[int]) -> Iterator[list[int]]:
         """Sequences whose prompts fit one call together, those of a length side by side."""
-        size, group = self._model.max_batch_tokens, list[int]()
-        for sequence in sorted(new, key=lambda s: len(new[s].prompt)):
-            tokens = [min(len(new[s].prompt), size) for s in (*group, sequence)]
-            is_full = len(group) == self._model.max_rows or sum(tokens) > size
+        size, group = self.model.max_batch_tokens, list[int]()
+        lengths = {sequence: min(len(self.running[sequence].prompt), size) for sequence in new}
+        for sequence in sorted(new, key=lambda s: len(self.running[s].prompt)):
+            tokens = [lengths[s] for s in (*group, sequence)]
+            is_full = len(group) == self.model.max_rows or sum(tokens) > size
             if group and (is_full or max(tokens) > _MAX_LENGTH_RATIO * min(tokens)):
                 yield sorted(group)
                 group = []
@@ -297,54 +298,32 @@ class _Generation:
         """One more token of every answer; which of them ended."""
         spans = [
             Span(sequence, (answer.tokens[-1],), len(answer.prompt) + len(answer.tokens) - 1, 1)
-            for sequence, answer in sorted(self._running.items())
+            for sequence, answer in sorted(self.running.items())
         ]
-        ended, size = [], min(self._model.max_batch_tokens, self._model.max_rows)
+        ended, size = [], min(self.model.max_batch_tokens, self.model.max_rows)
         for at in range(0, len(spans), size):
             ended += self._decode(spans[at : at + size])
         return ended
 
     def _decode(self, spans: Sequence[Span]) -> list[int]:
         """Append a token to the answer of each span's sequence; which of them ended."""
-        rows = np.concatenate([found[-1:] for found in self._model.decode(spans)])
-        answers = {span.sequence: self._running[span.sequence] for span in spans}
+        rows = np.concatenate([found[-1:] for found in self.model.decode(spans)])
+        answers = {span.sequence: self.running[span.sequence] for span in spans}
         for row, answer in zip(rows, answers.values(), strict=True):
             answer.mask(row)
-        likely = zip(answers.values(), *top_tokens(rows, self._top), strict=True)
-        for answer, ids, log_probs, rest in likely:
+        likely = zip(answers.values(), *top_tokens(rows, self.top), strict=True)
+        for answer, ids, log_probs, others in likely:
             if not answer.failure:
-                answer.append(ids, log_probs, rest)
-        return [sequence for sequence, answer in answers.items() if self._is_over(answer)]
-
-    def _is_over(self, answer: _Answer) -> bool:
-        if answer.failure or len(answer.tokens) >= answer.max_tokens:
-            return True
-        if self._model.vocabulary.ends_generation(answer.tokens[-1]):
-            return True
-        return answer.constraint is not None and answer.constraint.is_complete
+                answer.append(ids, log_probs, others)
+        return [s for s, answer in answers.items() if answer.is_over(self.model.vocabulary)]
 
     def _finish(self, sequence: int) -> None:
         """Store what was answered, or report why it was not; the sequence is free again."""
-        answer = self._running.pop(sequence)
-        self._model.truncate(sequence, 0)
+        answer = self.running.pop(sequence)
+        self.model.truncate(sequence, 0)
         if answer.failure:
-            self._on_done(answer.failure, 0)
+            self.on_done(answer.failure, 0)
             return
-        question = answer.question
-        ids, log_probs, rest = zip(*answer.labels, strict=True)
-        pieces = map(self._model.vocabulary.piece, answer.tokens)
-        example = Example(
-            question.id,
-            question.category,
-            np.asarray(answer.prompt, dtype=np.int32),
-            np.asarray(answer.tokens, dtype=np.int32),
-            np.stack(ids),
-            np.stack(log_probs),
-            np.asarray(rest),
-            question.temperature,
-            b"".join(pieces).decode("utf-8", errors="replace"),
-            conversation_hash(question.prompt),
-        )
-        write_example(self._folder, example)
-        self._on_done("", len(example.answer))
-        self._follow_up(question, (*answer.earlier, example.text))
+        example = answer.example(self.model.vocabulary)
+        write_example(self.folder, example)
+        self._is_done(answer.question, (*answer.earlier, example.text), len(example.answer))

@@ -212,7 +212,7 @@ def _train(
     if plan.training.on_policy:
         own = OnPolicy(
             material.training, teacher.model, material.subset,
-            texts=_OWN_TEXTS, max_tokens=plan.context, seed=plan.training.seed,
+            num_texts=_OWN_TEXTS, max_tokens=plan.context, seed=plan.training.seed,
         ).texts  # fmt: skip
     steps = plan.training.steps or _steps(material, corpus, held_out, costs, plan, own)
     trainer = Trainer(

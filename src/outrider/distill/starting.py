@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -17,6 +16,8 @@ from outrider.distill.hugging_face import read_safetensors
 from outrider.distill.plan import USUAL_VOCABULARY, DraftPlan
 from outrider.distill.subset import Subset, choose_subset
 
+_ENDS = ("token_embd.weight", "output.weight")
+
 
 def kept_layers(layers: int, count: int) -> tuple[int, ...]:
     """Which layers to keep of a model: the first and the last ones, the odd one at the front.
@@ -25,9 +26,8 @@ def kept_layers(layers: int, count: int) -> tuple[int, ...]:
     resemble each other most.
     """
     if not 1 <= count <= layers:
-        raise SettingError(
-            "layers", f"{count} of {layers} cannot be kept", f"Give a number from 1 to {layers}."
-        )
+        way_out = f"Give a number from 1 to {layers}."
+        raise SettingError("layers", f"{count} of {layers} cannot be kept", way_out)
     first = (count + 1) // 2
     return (*range(first), *range(layers - (count - first), layers))
 
@@ -64,17 +64,14 @@ def narrow(model: Checkpoint, feed_forward: int) -> Checkpoint:
 
 
 def restrict(model: Checkpoint, subset: Subset) -> Checkpoint:
-    """The model with the tokens of a subset alone; `<|other|>` starts as the mean of those it stands for."""
+    """The model with the tokens of a subset alone; `<|other|>` starts as the mean of all others."""
     if not subset.has_other:
         return model
     weights = dict(model.weights)
     known = subset.to_target[:-1]
-    others = np.ones(model.shape.vocabulary, dtype=bool)
-    others[known] = False
-    for name in ("token_embd.weight", "output.weight"):
-        if name in weights:
-            rows = weights[name]
-            weights[name] = np.concatenate([rows[known], rows[others].mean(axis=0, keepdims=True)])
+    for name in weights.keys() & set(_ENDS):
+        others = np.delete(weights[name], known, axis=0).mean(axis=0, keepdims=True)
+        weights[name] = np.concatenate([weights[name][known], others])
     return model.with_weights(replace(model.shape, vocabulary=subset.size), weights)
 
 
@@ -86,23 +83,20 @@ def relearned(draft: Checkpoint, known: Subset, subset: Subset, target: Checkpoi
     Raises SettingError where the target's rows are of another width.
     """
     weights = dict(draft.weights)
-    for name in ("token_embd.weight", "output.weight"):
-        if name not in weights:
-            continue
+    wanted = subset.to_target[: subset.size - subset.has_other]
+    is_known = known.to_draft[wanted] < known.size - known.has_other
+    for name in weights.keys() & set(_ENDS):
         rows, theirs = weights[name], target.weights.get(name, target.weights["token_embd.weight"])
         if theirs.shape[1] != rows.shape[1]:
             width = rows.shape[1]
             reason = f"new tokens begin as the target's rows, which are not {width} wide as the draft's"
             raise SettingError("--vocabulary", reason, "Leave it out: the draft keeps the tokens it knows.")
-        both = subset.to_target[: subset.size - subset.has_other]
-        found = theirs[both]
-        is_known = known.to_draft[both] < known.size - known.has_other
-        mine = rows[known.to_draft[both]]
+        mine, found = rows[known.to_draft[wanted]], theirs[wanted]
         ratio = np.linalg.norm(mine[is_known]) / np.linalg.norm(found[is_known])
         made = np.where(is_known[:, None], mine, ratio * found)
         if subset.has_other:
-            last = rows[-1:] if known.has_other else rows.mean(axis=0, keepdims=True)
-            made = np.concatenate([made, last])
+            other = rows[-1:] if known.has_other else rows.mean(axis=0, keepdims=True)
+            made = np.concatenate([made, other])
         weights[name] = np.asarray(made, dtype=np.float32)
     shape = replace(draft.shape, vocabulary=subset.size)
     return replace(draft.with_weights(shape, weights), metadata=target.metadata)
@@ -120,21 +114,19 @@ def random_weights(model: Checkpoint, shape: Shape, seed: int) -> Checkpoint:
         if len(size) == 1:
             weights[name] = np.ones(size, dtype=np.float32)
             continue
-        scale = (
-            (2 * shape.layers) ** -0.5 if name.endswith(("attn_output.weight", "ffn_down.weight")) else 1.0
-        )
+        adds = name.endswith(("attn_output.weight", "ffn_down.weight"))
+        scale = (2 * shape.layers) ** -0.5 if adds else 1.0
         weights[name] = scale * np.asarray(random.standard_normal(size) * size[1] ** -0.5, dtype=np.float32)
     if shape.architecture == "qwen2":
-        for layer, part in product(range(shape.layers), ("attn_q", "attn_k", "attn_v")):
-            name = f"blk.{layer}.{part}"
-            weights[f"{name}.bias"] = np.zeros(len(weights[f"{name}.weight"]), dtype=np.float32)
-    return model.with_weights(shape, dict(sorted(weights.items(), key=_layer)))
+        for layer in range(shape.layers):
+            for name in (f"blk.{layer}.{part}" for part in ("attn_q", "attn_k", "attn_v")):
+                weights[f"{name}.bias"] = np.zeros(len(weights[f"{name}.weight"]), dtype=np.float32)
 
+    def layer_of(name: str) -> int:
+        return int(name.split(".")[1]) if name.startswith("blk.") else -1
 
-def _layer(weight: tuple[str, Array]) -> int:
-    """The number of a named weight's layer: checkpoints hold the optimizer's state in the weights' order."""
-    name, _ = weight
-    return int(name.split(".")[1]) if name.startswith("blk.") else -1
+    # By layer: checkpoints hold the optimizer's state in the weights' order.
+    return model.with_weights(shape, {name: weights[name] for name in sorted(weights, key=layer_of)})
 
 
 def first_draft(
@@ -144,10 +136,11 @@ def first_draft(
 
     Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
     """
-    is_gguf = plan.base is None or not (plan.base.is_dir() or plan.base.suffix == ".safetensors")
-    base, known = target, None
+    base, is_gguf = target, True
     if plan.base is not None:
+        is_gguf = not (plan.base.is_dir() or plan.base.suffix == ".safetensors")
         base = read_gguf(plan.base) if is_gguf else read_safetensors(plan.base, target)
+    known = None
     if plan.start == "continue" and plan.base is not None and is_gguf:
         known = read_subset(plan.base, vocabulary)
     elif base.shape.vocabulary != vocabulary.size:
@@ -157,7 +150,11 @@ def first_draft(
         known = Subset.whole(vocabulary.size)
     if known is not None and plan.vocabulary is None:
         return base, known
-    subset = _chosen(vocabulary, examples, USUAL_VOCABULARY if plan.vocabulary is None else plan.vocabulary)
+    counts = np.zeros(vocabulary.size, dtype=np.int64)
+    for example in examples:
+        counts += np.bincount(example.answer, minlength=vocabulary.size)
+    size = USUAL_VOCABULARY if plan.vocabulary is None else plan.vocabulary
+    subset = choose_subset(vocabulary, counts, size or vocabulary.size)
     if known is not None:
         return relearned(base, known, subset, target), subset
     if plan.start == "random":
@@ -168,13 +165,3 @@ def first_draft(
     if plan.feed_forward is not None:
         kept = narrow(kept, plan.feed_forward)
     return restrict(kept, subset), subset
-
-
-def _chosen(vocabulary: Vocabulary, examples: Sequence[Example], size: int) -> Subset:
-    """The tokens that the answers use most, `size` of them with `<|other|>`; 0: all."""
-    if not size:
-        return Subset.whole(vocabulary.size)
-    counts = np.zeros(vocabulary.size, dtype=np.int64)
-    for example in examples:
-        counts += np.bincount(example.answer, minlength=vocabulary.size)
-    return choose_subset(vocabulary, counts, size)

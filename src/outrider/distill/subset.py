@@ -7,7 +7,7 @@ something else comes next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
 
 OTHER = "<|other|>"
-"""The token that stands for all that a draft does not know."""
+"""The token in whose place a draft reads and predicts all that it does not know."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ class Subset:
     """Which of a target's tokens a draft knows.
 
     `to_target` (draft tokens,): the target's ids in ascending order; with `has_other`, the last entry is -1,
-    for the token that stands for all others. `to_draft` (target tokens,): a draft id for every token of the
+    for the one token for all others. `to_draft` (target tokens,): a draft id for every token of the
     target, that of the last token for those that are not known.
     """
 
@@ -95,7 +95,7 @@ def coverage(subset: Subset, texts: Iterable[npt.NDArray[np.int32]]) -> float:
 
 
 _BOS, _EOS, _UNKNOWN = Keys.Tokenizer.BOS_ID, Keys.Tokenizer.EOS_ID, Keys.Tokenizer.UNK_ID
-_ASSUMED = {"gpt2": {_BOS: 11, _EOS: 11}, "llama": {_BOS: 1, _EOS: 2, _UNKNOWN: 0}}
+_ASSUMED = {b"gpt2": {_BOS: 11, _EOS: 11}, b"llama": {_BOS: 1, _EOS: 2, _UNKNOWN: 0}}
 """Ids that llama.cpp takes for granted where a file of this family is silent"""
 _OTHER_SCORE = -10_000.0
 _OF_THE_WHOLE = (Keys.Tokenizer.HF_JSON, Keys.Tokenizer.RWKV)
@@ -118,26 +118,6 @@ def token_spellings(metadata: Mapping[str, ReaderField]) -> list[bytes]:
     return [] if found is None else read_field(found).value
 
 
-def tokenizer_fields(
-    metadata: Mapping[str, ReaderField], subset: Subset, size: int
-) -> tuple[dict[str, Field], list[str]]:
-    """The tokenizer's fields for a draft that knows `subset` of a target's `size` tokens, and lines for the
-    user.
-
-    `metadata` is the target's, or that of a draft that knows the same tokens. Raises SettingError when it
-    is neither, or when too few tokens are kept for any to be put together from others.
-    """
-    fields = {key: read_field(found) for key, found in metadata.items() if key.startswith("tokenizer.")}
-    listed = fields.get(Keys.Tokenizer.LIST)
-    tokens: list[bytes] = [] if listed is None else listed.value
-    if len(tokens) == subset.size and (not subset.has_other or tokens[-1] == OTHER.encode()):
-        return {key: found for key, found in fields.items() if not _is_empty(found)}, []
-    if len(tokens) != size:
-        reason = f"it has {len(tokens):,} tokens, the target {size:,} and the draft {subset.size:,}"
-        raise SettingError("the draft's tokenizer", reason, "Start from the target, or from a draft of it.")
-    return _Restriction(fields, tokens, subset).result()
-
-
 def read_field(found: ReaderField) -> Field:
     """A field of a file that was read, strings as they are in it: not all are valid UTF-8."""
     kind = found.types[0]
@@ -149,90 +129,76 @@ def read_field(found: ReaderField) -> Field:
     return Field(found.contents(), kind, items)
 
 
-def _is_empty(found: Field) -> bool:
-    return found.kind is GGUFValueType.ARRAY and not found.value
+def tokenizer_fields(
+    metadata: Mapping[str, ReaderField], subset: Subset, size: int
+) -> tuple[dict[str, Field], list[str]]:
+    """The tokenizer's fields for a draft that knows `subset` of a target's `size` tokens, and lines for the
+    user.
+
+    `metadata` is the target's, or that of a draft that knows the same tokens. Raises SettingError when it
+    is neither, or when too few tokens are kept for any to be put together from others.
+    """
+    fields = {key: read_field(found) for key, found in metadata.items() if key.startswith("tokenizer.")}
+    fields = {key: found for key, found in fields.items() if found.value or found.items is None}
+    tokens: list[bytes] = fields[Keys.Tokenizer.LIST].value if Keys.Tokenizer.LIST in fields else []
+    if len(tokens) == subset.size and (not subset.has_other or tokens[-1] == OTHER.encode()):
+        return fields, []
+    if len(tokens) != size:
+        reason = f"it has {len(tokens):,} tokens, the target {size:,} and the draft {subset.size:,}"
+        raise SettingError("the draft's tokenizer", reason, "Start from the target, or from a draft of it.")
+    notes: list[str] = []
+    known = subset.to_target[:-1].tolist()
+    normal = Field([int(TokenType.NORMAL)] * size, GGUFValueType.ARRAY, GGUFValueType.INT32)
+    fields.setdefault(Keys.Tokenizer.TOKEN_TYPE, normal)
+    last: dict[str, Any] = {
+        Keys.Tokenizer.LIST: OTHER.encode(),
+        Keys.Tokenizer.TOKEN_TYPE: int(TokenType.CONTROL),
+        Keys.Tokenizer.SCORES: _OTHER_SCORE,
+    }
+    kept: dict[str, Field] = {}
+    for key, found in fields.items():
+        if key.endswith("_token_id"):
+            continue
+        if key in last:
+            kept[key] = replace(found, value=[*(found.value[token] for token in known), last[key]])
+        elif key == Keys.Tokenizer.MERGES:
+            kept[key] = replace(found, value=_kept_merges(found.value, {tokens[token] for token in known}))
+        elif key in _OF_THE_WHOLE or (found.items is not None and key not in _NOT_BY_TOKEN):
+            notes.append(f"{key} is left out: it is about tokens that the draft does not know")
+        else:
+            kept[key] = found
+    return kept | _special_ids(fields, subset, notes), notes
 
 
-class _Restriction:
-    """A tokenizer's fields for some of its tokens and `<|other|>`."""
+def _kept_merges(merges: Sequence[bytes], kept: Collection[bytes]) -> list[bytes]:
+    """Those of which both parts and the result are kept."""
+    found = []
+    for merge in merges:
+        cut = merge.find(b" ", 1)  # a part may begin with a blank of its own
+        left, right = merge[:cut], merge[cut + 1 :]
+        if left in kept and right in kept and left + right in kept:
+            found.append(merge)
+    if not found:
+        reason = f"with {len(kept) + 1:,} tokens none is left that is put together from others"
+        raise SettingError("vocabulary", reason, "Ask for more, or for 0: all of them.")
+    return found
 
-    def __init__(self, fields: Mapping[str, Field], tokens: Sequence[bytes], subset: Subset) -> None:
-        self._fields, self._tokens, self._subset = fields, tokens, subset
-        self._known: list[int] = subset.to_target[:-1].tolist()
-        self._other = subset.size - 1
-        self._notes: list[str] = []
 
-    def result(self) -> tuple[dict[str, Field], list[str]]:
-        kept = dict(self._restricted())
-        types = kept.setdefault(
-            Keys.Tokenizer.TOKEN_TYPE, self._by_token(Field([], GGUFValueType.ARRAY, GGUFValueType.INT32), 0)
-        )
-        types.value[-1] = int(TokenType.CONTROL)
-        kept |= self._special_ids()
-        return kept, self._notes
-
-    def _restricted(self) -> Iterator[tuple[str, Field]]:
-        """All but the special ids."""
-        extra = {
-            Keys.Tokenizer.LIST: OTHER.encode(),
-            Keys.Tokenizer.TOKEN_TYPE: 0,
-            Keys.Tokenizer.SCORES: _OTHER_SCORE,
-        }
-        for key, found in self._fields.items():
-            if key.endswith("_token_id") or _is_empty(found):
-                continue
-            if key in extra:
-                yield key, self._by_token(found, extra[key])
-            elif key == Keys.Tokenizer.MERGES:
-                yield key, self._merges(found)
-            elif key in _OF_THE_WHOLE or (found.items is not None and key not in _NOT_BY_TOKEN):
-                self._notes.append(f"{key} is left out: it is about tokens that the draft does not know")
-            else:
-                yield key, found
-
-    def _by_token(self, found: Field, last: object) -> Field:
-        normal = [int(TokenType.NORMAL)] * len(self._tokens)
-        values = found.value or normal
-        return replace(found, value=[*(values[token] for token in self._known), last])
-
-    def _merges(self, found: Field) -> Field:
-        """Those of which both parts and the result are kept."""
-        kept = {self._tokens[token] for token in self._known}
-
-        def is_kept(merge: bytes) -> bool:
-            # A part may begin with a blank of its own.
-            cut = merge.find(b" ", 1)
-            left, right = merge[:cut], merge[cut + 1 :]
-            return left in kept and right in kept and left + right in kept
-
-        merges = [merge for merge in found.value if is_kept(merge)]
-        if not merges:
-            reason = f"with {self._subset.size:,} tokens none is left that is put together from others"
-            raise SettingError("vocabulary", reason, "Ask for more, or for 0: all of them.")
-        return replace(found, value=merges)
-
-    def _special_ids(self) -> Iterator[tuple[str, Field]]:
-        given = {key: found for key, found in self._fields.items() if key.endswith("_token_id")}
-        family = self._fields.get(Keys.Tokenizer.MODEL)
-        assumed = _ASSUMED.get(family.value.decode(errors="replace"), {}) if family is not None else {}
-        for key, token in assumed.items():
-            given.setdefault(key, Field(token, GGUFValueType.UINT32))
-        for key, found in given.items():
-            place = self._place(found.value)
-            if place is not None:
-                yield key, replace(found, value=place)
-                continue
-            name = key.removeprefix("tokenizer.ggml.").removesuffix("_token_id")
-            if key in (_BOS, _EOS, _UNKNOWN):
-                # Left out, llama.cpp would take whatever token has the usual id.
-                yield key, replace(found, value=self._other)
-                self._notes.append(f"the {name} token is not known to the draft: {OTHER} stands for it")
-            else:
-                self._notes.append(f"the {name} token is not known to the draft, and is left out")
-
-    def _place(self, token: int) -> int | None:
-        """The draft's id of a token of the target; None where it is not known."""
-        if not 0 <= token < len(self._tokens):
-            return None
-        place = int(self._subset.to_draft[token])
-        return None if place == self._other else place
+def _special_ids(fields: Mapping[str, Field], subset: Subset, notes: list[str]) -> dict[str, Field]:
+    given = {key: found for key, found in fields.items() if key.endswith("_token_id")}
+    family = fields.get(Keys.Tokenizer.MODEL)
+    for key, token in _ASSUMED.get(family.value if family else b"", {}).items():
+        given.setdefault(key, Field(token, GGUFValueType.UINT32))
+    ids, other = {}, subset.size - 1
+    for key, found in given.items():
+        is_token = 0 <= found.value < len(subset.to_draft)
+        place = int(subset.to_draft[found.value]) if is_token else other
+        name = key.removeprefix("tokenizer.ggml.").removesuffix("_token_id")
+        if place == other and key not in (_BOS, _EOS, _UNKNOWN):
+            notes.append(f"the {name} token is not known to the draft, and is left out")
+            continue
+        # Left out, llama.cpp would take whatever token has the usual id.
+        ids[key] = replace(found, value=place)
+        if place == other:
+            notes.append(f"the {name} token is not known to the draft: {OTHER} is in its place")
+    return ids

@@ -283,20 +283,11 @@ class Trainer:
         )
         trained = float(np.mean(state.losses)) if state.losses else None
         state.losses.clear()
-        loss, accepted, agreement, tokens_per_s, speedup = found
-        evaluation = Evaluation(
-            step=state.step,
-            train_loss=trained,
-            loss=loss,
-            acceptance=accepted,
-            agreement=agreement,
-            tokens_per_s=tokens_per_s,
-            speedup=speedup,
-        )
-        if not state.history or evaluation.rank > max(e.rank for e in state.history):
+        found = found.model_copy(update={"step": state.step, "train_loss": trained})
+        if not state.history or found.rank > max(e.rank for e in state.history):
             state.best_step = state.step
             self._best = self._copy()
-        state.history.append(evaluation)
+        state.history.append(found)
 
     def _copy(self) -> dict[str, Tensor]:
         return {name: weight.detach().clone() for name, weight in self.network.weights.items()}
