@@ -127,6 +127,12 @@ class DistillPlan:
         """Where the target's answers are kept."""
         return self.data.folder or self.out / "answers"
 
+    @property
+    def continued_gguf(self) -> Path | None:
+        """The draft that is gone on with, where it is a GGUF file."""
+        base = self.draft.base if self.draft.start == "continue" else None
+        return base if base is not None and base.suffix == ".gguf" else None
+
 
 _ANSWER_KEYS = ("target", "data.max_tokens", "data.top")
 """what answers depend on besides their questions"""
@@ -151,16 +157,13 @@ def claim_answers(plan: DistillPlan) -> None:
 
     Raises SettingError when it cannot be made, InputError when one holds answers that were made otherwise.
     """
-    wanted = _as_json(plan)
-    make_folder(plan.answers_folder)
-    for folder in (plan.answers_folder, *plan.data.more):
-        is_own = folder == plan.answers_folder
-        if not is_own and not (folder / "answers.json").is_file():
+    own, wanted = plan.answers_folder, _as_json(plan)
+    make_folder(own)
+    for folder in (own, *plan.data.more):
+        if folder != own and not (folder / "answers.json").is_file():
             raise InputError(str(folder), "it holds no answers", "Name the answers folder of another run.")
-        keys = _ANSWER_KEYS if is_own else _SHARED_KEYS
-        _claim(
-            folder / "answers.json", {key: wanted[key] for key in keys}, "answers that were made otherwise"
-        )
+        kept = {key: wanted[key] for key in (_ANSWER_KEYS if folder == own else _SHARED_KEYS)}
+        _claim(folder / "answers.json", kept, "answers that were made otherwise")
 
 
 def make_folder(folder: Path, way_out: str = "Name another folder.") -> None:
@@ -179,9 +182,8 @@ def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            str(path), f"it is damaged ({error})", "Remove it, or name another folder."
-        ) from error
+        way_out = "Remove it, or name another folder."
+        raise InputError(str(path), f"it is damaged ({error})", way_out) from error
     if changed := [key for key in wanted if found.get(key) != wanted[key]]:
         reason = f"it holds {holds} ({', '.join(changed)} differ)"
         way_out = "Give the same options to go on with it, or name another folder."

@@ -7,30 +7,33 @@ stopped goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from outrider.core.errors import InputError
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import InputError, PromptError, SettingError
 from outrider.core.files import write_whole
-from outrider.distill.checkpoint import Checkpoint
-from outrider.distill.corpus import Corpus, Text
+from outrider.distill.checkpoint import Checkpoint, read_gguf
+from outrider.distill.corpus import Corpus, Text, text_of
 from outrider.distill.evaluation import StepCosts, measure_costs
-from outrider.distill.export import Provenance, Written, read_provenance, write_gguf
+from outrider.distill.examples import Example, example_path, read_example, read_examples
+from outrider.distill.export import Provenance, read_provenance, write_gguf
 from outrider.distill.generate import Teacher, generate, open_teacher
 from outrider.distill.hugging_face import write_safetensors
-from outrider.distill.material import Material, check_draft, read_material
 from outrider.distill.network import keep_freed_memory
 from outrider.distill.on_policy import OnPolicy
 from outrider.distill.plan import DistillPlan, claim, claim_answers
-from outrider.distill.questions import Asked, asked
+from outrider.distill.questions import Asked, asked, is_held_out
 from outrider.distill.report import Data, Draft, Training
-from outrider.distill.subset import coverage
-from outrider.distill.train import OwnTexts, Trainer, TrainingSettings
+from outrider.distill.starting import first_draft
+from outrider.distill.subset import Subset, coverage
+from outrider.distill.train import Trainer, TrainingSettings
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
@@ -40,7 +43,9 @@ _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
 _TRIAL_STEPS = 6
 _SPENT_RATIO = 0.9
-"""of the minutes go to steps, the rest to evaluations and checkpoints"""
+"""of the minutes go to steps, the others to evaluations and checkpoints"""
+_REPORTED = ("batch_tokens", "learning_rate", "loss", "on_policy", "seed")
+"""settings of a training that the plan gives and the report repeats"""
 
 
 class Progress(Protocol):
@@ -48,6 +53,67 @@ class Progress(Protocol):
     run; between steps of training nothing is lost by it."""
 
     def __call__(self, stage: str, part: float | None, line: str = "") -> None: ...
+
+
+# What a training needs
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """The untrained draft, the target's tokens that it knows, and the answers of both sides. `vocabulary` is
+    the target's, of use as long as that is open. The draft reads the last `window` tokens of a prompt, 0:
+    all of them.
+    """
+
+    draft: Checkpoint
+    subset: Subset
+    training: list[Example]
+    held_out: list[Example]
+    vocabulary: Vocabulary
+    window: int
+
+    def texts(self, examples: Sequence[Example], max_tokens: int) -> list[Text]:
+        """Answers in the draft's ids after what it reads of their prompts, cut to their last `max_tokens`;
+        empty ones are left out."""
+        seen = (replace(example, prompt=example.prompt[-self.window :]) for example in examples)
+        found = (text_of(example, self.subset, max_tokens) for example in seen)
+        return [text for text in found if text is not None]
+
+
+def _check_draft(file: ModelFile, vocabulary: Vocabulary, plan: DistillPlan) -> None:
+    """Refuse a draft that cannot be made of this target before it answers for hours."""
+    _, subset = first_draft(read_gguf(file.path), plan.draft, [], vocabulary, plan.training.seed)
+    if plan.draft.safetensors and subset.has_other:
+        reason = f"other engines need all {vocabulary.size:,} tokens, and the draft knows {subset.size - 1:,}"
+        raise SettingError("--safetensors", reason, "Add --vocabulary 0, or leave it out.")
+
+
+def _read_material(file: ModelFile, vocabulary: Vocabulary, questions: Asked, plan: DistillPlan) -> Material:
+    """Raises PromptError when one side has no answers."""
+    sides: list[list[Example]] = []
+    for side in (questions.training, questions.held_out):
+        turns = (replace(q, turn=turn) for q in side for turn in range(1 + len(q.prompt.follow_ups)))
+        paths = (example_path(plan.answers_folder, question.id) for question in turns)
+        sides.append([read_example(path) for path in paths if path.exists()])  # none if passed over
+    training, held_out = sides
+    known = {example.id for example in training}
+    training += (example for folder in plan.data.more for example in other_answers(folder, known))
+    if not training or not held_out:
+        why = f"{len(training)} answers to train on, {len(held_out)} held out"
+        raise PromptError("prompts", why, "Give more prompts, or shorter ones.")
+    draft, subset = first_draft(read_gguf(file.path), plan.draft, training, vocabulary, plan.training.seed)
+    window = plan.draft.window if subset.has_other else 0
+    return Material(draft, subset, training, held_out, vocabulary, window)
+
+
+def other_answers(folder: Path, known: Collection[str]) -> Iterator[Example]:
+    """Answers of other runs that this one may train on: none that measures, none that it has itself."""
+    for example in read_examples(folder):
+        if example.id not in known and example.conversation and not is_held_out(example.conversation):
+            yield example
+
+
+# The run
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +142,20 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
     questions = asked(plan.data)
     notices: list[str] = []
     with open_teacher(file, plan, notices) as teacher:
-        check_draft(file, teacher.target.model.vocabulary, plan)
+        vocabulary = teacher.target.model.vocabulary
+        _check_draft(file, vocabulary, plan)
         _answer(teacher, questions, plan, notices, progress)
-        material = read_material(file, teacher.target.model.vocabulary, questions, plan)
+        material = _read_material(file, vocabulary, questions, plan)
         if not plan.training.on_policy:
             teacher.model.close()  # its vocabulary is still read
         provenance = _provenance(file, plan, material)
-        first = _write(material.draft, plan.out / "first.gguf", plan, material, provenance)
+        write = partial(
+            write_gguf, subset=material.subset, target=vocabulary, window=material.window,
+            quantization=plan.draft.quantization, embedding_quantization=plan.draft.embedding_quantization,
+        )  # fmt: skip
+        first = write(material.draft, plan.out / "first.gguf", provenance=provenance).path
         progress("measuring what calls cost", None)
-        costs = measure_costs(file, first.path, plan.out / "prices.json", plan.threads)
+        costs = measure_costs(file, first, plan.out / "prices.json", plan.threads)
         trainer = _train(teacher, material, costs, plan, progress)
         state = trainer.state
         provenance = replace(
@@ -93,17 +164,34 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
             steps=provenance.steps + state.best_step,
         )
         path = plan.out / f"{plan.name}.gguf"
-        written = _write(trainer.best(), path, plan, material, provenance, _prior(trainer))
+        written = write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
         notices += written.notes
         if plan.draft.safetensors:
             notices += write_safetensors(trainer.best(), plan.out / plan.name)
+    shape, subset, settings = material.draft.shape, material.subset, trainer.settings
     return Distilled(
-        draft=_draft(plan, material, written),
+        draft=Draft(
+            path=str(written.path),
+            file_bytes=written.file_bytes,
+            parameters=shape.parameters,
+            layers=shape.layers,
+            feed_forward=shape.feed_forward,
+            known_tokens=subset.size - subset.has_other,
+            target_tokens=len(subset.to_draft),
+            tensor_types=dict(written.tensor_types),
+            safetensors=str(plan.out / plan.name) if plan.draft.safetensors else None,
+        ),
         data=_data(plan, material),
-        training=_training(plan, trainer, perf_counter() - started),
-        first=first.path,
+        training=Training(
+            steps=state.history[-1].step,
+            start=plan.draft.start,
+            seconds=perf_counter() - started,
+            **{name: getattr(state, name) for name in ("best_step", "trained_tokens", "history")},
+            **{name: getattr(settings, name) for name in _REPORTED},
+        ),
+        first=first,
         material=material,
-        settings=trainer.settings,
+        settings=settings,
         costs=costs,
         notices=tuple(notices),
     )
@@ -144,19 +232,14 @@ def _answer(
         notices.append(f"prompts that were passed over: {len(passed_over)}, the first since {passed_over[0]}")
 
 
-# The file
-
-
 def _provenance(file: ModelFile, plan: DistillPlan, material: Material) -> Provenance:
-    prompts = (
-        ", ".join(Path(name).name for name in plan.data.prompts) or "the prompts that come with Outrider"
-    )
+    files = ", ".join(Path(name).name for name in plan.data.prompts)
     temperatures = ", ".join(f"{t:g}" for t in plan.data.temperatures)
-    data = f"{len(material.training)} answers of the teacher to {prompts}, temperatures {temperatures}"
+    data = f"{len(material.training)} answers of the teacher to "
+    data += f"{files or 'the prompts that come with Outrider'}, temperatures {temperatures}"
     data += "; some recorded by other runs" if plan.data.more else ""
-    earlier, base = None, plan.draft.base
-    if plan.draft.start == "continue" and base is not None and base.suffix == ".gguf":
-        earlier = read_provenance(base)
+    base = plan.continued_gguf
+    earlier = None if base is None else read_provenance(base)
     if earlier is not None:
         data += f"; before that: {earlier.data}"
     return Provenance(
@@ -184,19 +267,16 @@ def _prior(trainer: Trainer) -> PretrainedCalibration:
     )
 
 
-def _write(
-    draft: Checkpoint,
-    path: Path,
-    plan: DistillPlan,
-    material: Material,
-    provenance: Provenance,
-    prior: PretrainedCalibration | None = None,
-) -> Written:
-    return write_gguf(
-        draft, path, subset=material.subset, target=material.vocabulary, provenance=provenance,
-        window=material.window, prior=prior,
-        quantization=plan.draft.quantization, embedding_quantization=plan.draft.embedding_quantization,
-    )  # fmt: skip
+def _data(plan: DistillPlan, material: Material) -> Data:
+    return Data(
+        prompts=list(plan.data.prompts),
+        temperatures=list(plan.data.temperatures),
+        training_answers=len(material.training),
+        training_tokens=sum(len(example.answer) for example in material.training),
+        held_out_answers=len(material.held_out),
+        coverage=coverage(material.subset, (example.answer for example in material.held_out)),
+        folder=str(plan.answers_folder),
+    )
 
 
 # The training
@@ -205,19 +285,23 @@ def _write(
 def _train(
     teacher: Teacher, material: Material, costs: StepCosts, plan: DistillPlan, progress: Progress
 ) -> Trainer:
-    training = material.texts(material.training, plan.context)
-    held_out = material.texts(material.held_out, plan.context)
-    corpus = Corpus(training, batch_tokens=plan.training.batch_tokens, seed=plan.training.seed)
-    own = None
-    if plan.training.on_policy:
-        own = OnPolicy(
-            material.training, teacher.model, material.subset,
-            num_texts=_OWN_TEXTS, max_tokens=plan.context, seed=plan.training.seed,
-        ).texts  # fmt: skip
-    steps = plan.training.steps or _steps(material, corpus, held_out, costs, plan, own)
-    trainer = Trainer(
-        material.draft, corpus, held_out, costs, _settings(plan, steps), plan.out, own_texts=own
+    wanted = plan.training
+    corpus = Corpus(
+        material.texts(material.training, plan.context), batch_tokens=wanted.batch_tokens, seed=wanted.seed
     )
+    own = None
+    if wanted.on_policy:
+        own = OnPolicy(
+            material.training, teacher.model, material.subset, _OWN_TEXTS, plan.context, wanted.seed
+        ).texts
+    held_out = material.texts(material.held_out, plan.context)
+    trainer_of = partial(Trainer, material.draft, corpus, costs=costs, folder=plan.out, own_texts=own)
+    steps = wanted.steps
+    if steps is None:
+        # In the trial the whole second half is on the draft's own text.
+        trial = replace(_settings(plan, _TRIAL_STEPS), on_policy=1.0)
+        steps = _steps(plan, lambda: trainer_of(held_out=held_out[:1], settings=trial))
+    trainer = trainer_of(held_out=held_out, settings=_settings(plan, steps))
 
     def on_step(trainer: Trainer) -> None:
         done = trainer.state.step
@@ -238,27 +322,16 @@ def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
     wanted = plan.training
     return TrainingSettings(
         steps=steps,
-        batch_tokens=wanted.batch_tokens,
-        learning_rate=wanted.learning_rate,
         warmup_steps=max(1, min(50, steps // 20)),
-        loss=wanted.loss,
-        on_policy=wanted.on_policy,
         quantization=plan.draft.quantization,
         embedding_quantization=plan.draft.embedding_quantization,
         evaluate_every=max(1, steps // wanted.evaluations),
         patience=wanted.patience,
-        seed=wanted.seed,
+        **{name: getattr(wanted, name) for name in _REPORTED},
     )
 
 
-def _steps(
-    material: Material,
-    corpus: Corpus,
-    held_out: Sequence[Text],
-    costs: StepCosts,
-    plan: DistillPlan,
-    own: OwnTexts | None,
-) -> int:
+def _steps(plan: DistillPlan, trial: Callable[[], Trainer]) -> int:
     """As many steps as fit the plan's minutes, by the time of the first ones; stored, since the learning rate
     depends on their number."""
     path = plan.out / "steps.json"
@@ -267,60 +340,10 @@ def _steps(
             return int(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(str(path), f"it is damaged ({error})", "Remove it and checkpoint.pt.") from error
-    # In the trial the whole second half is on the draft's own text.
-    settings = replace(_settings(plan, _TRIAL_STEPS), on_policy=1.0)
-    trial = Trainer(material.draft, corpus, held_out[:1], costs, settings, plan.out, own_texts=own)
-    times = trial.time_steps(_TRIAL_STEPS)
+    times = trial().time_steps(_TRIAL_STEPS)
     early_s, late_s = median(times[1 : _TRIAL_STEPS // 2]), median(times[_TRIAL_STEPS // 2 :])
     own_ratio = plan.training.on_policy / 2
     step_s = (1 - own_ratio) * early_s + own_ratio * late_s
     steps = max(_TRIAL_STEPS, round(_SPENT_RATIO * plan.training.minutes * 60 / step_s))
     write_whole(path, f"{steps}\n", "number of steps")
     return steps
-
-
-# The report
-
-
-def _draft(plan: DistillPlan, material: Material, written: Written) -> Draft:
-    shape, subset = material.draft.shape, material.subset
-    return Draft(
-        path=str(written.path),
-        file_bytes=written.file_bytes,
-        parameters=shape.parameters,
-        layers=shape.layers,
-        feed_forward=shape.feed_forward,
-        known_tokens=subset.size - subset.has_other,
-        target_tokens=len(subset.to_draft),
-        tensor_types=dict(written.tensor_types),
-        safetensors=str(plan.out / plan.name) if plan.draft.safetensors else None,
-    )
-
-
-def _data(plan: DistillPlan, material: Material) -> Data:
-    return Data(
-        prompts=list(plan.data.prompts),
-        temperatures=list(plan.data.temperatures),
-        training_answers=len(material.training),
-        training_tokens=sum(len(example.answer) for example in material.training),
-        held_out_answers=len(material.held_out),
-        coverage=coverage(material.subset, (example.answer for example in material.held_out)),
-        folder=str(plan.answers_folder),
-    )
-
-
-def _training(plan: DistillPlan, trainer: Trainer, seconds: float) -> Training:
-    settings, state = trainer.settings, trainer.state
-    return Training(
-        steps=state.history[-1].step,
-        best_step=state.best_step,
-        trained_tokens=state.trained_tokens,
-        loss=settings.loss,
-        learning_rate=settings.learning_rate,
-        batch_tokens=settings.batch_tokens,
-        on_policy=settings.on_policy,
-        seed=settings.seed,
-        start=plan.draft.start,
-        seconds=seconds,
-        history=state.history,
-    )
