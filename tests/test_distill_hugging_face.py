@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from distilling import random_model
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
-from outrider.distill.hugging_face import read_safetensors, write_safetensors
 from outrider.distill.starting import restrict
 from outrider.distill.subset import Subset
 from tiny_gguf import Reduced, write_tiny
+
+pytest.importorskip("torch")
+from safetensors.numpy import load_file, save_file
+
+from outrider.distill.hugging_face import read_safetensors, write_safetensors
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from outrider.core.errors import SettingError
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, tensor_sizes
 from outrider.distill.examples import Example
 from outrider.distill.export import read_subset
-from outrider.distill.hugging_face import read_safetensors
 from outrider.distill.plan import USUAL_VOCABULARY, DraftPlan
 from outrider.distill.subset import Subset, choose_subset
 
@@ -139,7 +138,12 @@ def first_draft(
     base, is_gguf = target, True
     if plan.base is not None:
         is_gguf = not (plan.base.is_dir() or plan.base.suffix == ".safetensors")
-        base = read_gguf(plan.base) if is_gguf else read_safetensors(plan.base, target)
+        if is_gguf:
+            base = read_gguf(plan.base)
+        else:
+            from outrider.distill.hugging_face import read_safetensors  # needs PyTorch
+
+            base = read_safetensors(plan.base, target)
     known = None
     if plan.start == "continue" and plan.base is not None and is_gguf:
         known = read_subset(plan.base, vocabulary)
