@@ -128,13 +128,8 @@ def random_weights(model: Checkpoint, shape: Shape, seed: int) -> Checkpoint:
     return model.with_weights(shape, {name: weights[name] for name in sorted(weights, key=layer_of)})
 
 
-def first_draft(
-    target: Checkpoint, plan: DraftPlan, examples: Sequence[Example], vocabulary: Vocabulary, seed: int
-) -> tuple[Checkpoint, Subset]:
-    """The untrained draft that a plan asks for, and the tokens it knows.
-
-    Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
-    """
+def _base(target: Checkpoint, plan: DraftPlan, vocabulary: Vocabulary) -> tuple[Checkpoint, Subset | None]:
+    """What the draft is made of; of one that is continued the tokens it knows."""
     base, is_gguf = target, True
     if plan.base is not None:
         is_gguf = not (plan.base.is_dir() or plan.base.suffix == ".safetensors")
@@ -144,14 +139,22 @@ def first_draft(
             from outrider.distill.hugging_face import read_safetensors  # needs PyTorch
 
             base = read_safetensors(plan.base, target)
-    known = None
     if plan.start == "continue" and plan.base is not None and is_gguf:
-        known = read_subset(plan.base, vocabulary)
-    elif base.shape.vocabulary != vocabulary.size:
+        return base, read_subset(plan.base, vocabulary)
+    if base.shape.vocabulary != vocabulary.size:
         reason = f"it knows {base.shape.vocabulary} tokens, the target {vocabulary.size}"
         raise SettingError(str(plan.base), reason, "Start from a model with the target's own tokenizer.")
-    elif plan.start == "continue":
-        known = Subset.whole(vocabulary.size)
+    return base, Subset.whole(vocabulary.size) if plan.start == "continue" else None
+
+
+def first_draft(
+    target: Checkpoint, plan: DraftPlan, examples: Sequence[Example], vocabulary: Vocabulary, seed: int
+) -> tuple[Checkpoint, Subset]:
+    """The untrained draft that a plan asks for, and the tokens it knows.
+
+    Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
+    """
+    base, known = _base(target, plan, vocabulary)
     if known is not None and plan.vocabulary is None:
         return base, known
     counts = np.zeros(vocabulary.size, dtype=np.int64)
