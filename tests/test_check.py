@@ -11,11 +11,12 @@ import pytest
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
-from outrider.check.check import does_not_fit, judge, judge_lookup_alone, measure_rewind, unusable
-from outrider.check.report import Report, Rewind
+from outrider.check.check import judge, judge_lookup_alone, measure_rewind
+from outrider.check.report import DraftReport, Report, Rewind
 from outrider.check.verdict import DraftNumbers, Verdict, cannot_work, judge_draft, judge_lookup, overall
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
+from outrider.costs import CallCosts
 from outrider.lab.acceptance import acceptance_of
 from outrider.lab.curves import expect
 from outrider.lab.facts import ModelFacts, break_evens, bytes_read, calls_of, least_needed, tokenizers_of
@@ -26,7 +27,7 @@ from outrider.lab.record import ANSWER_TOKENS, Answer, Case, Question, questions
 from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.statistics import Interval, share_of, speedup_of
-from outrider.lab.subject import Subject, offered
+from outrider.lab.subject import TOO_LONG, DraftOffers, Subject, offered, why_unusable
 from outrider.models.gguf import read_card
 from outrider.models.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording
@@ -57,12 +58,17 @@ def subject(
     return Subject(target, FACTS, curve(ratios), tuple(answers)), answers
 
 
+def judged(known: Subject, costs: CallCosts, answers: list[Answer]) -> DraftReport:
+    same = compare(LETTERS, LETTERS)
+    return judge(known, DraftOffers(FACTS, "free", same, None, costs, tuple(answers)))
+
+
 # Judged on replays
 
 
 def test_a_cheap_draft_that_is_right_pays() -> None:
     known, answers = subject("random", "target")
-    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.005), answers)
+    report = judged(known, curve(SMALL, 0.005), answers)
     assert report.verdict.outcome == "pays" and report.verdict.pays
     assert report.acceptance is not None and report.acceptance.rate.value == 1.0
     assert report.step_ratio == pytest.approx(0.05) and report.bytes_ratio == 1.0
@@ -73,14 +79,14 @@ def test_a_cheap_draft_that_is_right_pays() -> None:
 
 def test_a_draft_that_is_never_right_does_not_pay() -> None:
     known, answers = subject("random", "wrong")
-    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.03), answers)
+    report = judged(known, curve(SMALL, 0.03), answers)
     assert report.verdict.outcome == "does not pay" and not report.verdict.pays
     assert "0.30 of a target step" in report.verdict.sentence and "0% are" in report.verdict.sentence
 
 
 def test_a_draft_as_slow_as_the_target_does_not_pay_however_right_it_is() -> None:
     known, answers = subject("random", "target", STEEP)
-    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.1), answers)
+    report = judged(known, curve(SMALL, 0.1), answers)
     assert report.verdict.outcome == "does not pay"
     assert "even drafts that are always right are slower" in report.verdict.sentence
     assert any("smaller draft" in advice for advice in report.verdict.advice)
@@ -90,7 +96,7 @@ def test_a_draft_that_adds_nothing_to_lookup_does_not_pay() -> None:
     # Of a few answers it cannot be told: the first ones are spent on finding out.
     known, answers = subject("copying", "wrong", count=12)
     assert judge_lookup_alone(known).verdict.outcome == "pays"
-    report = judge(known, "free", FACTS, compare(LETTERS, LETTERS), curve(SMALL, 0.05), answers)
+    report = judged(known, curve(SMALL, 0.05), answers)
     assert report.verdict.outcome == "does not pay" and "lookup alone gives" in report.verdict.sentence
     assert any(advice.startswith("lookup alone") for advice in report.verdict.advice)
 
@@ -132,8 +138,11 @@ def test_speed_ups_are_of_the_settings_they_name() -> None:
 def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
     known, _ = subject("random", None)
     other = FakeVocabulary("wxyz ")
-    report = unusable(known, "free", FACTS, compare(LETTERS, other))
-    assert report is not None and report.verdict.outcome == "cannot work"
+    alignment = compare(LETTERS, other)
+    refusal = why_unusable(known, "free", alignment)
+    assert refusal is not None
+    report = judge(known, DraftOffers(FACTS, "free", alignment, refusal))
+    assert report.verdict.outcome == "cannot work" and report.speedups is None
     assert "do not line up" in report.verdict.sentence and report.tokenizers.differences
     assert any("model family" in advice for advice in report.verdict.advice)
     assert not report.tokenizers.usable and report.tokenizers.lost_tokens == 4
@@ -142,12 +151,12 @@ def test_tokenizers_that_do_not_line_up_are_a_verdict() -> None:
 def test_models_that_cannot_rewind_are_a_verdict() -> None:
     known, _ = subject("random", None)
     same = compare(LETTERS, LETTERS)
-    assert unusable(known, "free", FACTS, same) is None
-    draft = unusable(known, "none", FACTS, same)
-    assert draft is not None and "the draft cannot forget" in draft.verdict.sentence
+    assert why_unusable(known, "free", same) is None
+    draft = why_unusable(known, "none", same)
+    assert draft is not None and "the draft cannot forget" in draft[0]
     recurrent = LoadedTarget("m", FakeModel(LETTERS, LANGUAGE, rewind="none"))
-    target = unusable(replace(known, target=recurrent), "free", FACTS, same)
-    assert target is not None and "the target cannot take rejected" in target.verdict.sentence
+    target = why_unusable(replace(known, target=recurrent), "free", same)
+    assert target is not None and "the target cannot take rejected" in target[0]
 
 
 def test_a_draft_that_holds_no_prompt_is_a_verdict() -> None:
@@ -155,7 +164,7 @@ def test_a_draft_that_holds_no_prompt_is_a_verdict() -> None:
     same = compare(LETTERS, LETTERS)
     draft = LoadedDraft("d", FakeModel(LETTERS, LANGUAGE, context_length=2), same)
     assert offered(known, draft, seconds=1) == ([], len(known.answers))
-    report = does_not_fit(known, "free", FACTS, same)
+    report = judge(known, DraftOffers(FACTS, "free", same, TOO_LONG))
     assert report.verdict.outcome == "cannot work" and "the draft's context" in report.verdict.sentence
 
 

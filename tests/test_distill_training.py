@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 # What is imported below needs it, and it need not be installed.
 # ruff: noqa: E402
@@ -34,7 +36,7 @@ from outrider.distill.questions import Question
 from outrider.distill.report import Evaluation
 from outrider.distill.starting import keep_layers, random_weights, restrict
 from outrider.distill.subset import Subset, choose_subset
-from outrider.distill.train import Trainer, TrainingSettings
+from outrider.distill.train import ROUNDED, Trainer, TrainingSettings, rate_at, rounded
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.loaded import LoadedTarget
@@ -219,6 +221,25 @@ def test_padding_and_batches_change_no_evaluation(teacher: Teacher, tmp_path: Pa
         assert both[0] == pytest.approx(both[1], rel=1e-4, nan_ok=True)
 
 
+@pytest.mark.parametrize("quantization", sorted(ROUNDED))
+def test_weights_are_rounded_as_their_file_holds_them(quantization: str) -> None:
+    weight = torch.randn(6, 96, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    kind = GGMLQuantizationType[quantization]
+    found = rounded(weight, quantization)
+    held = dequantize(quantize(weight.detach().numpy(), kind), kind)
+    np.testing.assert_array_equal(found.detach().numpy(), held)
+    found.sum().backward()
+    assert weight.grad is not None and (weight.grad == 1).all()
+    assert rounded(weight, "Q6_K") is weight
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [rate_at(step, replace(SETTINGS, steps=100, warmup_steps=10)) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] == pytest.approx(0.05, abs=1e-3)
+    assert rates[55] == pytest.approx(0.525)
+
+
 # Killed and taken up again
 
 
@@ -326,7 +347,7 @@ def test_a_damaged_checkpoint_is_named(teacher: Teacher, tmp_path: Path, damage:
         )
     with pytest.raises(InputError, match="damaged") as raised:
         trainer_of(teacher, tmp_path)
-    assert raised.value.what == str(path) and "starts anew" in raised.value.way_out
+    assert raised.value.what == str(path) and "starts again" in raised.value.way_out
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(teacher: Teacher, tmp_path: Path) -> None:

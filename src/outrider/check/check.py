@@ -14,27 +14,22 @@ from outrider.backends.gguf import LoadOptions, device_names, physical_cores
 from outrider.backends.tuning import tuned_options
 from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
 from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge_lookup, overall
-from outrider.core.contracts import Model, RewindKind
+from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.core.errors import PromptError, SettingError
-from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.acceptance import acceptance_of
-from outrider.lab.curves import Expectation, expect, with_policy_times
-from outrider.lab.facts import ModelFacts, break_evens, calls_of, least_needed, tokenizers_of
-from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.curves import expect, with_policy_times
+from outrider.lab.facts import break_evens, calls_of, least_needed, tokenizers_of
+from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.opened import Loaded, Progress
 from outrider.lab.predict import DRAFT
 from outrider.lab.prompts import Workload
-from outrider.lab.record import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
+from outrider.lab.record import ANSWER_TOKENS, Question, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
-from outrider.lab.statistics import Interval
-from outrider.lab.subject import LOOKUP, Subject, offered, probed, why_unusable
-from outrider.models.vocab import Alignment, compare
-from outrider.policy.pretrained import PretrainedCalibration
+from outrider.lab.subject import DraftOffers, Subject, offers_along
 from outrider.session import DEFAULT_CONTEXT_TOKENS
-from outrider.session.learned import prior_in
 
 _ROOM_TOKENS = 2 * ANSWER_TOKENS
 
@@ -59,9 +54,8 @@ class CheckRequest:
 
     def __post_init__(self) -> None:
         if not 1 <= self.seconds <= 3600:
-            raise SettingError(
-                f"--seconds {self.seconds:g}", "it is no time to measure for", "Give 1 to 3600."
-            )
+            reason = "it is no time to measure for"
+            raise SettingError(f"--seconds {self.seconds:g}", reason, "Give 1 to 3600.")
 
 
 def check(request: CheckRequest, progress: Progress = lambda _what, _part: None) -> Report:
@@ -87,7 +81,20 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
             progress("replaying lookup", None)
             lookup = judge_lookup_alone(subject)
         subject = replace(subject, facts=target.facts())
-        drafts = [_draft(request, subject, file, notices, progress) for file in request.drafts]
+        drafts: list[DraftReport] = []
+        for file in request.drafts:
+            begun = perf_counter()
+            draft = offers_along(
+                subject,
+                file,
+                request.draft_options or request.options,
+                notices,
+                progress,
+                seconds=request.seconds,
+                costs_s=request.costs_s,
+            )
+            progress(f"replaying {file.name}", None)
+            drafts.append(replace(judge(subject, draft), seconds=perf_counter() - begun))
     verdicts = [(d.model.name, d.verdict, d.speedups.auto if d.speedups else None) for d in drafts]
     sentence, pays = overall(lookup.verdict if lookup else None, verdicts)
     library = target.weights.library
@@ -157,36 +164,6 @@ def _answered(
     return subject.corrected(answers), sample
 
 
-def _draft(
-    request: CheckRequest, subject: Subject, file: ModelFile, notices: list[str], progress: Progress
-) -> DraftReport:
-    started = perf_counter()
-    options = request.draft_options or request.options
-    with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
-        alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
-        if refusal := unusable(subject, draft.weights.rewind, draft.facts(), alignment):
-            return refusal
-        model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
-        costs = draft.costs("last", request.costs_s)
-        loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
-        spent = perf_counter() - started
-        answers, skipped = offered(
-            subject,
-            loaded,
-            seconds=max(request.seconds - spent, 1.0),
-            progress=lambda part: progress(f"{file.name} scores the answers", part),
-        )
-        if not answers:
-            return does_not_fit(subject, draft.weights.rewind, draft.facts(), alignment)
-        if skipped:
-            notices.append(f"{file.name}: {skipped} of the answers do not fit its context")
-        progress(f"{file.name} drafts", None)
-        costs = probed(subject, loaded, costs, answers)
-        progress(f"replaying {file.name}", None)
-        report = judge(subject, draft.weights.rewind, draft.facts(), alignment, costs, answers, loaded.prior)
-    return replace(report, seconds=perf_counter() - started)
-
-
 # Which native library to take for a file: what a trial found here before, or when the file was loaded.
 
 
@@ -219,72 +196,40 @@ def judge_lookup_alone(subject: Subject) -> LookupReport:
     return LookupReport(break_evens(subject.costs), drafted, accepted, speedups, verdict)
 
 
-def unusable(
-    subject: Subject, rewind: RewindKind, facts: ModelFacts, alignment: Alignment
-) -> DraftReport | None:
-    """The report of a draft that cannot work with this target; None for one that can. `rewind` is the
-    draft's."""
-    if (found := why_unusable(subject, rewind, alignment)) is None:
-        return None
-    tokenizers = tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers)
-    return DraftReport(facts, tokenizers, rewind, _bytes_ratio(subject, facts), cannot_work(*found))
-
-
-def does_not_fit(
-    subject: Subject, rewind: RewindKind, facts: ModelFacts, alignment: Alignment
-) -> DraftReport:
-    """The report of a draft whose context holds none of the answers with their prompts."""
-    tokenizers = tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers)
-    why = "none of the prompts fits the draft's context"
-    verdict = cannot_work(why, ("shorter prompts (--prompts FILE)", "a draft with a longer context", LOOKUP))
-    return DraftReport(facts, tokenizers, rewind, _bytes_ratio(subject, facts), verdict)
-
-
-def _bytes_ratio(subject: Subject, facts: ModelFacts) -> float:
-    return facts.bytes_per_token / subject.facts.bytes_per_token
-
-
-def judge(
-    subject: Subject,
-    rewind: RewindKind,
-    facts: ModelFacts,
-    alignment: Alignment,
-    costs: CallCosts,
-    answers: Sequence[Answer],
-    prior: PretrainedCalibration | None = None,
-) -> DraftReport:
-    """What a draft makes of those answers that have its offers; `prior`: what its file says of them."""
-    found = expect(answers, with_policy_times(answers, subject.prices(costs, prior)))
-    acceptance = acceptance_of([answer.scored.recording for answer in answers], DRAFT)
-    numbers = _numbers(subject, costs, found, acceptance.rate)
-    return DraftReport(
-        model=facts,
-        tokenizers=tokenizers_of(alignment, subject.target.model.vocabulary, subject.answers),
-        rewind=rewind,
-        bytes_ratio=_bytes_ratio(subject, facts),
-        verdict=judge_draft(numbers),
-        calls=calls_of(costs),
-        step_ratio=numbers.step,
-        break_even=break_evens(subject.costs, costs),
-        acceptance=acceptance,
-        answers=len(answers),
-        speedups=found.speedups(AUTO),
-        over_plain=numbers.over_plain,
-        over_lookup=numbers.over_lookup,
+def judge(subject: Subject, draft: DraftOffers) -> DraftReport:
+    """What a draft makes of those answers that have its offers, or why it cannot work with this target."""
+    report = DraftReport(
+        model=draft.facts,
+        tokenizers=tokenizers_of(draft.alignment, subject.target.model.vocabulary, subject.answers),
+        rewind=draft.rewind,
+        bytes_ratio=draft.facts.bytes_per_token / subject.facts.bytes_per_token,
+        verdict=cannot_work(*(draft.refusal or ("", ()))),
     )
-
-
-def _numbers(subject: Subject, costs: CallCosts, found: Expectation, rate: Interval) -> DraftNumbers:
-    return DraftNumbers(
-        calls=[
-            c / subject.costs.call_s(1, context=0) for c in subject.costs.calls_s(_SHOWN_CALLS, context=0)
-        ],
-        step=costs.call_s(1, context=0) / subject.costs.call_s(1, context=0),
-        acceptance=rate,
-        needed=least_needed(subject.costs, costs),
+    if draft.refusal is not None or draft.costs is None:
+        return report
+    found = expect(draft.answers, with_policy_times(draft.answers, subject.prices(draft.costs, draft.prior)))
+    acceptance = acceptance_of([answer.scored.recording for answer in draft.answers], DRAFT)
+    call_s = subject.costs.call_s(1, context=0)
+    numbers = DraftNumbers(
+        calls=[call / call_s for call in subject.costs.calls_s(_SHOWN_CALLS, context=0)],
+        step=draft.costs.call_s(1, context=0) / call_s,
+        acceptance=acceptance.rate,
+        needed=least_needed(subject.costs, draft.costs),
         lookup=found.over(AUTO_LOOKUP.name, PLAIN.name),
         over_plain=found.over(AUTO.name, PLAIN.name),
         over_lookup=found.over(AUTO.name, AUTO_LOOKUP.name),
+    )
+    return replace(
+        report,
+        verdict=judge_draft(numbers),
+        calls=calls_of(draft.costs),
+        step_ratio=numbers.step,
+        break_even=break_evens(subject.costs, draft.costs),
+        acceptance=acceptance,
+        answers=len(draft.answers),
+        speedups=found.speedups(AUTO),
+        over_plain=numbers.over_plain,
+        over_lookup=numbers.over_lookup,
     )
 
 
@@ -308,19 +253,14 @@ def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], flo
     model.truncate(0, 0)
     try:
         model.decode([Span(0, tokens, 0, 1)])
-        onward_s, back_s = [], []
-        for _ in range(_ROUNDS):
-            onward_s.append(_timed(model, tokens[-1], 0, clock))
-            back_s.append(_timed(model, tokens[-1], _REJECTED_TOKENS, clock))
+        times: dict[int, list[float]] = {0: [], _REJECTED_TOKENS: []}
+        for back in [*times] * _ROUNDS:
+            started = clock()
+            length = model.length(0) - back
+            if back:
+                model.truncate(0, length)
+            model.decode([Span(0, tokens[-1:], length, 1)])
+            times[back].append(clock() - started)
     finally:
         model.truncate(0, 0)
-    return Rewind(model.rewind, median(onward_s), median(back_s))
-
-
-def _timed(model: Model, token: int, back: int, clock: Callable[[], float]) -> float:
-    started = clock()
-    length = model.length(0) - back
-    if back:
-        model.truncate(0, length)
-    model.decode([Span(0, (token,), length, 1)])
-    return clock() - started
+    return Rewind(model.rewind, *map(median, times.values()))

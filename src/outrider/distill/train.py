@@ -98,8 +98,6 @@ def rounded(weight: Tensor, quantization: str) -> Tensor:
     return weight + (held - weight).detach()
 
 
-_CHECKPOINT = "checkpoint.pt"
-
 _PIECE_POSITIONS = 1024
 """whose logits are held at once: few enough for the caches, many enough for one addition to the gradients"""
 
@@ -143,7 +141,7 @@ class Trainer:
         self.corpus = corpus
         self._held_out = held_out
         self._costs = costs
-        self._folder = folder
+        self._path = folder / "checkpoint.pt"
         self._start = start
         self._own_texts = own_texts
         self.device = device or device_of()
@@ -265,14 +263,12 @@ class Trainer:
         network.reach(batch.tokens.shape[1])
         positions = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
         with self._autocast():
-            states = network.hidden(batch.tokens, positions, causal)
-            return states.flatten(0, 1)[batch.places]
+            return network.hidden(batch.tokens, positions, causal).flatten(0, 1)[batch.places]
 
     def _logits(self, batch: Batch, network: Network) -> Tensor:
         """Logits (labelled positions, vocabulary) of a batch."""
-        states = self._states(batch, network)
         with self._autocast():
-            return network.logits(states)
+            return network.logits(self._states(batch, network))
 
     def _evaluate(self) -> None:
         state, settings = self.state, self.settings
@@ -304,40 +300,39 @@ class Trainer:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "state": asdict(self.state) | {"history": history},
         }
-        path = self._folder / _CHECKPOINT
-        partial = path.with_name(f"{path.name}.partial")
+        partial = self._path.with_name(f"{self._path.name}.partial")
         try:
             torch.save(content, partial)
-            partial.replace(path)
+            partial.replace(self._path)
         except (OSError, RuntimeError) as error:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             reason = f"the checkpoint could not be written ({error})"
             way_out = "Free some space; training goes on from the last."
-            raise SettingError(str(self._folder), reason, way_out) from error
+            raise SettingError(str(self._path.parent), reason, way_out) from error
 
     def _load(self) -> None:
-        path, weights = self._folder / _CHECKPOINT, self.network.weights
-        if not path.exists():
+        if not self._path.exists():
             return
+        path, weights = str(self._path), self.network.weights
         try:
-            content = torch.load(path, map_location=self.device, weights_only=True)
-            settings, stored, best, optimizers, state = (
+            content = torch.load(self._path, map_location=self.device, weights_only=True)
+            settings, stored, self._best, optimizers, state = (
                 content[part] for part in ("settings", "weights", "best", "optimizers", "state")
             )
             shapes = {name: w.shape for name, w in stored.items()}
         except Exception as error:  # torch.load raises whatever its parts do
-            reason = f"it is damaged ({error})"
-            raise InputError(str(path), reason, "Remove it: training starts anew.") from error
+            way_out = "Remove it: training starts again."
+            raise InputError(path, f"it is damaged ({error})", way_out) from error
         if changed := [name for name, value in asdict(self.settings).items() if settings.get(name) != value]:
             reason = f"it is of a training with other settings ({', '.join(changed)})"
-            raise InputError(str(path), reason, "Use the same settings, or another folder.")
+            raise InputError(path, reason, "Use the same settings, or another folder.")
         if shapes != {name: w.shape for name, w in weights.items()}:
-            raise InputError(str(path), "it is of a draft of another shape", "Use another folder.")
+            raise InputError(path, "it is of a draft of another shape", "Use another folder.")
         with torch.no_grad():
             for name, weight in weights.items():
                 weight.copy_(stored[name])
-        self._best = best
         for optimizer, values in zip(self._optimizers, optimizers, strict=True):
             optimizer.load_state_dict(values)
-        self.state = TrainingState(**state | {"history": [Evaluation(**found) for found in state["history"]]})
+        history = [Evaluation(**found) for found in state["history"]]
+        self.state = TrainingState(**state | {"history": history})

@@ -6,21 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from outrider.backends.gguf import LoadOptions
 from outrider.core.contracts import RewindKind
 from outrider.costs import CallCosts
+from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.curves import draft_costs, own_times, target_costs
 from outrider.lab.facts import ModelFacts, tokenizer_fault
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
+from outrider.lab.models import ModelFile
+from outrider.lab.opened import Loaded, Progress
 from outrider.lab.predict import DRAFT, OwnTimes, Prices
 from outrider.lab.record import Answer
 from outrider.lab.score import offers_of, probe_draft, score_case
-from outrider.models.vocab import Alignment
+from outrider.models.vocab import Alignment, compare
 from outrider.policy.pretrained import PretrainedCalibration
+from outrider.session.learned import prior_in
 
 _MIN_ANSWERS = 4
 _PROBED_ANSWERS = 2
 _OTHER_FAMILY = "a draft of the target's own model family, whose tokenizer is the same"
 LOOKUP = "lookup, which needs no second model"
+TOO_LONG = (
+    "none of the prompts fits the draft's context",
+    ("shorter prompts (--prompts FILE)", "a draft with a longer context", LOOKUP),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,63 @@ def why_unusable(
         why = "the draft cannot forget tokens (recurrent or hybrid state), so rejected ones would stay"
         return why, ("a draft of another architecture, with attention alone", LOOKUP)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOffers:
+    """A draft beside a subject: how its tokens line up, what its calls cost, and the answers that fit its
+    context, with its offers. `refusal`: why it takes no part, and what to try instead; there is no more then.
+    """
+
+    facts: ModelFacts
+    rewind: RewindKind
+    alignment: Alignment
+    refusal: tuple[str, tuple[str, ...]] | None = None
+    costs: CallCosts | None = None
+    answers: tuple[Answer, ...] = ()
+    prior: PretrainedCalibration | None = None
+
+
+def offers_along(
+    subject: Subject,
+    file: ModelFile,
+    options: LoadOptions,
+    notices: list[str],
+    progress: Progress,
+    *,
+    seconds: float,
+    costs_s: float = DEFAULT_SECONDS,
+    known: CallCosts | None = None,
+) -> DraftOffers:
+    """Load a draft, and let it draft along the subject's answers for so many seconds in all.
+
+    Its calls are measured for up to `costs_s` where they are not known here; `known`: the costs of a draft of
+    the same shape and types. Raises ModelFileError, OutOfMemory or BackendError.
+    """
+    started = perf_counter()
+    with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
+        alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
+        found = DraftOffers(draft.facts(), draft.weights.rewind, alignment)
+        if refusal := why_unusable(subject, draft.weights.rewind, alignment):
+            return replace(found, refusal=refusal)
+        model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
+        costs = known or draft.costs("last", costs_s)
+        loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+        answers, skipped = offered(
+            subject,
+            loaded,
+            seconds=max(seconds - (perf_counter() - started), 1.0),
+            progress=lambda part: progress(f"{file.name} scores the answers", part),
+        )
+        if not answers:
+            return replace(found, facts=draft.facts(), refusal=TOO_LONG)
+        if skipped:
+            notices.append(f"{file.name}: {skipped} of the answers do not fit its context")
+        if known is None:
+            progress(f"{file.name} drafts", None)
+            costs = probed(subject, loaded, costs, answers)
+        prior = loaded.prior
+        return replace(found, facts=draft.facts(), costs=costs, answers=tuple(answers), prior=prior)
 
 
 def offered(
