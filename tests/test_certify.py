@@ -17,7 +17,7 @@ from outrider.certify.checks import certify
 from outrider.certify.exact import CachedModel, DisturbedLogits, LogitsCache, exact_distribution
 from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, judge_with
 from outrider.certify.plan import Findings, Plan, Subject
-from outrider.certify.texts import compare_greedy, compare_stable, repeat
+from outrider.certify.texts import compare_texts, repeat
 from outrider.core.contracts import Drafter
 from outrider.core.data import Logits, Request, Span
 from outrider.core.errors import PromptError, SettingError
@@ -142,7 +142,7 @@ def shaky_engine(*at: int, fault: str | None = None) -> Engine:
 
 
 def test_near_ties_are_reported_and_every_token_is_compared() -> None:
-    compared = compare_greedy(shaky_engine(9, 15), GREEDY)
+    compared = compare_texts(shaky_engine(9, 15), GREEDY)
     assert compared.holds and compared.tokens == 20
     first = compared.differences[0]
     assert first.position == 9 - len(PROMPT) and first.near_tie
@@ -156,14 +156,14 @@ def test_near_ties_are_reported_and_every_token_is_compared() -> None:
 
 
 def test_without_rounding_there_is_no_difference() -> None:
-    compared = compare_greedy(shaky_engine(), GREEDY)
+    compared = compare_texts(shaky_engine(), GREEDY)
     assert compared.differences == () and compared.tokens == 20
     assert compared.counts.drafted_tokens > compared.counts.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("fault", ["kept-rejected", "swapped"])
 def test_a_fault_is_no_near_tie(fault: str) -> None:
-    compared = compare_greedy(shaky_engine(9, 15, fault=fault), GREEDY)
+    compared = compare_texts(shaky_engine(9, 15, fault=fault), GREEDY)
     assert not compared.holds and not compared.differences[-1].near_tie
 
 
@@ -186,7 +186,7 @@ def test_a_fault_at_a_close_call_is_still_a_fault() -> None:
 
     judge = judge_with("kept-rejected")
     engine = Engine(Close(), [ScriptedDrafter(second_best)], EAGER, verifier=judge)
-    compared = compare_greedy(engine, GREEDY)
+    compared = compare_texts(engine, GREEDY)
     [difference] = compared.differences
     assert not difference.near_tie and difference.speculative_margin == pytest.approx(1e-4, rel=0.1)
 
@@ -194,11 +194,11 @@ def test_a_fault_at_a_close_call_is_still_a_fault() -> None:
 def test_the_stable_rule_is_audited_by_its_scores() -> None:
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0, seed=5)
     request = replace(GREEDY, sampling=sampling, verification=Verification("stable"))
-    assert compare_stable(shaky_engine(), request).differences == ()
-    flipped = [compare_stable(shaky_engine(at), request) for at in range(6, 24)]
+    assert compare_texts(shaky_engine(), request).differences == ()
+    flipped = [compare_texts(shaky_engine(at), request) for at in range(6, 24)]
     assert all(compared.holds for compared in flipped)
     assert any(compared.differences for compared in flipped)
-    assert not compare_stable(shaky_engine(fault="kept-rejected"), request).holds
+    assert not compare_texts(shaky_engine(fault="kept-rejected"), request).holds
 
 
 def test_runs_that_differ_under_one_seed_are_found() -> None:

@@ -18,7 +18,7 @@ from outrider.certify.exact import LogitsCache, exact_distribution, find_start
 from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault
 from outrider.certify.plan import Findings, Plan, Subject
 from outrider.certify.runs import generate
-from outrider.certify.texts import after, compare_greedy, repeat
+from outrider.certify.texts import after, compare_texts, repeat
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.errors import SettingError
@@ -174,7 +174,7 @@ def test_a_near_tie_is_one_of_allowed_tokens_and_plain_decoding_goes_on_behind_i
     constrain = constrained(LEVEL)
     at = len(REQUEST.prompt) + 1
     engine = Engine(Level(at), [], EAGER, constrain=constrain)
-    compared = compare_greedy(engine, REQUEST, 0, constrain)
+    compared = compare_texts(engine, REQUEST, 0, constrain)
     assert compared.holds and compared.tokens == len("aaaa")
     [tie] = compared.differences
     assert (tie.position, tie.plain_token, tie.speculative_token) == (1, 0, 1)

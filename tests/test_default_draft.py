@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.certify.texts import compare_greedy
+from outrider.certify.texts import compare_texts
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.distill.export import read_provenance
@@ -75,7 +75,7 @@ def test_it_is_right_more_often_than_not_and_changes_no_text(pair: Pair) -> None
     for written in held_out[:PROMPTS]:
         tokens = pair.encode([dict(message) for message in written.prompt.messages])  # type: ignore[arg-type]
         request = Request(tokens, SamplingParams(temperature=0), max_tokens=40)
-        found = compare_greedy(session.engine, request)
+        found = compare_texts(session.engine, request)
         assert found.holds, found.differences
         drafted += found.counts.drafted_tokens
         accepted += found.counts.accepted_tokens

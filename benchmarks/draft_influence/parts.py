@@ -16,7 +16,7 @@ from outrider.certify.certificate import reasons, totals
 from outrider.certify.checks import certify
 from outrider.certify.exact import LENGTH, CachedModel, LogitsCache
 from outrider.certify.plan import Plan, Subject
-from outrider.certify.texts import compare_greedy
+from outrider.certify.texts import compare_texts
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams, Verification
@@ -50,7 +50,7 @@ def greedy(
             parts_at = _parting(run.tokens, plain[number])
             cell: Cell = {"prompt": number, "length": length, "lenience": lenience, "parts_at": parts_at}
             if parts_at is not None and lenience == 1:
-                audited = compare_greedy(engine, _request(prompt, _GREEDY, sizes, 1.0), number)
+                audited = compare_texts(engine, _request(prompt, _GREEDY, sizes, 1.0), number)
                 cell["near_tie"] = audited.holds
             yield cell | _counts(run)
 

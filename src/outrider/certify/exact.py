@@ -268,6 +268,8 @@ class DisturbedLogits:
 
     SCALE = 0.8
     NOISE = 1.0
+    calls = 0
+    """of a real model: none of its own"""
 
     def __init__(self, source: RowSource, seed: int) -> None:
         self._source = source

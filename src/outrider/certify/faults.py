@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.bitwise.probe import TRIED
-from outrider.certify.wrapping import WrappedConstraint, WrappedModel
+from outrider.certify.runs import Wrapped
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
 from outrider.core.errors import SettingError
@@ -132,7 +132,7 @@ class BrokenJudge:
 # Masks of a grammar
 
 
-class _UnmaskedDrafts(WrappedConstraint):
+class _UnmaskedDrafts(Wrapped):
     """After a drafted token everything is allowed: the mask was made once for the step. What was emitted
     against the grammar is emitted all the same, and from then on nothing is limited."""
 
@@ -141,7 +141,8 @@ class _UnmaskedDrafts(WrappedConstraint):
         self._lost = False
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        return None if drafted or self._lost else self.inner.allowed(())
+        """Keeps the contract of a Constraint, as the other methods do."""
+        return None if drafted or self._lost else cast(Mask | None, self.inner.allowed(()))
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
         first = () if drafted or self._lost else tokens[:1]
@@ -150,7 +151,7 @@ class _UnmaskedDrafts(WrappedConstraint):
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
         if self._lost or self.inner.permits((), drafted) < len(drafted):
             return ()
-        return self.inner.forced(drafted)
+        return cast(tuple[int, ...], self.inner.forced(drafted))
 
     def accept(self, tokens: Sequence[int]) -> None:
         self._lost = self._lost or self.inner.permits((), tokens) < len(tokens)
@@ -159,19 +160,21 @@ class _UnmaskedDrafts(WrappedConstraint):
 
     @property
     def is_complete(self) -> bool:
-        return not self._lost and self.inner.is_complete
+        return not self._lost and bool(self.inner.is_complete)
 
     @property
     def is_accepted(self) -> bool:
-        return not self._lost and self.inner.is_accepted
+        return not self._lost and bool(self.inner.is_accepted)
 
 
-class _ForcingMask(WrappedConstraint):
+class _ForcingMask(Wrapped):
     """Where text is forced only its usual tokens are allowed, as in canonical decoding: the mask that the
     library gives by default."""
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        mask, forced = self.inner.allowed(drafted), self.inner.forced(drafted)
+        """Keeps the contract of a Constraint."""
+        mask: Mask | None = self.inner.allowed(drafted)
+        forced = self.inner.forced(drafted)
         if mask is None or not forced:
             return mask
         only = np.zeros_like(mask)
@@ -179,7 +182,7 @@ class _ForcingMask(WrappedConstraint):
         return only
 
 
-MASK_FAULTS: Mapping[Fault, Callable[[Constraint], Constraint]] = {
+MASK_FAULTS: Mapping[Fault, Callable[[Constraint], Any]] = {
     "unmasked-drafts": _UnmaskedDrafts,
     "forcing-mask": _ForcingMask,
 }
@@ -202,7 +205,7 @@ def break_masks(fault: Fault | None, constrain: Constrain | None) -> Constrain |
     if constrain is None or fault is None or fault not in MASK_FAULTS:
         return constrain
     make, broken = constrain, MASK_FAULTS[fault]
-    return lambda grammar: broken(make(grammar))
+    return lambda grammar: cast(Constraint, broken(make(grammar)))
 
 
 # Calls of equal bits
@@ -231,41 +234,42 @@ def break_calls(fault: Fault | None, target: Model) -> Model:
     if not unequal:
         why = f"calls of every size give equal bits here ({target.sizes} tokens), so it changes nothing"
         raise SettingError(f"--inject {fault}", why, "Choose another --backend, or another fault.")
-    return _UnequalCalls(target, EqualSizes(unequal))
+    return cast(Model, _UnequalCalls(target, EqualSizes(unequal)))
 
 
 def check_shown(fault: Fault | None, target: Model) -> None:
     """Refuse to judge by texts in which nothing was checked that this fault breaks; `target` is what
     `break_calls` gave. Raises SettingError."""
-    if isinstance(target, _UnequalCalls) and not target.num_broken:
+    broken: object = target
+    if isinstance(broken, _UnequalCalls) and not broken.num_broken:
         why = "no draft was checked in these texts, so it could not show"
         raise SettingError(f"--inject {fault}", why, "Give a draft (-md), more tokens (-n) or other prompts.")
 
 
-class _UnequalCalls(WrappedModel):
+class _UnequalCalls(Wrapped):
     """A model of equal calls that makes calls of other sizes for spans that are checked: padding is left
     out, or there is too much of it. `num_broken` counts them."""
 
     def __init__(self, sound: BitwiseModel, unequal: EqualSizes) -> None:
         super().__init__(sound)
-        self._sound = sound
         self._unequal = unequal
         self.num_broken = 0
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        equal = self._sound.sizes
+        """Keeps the contract of a Model."""
+        equal = self.inner.sizes
         if any(span.rows > 1 for span in spans) and all(map(self._fits, spans)):
-            self._sound.sizes = self._unequal
+            self.inner.sizes = self._unequal
             self.num_broken += 1
         try:
-            return self._sound.decode(spans)
+            return cast(list[Logits], self.inner.decode(spans))
         finally:
-            self._sound.sizes = equal
+            self.inner.sizes = equal
 
     def _fits(self, span: Span) -> bool:
         """Whether the padding has room in the context."""
         taken, size = self._unequal.parts(len(span.tokens))[-1]
-        return span.start + len(span.tokens) - taken + size <= self.context_length
+        return bool(span.start + len(span.tokens) - taken + size <= self.context_length)
 
 
 FAULTS: tuple[Fault, ...] = (*RULE_FAULTS, *MASK_FAULTS, *CALL_FAULTS)

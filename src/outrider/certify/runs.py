@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import cast
+from typing import Any, cast
 
-from outrider.certify.wrapping import WrappedModel
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import ConstraintError
@@ -19,6 +18,51 @@ _STEPS_AHEAD = 3
 
 RowDigests = Mapping[tuple[int, ...], bytes]
 """A digest of the logits' bits after each prefix of a text, prompt included."""
+
+
+class Wrapped:
+    """A Model or Constraint that does what `inner` does, but for what a subclass defines."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class RowRecorder(Wrapped):
+    """A Model that gives what `inner` gives, and records a digest of every row's bits in `rows`."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__(inner)
+        self.rows: dict[tuple[int, ...], bytes] = {}
+        self._stored: dict[int, list[int]] = {}
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        """Keeps the contract of a Model, as the other methods do."""
+        try:
+            found: list[Logits] = self.inner.decode(spans)
+        except BaseException:  # a failing call may have forgotten some of what was stored
+            for span in spans:
+                self._forget(span.sequence, self.inner.length(span.sequence))
+            raise
+        for span, logits in zip(spans, found, strict=True):
+            stored = self._stored.setdefault(span.sequence, [])
+            stored.extend(span.tokens)
+            for i, row in enumerate(logits, len(stored) - len(logits) + 1):
+                self.rows[tuple(stored[:i])] = blake2b(row.tobytes(), digest_size=16).digest()
+        return found
+
+    def _forget(self, sequence: int, length: int) -> None:
+        del self._stored.get(sequence, [])[length:]
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self.inner.truncate(sequence, length)
+        self._forget(sequence, length)
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        self.inner.copy(source, sequence, length)
+        self._stored[sequence] = self._stored.get(source, [])[:length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +83,10 @@ class Run:
 def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
     """Run a request on an empty KV cache; `beside` is in the middle of its own generation all the while."""
     engine.reset()
-    target = engine.target
-    if isinstance(target, RowRecorder):
-        target.rows.clear()
+    target: object = engine.target
+    recorder = target if isinstance(target, RowRecorder) else None
+    if recorder is not None:
+        recorder.rows.clear()
     if beside is None:
         completion = generate(engine, request)
     else:
@@ -49,7 +94,7 @@ def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
             for _ in range(_STEPS_AHEAD):
                 next(other, None)
             completion = generate(engine, request)
-    return Run(request.prompt, completion, dict(target.rows) if isinstance(target, RowRecorder) else None)
+    return Run(request.prompt, completion, None if recorder is None else dict(recorder.rows))
 
 
 def generate(engine: Engine, request: Request) -> Completion:
@@ -75,40 +120,6 @@ def generate(engine: Engine, request: Request) -> Completion:
             records=tuple(update.record for update in updates),
             is_complete=False,
         )
-
-
-class RowRecorder(WrappedModel):
-    """A Model that gives what `inner` gives, and records a digest of every row's bits in `rows`."""
-
-    def __init__(self, inner: Model) -> None:
-        super().__init__(inner)
-        self.rows: dict[tuple[int, ...], bytes] = {}
-        self._stored: dict[int, list[int]] = {}
-
-    def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        try:
-            found = self.inner.decode(spans)
-        except BaseException:  # a failing call may have forgotten some of what was stored
-            for span in spans:
-                self._forget(span.sequence, self.inner.length(span.sequence))
-            raise
-        for span, logits in zip(spans, found, strict=True):
-            stored = self._stored.setdefault(span.sequence, [])
-            stored.extend(span.tokens)
-            for i, row in enumerate(logits, len(stored) - len(logits) + 1):
-                self.rows[tuple(stored[:i])] = blake2b(row.tobytes(), digest_size=16).digest()
-        return found
-
-    def _forget(self, sequence: int, length: int) -> None:
-        del self._stored.get(sequence, [])[length:]
-
-    def truncate(self, sequence: int, length: int) -> None:
-        super().truncate(sequence, length)
-        self._forget(sequence, length)
-
-    def copy(self, source: int, sequence: int, length: int) -> None:
-        super().copy(source, sequence, length)
-        self._stored[sequence] = self._stored.get(source, [])[:length]
 
 
 @dataclass(frozen=True, slots=True)

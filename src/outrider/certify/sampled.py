@@ -103,34 +103,31 @@ def sampled_tests(
     """Test every setting on the prompts of the highest entropy.
 
     Returns the tests, and how many calls of the real models all of them took. Without a draft model
-    the target itself, disturbed, stands in for one.
+    the target itself, disturbed, is in its place.
     """
     settings = settings_under_test(plan)
     tester = _Tester(subject, plan)
-    try:
-        chosen = tester.most_uncertain(prompts)
-        level = plan.significance / (len(chosen) * len(settings))
-        step = _steps(progress, len(chosen) * len(settings) * plan.samples)
-        tests: list[SampledTest] = []
-        for index, start in chosen:
-            tests += tester.test(index, start, settings, level, len(tests), step)
-            tester.forget()
-        return tests, tester.calls
-    finally:
-        tester.forget()
-
-
-def _steps(progress: Progress, total: int) -> Callable[[], None]:
-    """Counts samples, and reports some of them."""
+    rows, draft_rows = tester.rows, tester.draft_rows
     done = 0
 
     def step() -> None:
         nonlocal done
         if done % _REPORT_EVERY == 0:
-            progress("sampled", done, total)
+            progress("sampled", done, len(chosen) * len(settings) * plan.samples)
         done += 1
 
-    return step
+    try:
+        chosen = tester.most_uncertain(prompts)
+        level = plan.significance / (len(chosen) * len(settings))
+        tests: list[SampledTest] = []
+        for index, start in chosen:
+            tests += tester.test(index, start, settings, level, len(tests), step)
+            draft_rows.forget()
+            rows.forget()
+        return tests, rows.calls + draft_rows.calls
+    finally:
+        draft_rows.forget()
+        rows.forget()
 
 
 class _Tester:
@@ -142,34 +139,20 @@ class _Tester:
         self._vocabulary = subject.target.vocabulary
         self._constrain = subject.constrain
         self._draft = subject.draft or subject.target
-        self._rows = LogitsCache(subject.target)
-        self._draft_rows: DisturbedLogits | LogitsCache = (
-            LogitsCache(subject.draft)
-            if subject.draft is not None
-            else DisturbedLogits(self._rows, plan.seed)
-        )
+        self.rows = LogitsCache(subject.target)
+        self.draft_rows: DisturbedLogits | LogitsCache = DisturbedLogits(self.rows, plan.seed)
+        if subject.draft is not None:
+            self.draft_rows = LogitsCache(subject.draft)
         self._alignment = subject.alignment or compare(self._vocabulary, self._draft.vocabulary)
-
-    @property
-    def calls(self) -> int:
-        """Calls of the real models so far."""
-        return self._rows.calls + (self._draft_rows.calls if isinstance(self._draft_rows, LogitsCache) else 0)
-
-    def forget(self) -> None:
-        """Free all rows, and the models' sequences."""
-        self._draft_rows.forget()
-        self._rows.forget()
 
     def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
         """Of the first few prompts those whose samples have the highest entropy, and where these start."""
         starts = [
-            find_start(self._rows, self._vocabulary, prompt, self._sound())
-            for prompt in prompts[:_CANDIDATES]
+            (i, find_start(self.rows, self._vocabulary, prompt, self._sound()))
+            for i, prompt in enumerate(prompts[:_CANDIDATES])
         ]
-        ranked = sorted(
-            enumerate(starts), key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True
-        )
-        return sorted(ranked[: self._plan.num_sampled], key=lambda entry: entry[0])
+        starts.sort(key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True)
+        return sorted(starts[: self._plan.num_sampled], key=lambda entry: entry[0])
 
     def _sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
         """Makes the constraint of an answer that begins with these tokens."""
@@ -192,15 +175,10 @@ class _Tester:
         for number, setting in enumerate(settings, num_before):
             sampling = setting.sampling
             if sampling not in exact:
+                rng = np.random.default_rng((plan.seed, number))
+                sound = self._sound(start.answer)
                 exact[sampling] = exact_distribution(
-                    self._rows,
-                    self._vocabulary,
-                    start.prompt,
-                    sampling,
-                    plan.samples,
-                    level,
-                    np.random.default_rng((plan.seed, number)),
-                    self._sound(start.answer),
+                    self.rows, self._vocabulary, start.prompt, sampling, plan.samples, level, rng, sound
                 )
             # A stream of its own: the null distribution must not be made of the samples' seeds.
             seeds = np.random.SeedSequence((plan.seed, number, 1)).generate_state(plan.samples, np.uint64)
@@ -218,14 +196,17 @@ class _Tester:
     ) -> SampledTest:
         """Generate one text for each seed, and test their counts."""
         engine = self._engine(setting, start)
+        request = Request(
+            start.prompt,
+            setting.sampling,
+            LENGTH,
+            verification=setting.verification,
+            grammar=self._plan.grammar,
+        )
         texts: Counter[Text] = Counter()
         drafted = accepted = 0
         for seed in seeds:
-            sampling = replace(setting.sampling, seed=seed)
-            request = Request(
-                start.prompt, sampling, LENGTH, verification=setting.verification, grammar=self._plan.grammar
-            )
-            done = generate(engine, request)
+            done = generate(engine, replace(request, sampling=replace(setting.sampling, seed=seed)))
             texts[done.tokens] += 1
             drafted += sum(len(record.draft) for record in done.records)
             accepted += sum(record.num_accepted for record in done.records)
@@ -252,10 +233,10 @@ class _Tester:
         if setting.drafter == "lookup":
             drafters.append(SuffixDrafter(min_match=1))
         elif setting.drafter == "model":
-            drafters.append(ModelDrafter(CachedModel(self._draft, self._draft_rows), self._alignment))
+            drafters.append(ModelDrafter(CachedModel(self._draft, self.draft_rows), self._alignment))
         # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
         policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
-        target = CachedModel(self._target, self._rows)
         fault = self._plan.fault
         constrain = break_masks(fault, after(self._constrain, start.answer))
+        target = CachedModel(self._target, self.rows)
         return Engine(target, drafters, policy, verifier=judge_with(fault), constrain=constrain)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +36,7 @@ class Counts:
     accepted_tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.tokens + other.tokens,
-            self.target_calls + other.target_calls,
-            self.drafted_tokens + other.drafted_tokens,
-            self.accepted_tokens + other.accepted_tokens,
-        )
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @classmethod
     def of(cls, *completions: Completion) -> Counts:
@@ -106,91 +101,48 @@ class Repeated:
     counts: Counts
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The token that a row of logits decides for, and by how much its score leads the second best."""
-
-    token: int
-    margin: float
-
-    @classmethod
-    def of(cls, scores: npt.NDArray[np.floating], tokens: npt.NDArray[np.int64] | None = None) -> Choice:
-        """The token of the greatest score, the lowest id on a tie; `tokens` are the ids of the scores,
-        ascending (None: all)."""
-        best = int(np.argmax(scores))
-        others = np.delete(scores, best)
-        margin = float(scores[best] - others.max()) if len(others) else math.inf
-        return cls(best if tokens is None else int(tokens[best]), margin)
+Decide = Callable[[Row, Sequence[int]], tuple[int, float]]
+"""What plain decoding makes of a row of logits, given the generated tokens before it: the token, and by how
+much its score leads the second best."""
 
 
-Decide = Callable[[Row, Sequence[int]], Choice]
-"""What plain decoding makes of a row of logits, given the generated tokens before it."""
-
-
-def compare_greedy(
+def compare_texts(
     engine: Engine,
     request: Request,
     prompt: int = 0,
     constrain: Constrain | None = None,
     beside: Request | None = None,
 ) -> Compared:
-    """Compare the greedy text of `request` with plain decoding's; `constrain` makes the constraint of its
-    grammar.
+    """Compare the text of `request`, greedy or under the seed-stable rule, with plain decoding's; `constrain`
+    makes the constraint of its grammar.
 
-    After a near-tie plain decoding goes on from the speculative text, the flipped token included, so
-    that every token is compared. A difference that is none ends the comparison. Where the engine's target
-    records its rows (`RowRecorder`) no difference is excused, and the bits of the logits are compared too.
-    With `beside` the speculative text is generated while that request runs.
+    After a near-tie of a greedy text plain decoding goes on from the speculative text, the flipped token
+    included, so that every token is compared. Under the seed-stable rule the first difference ends the
+    comparison: the noise belongs to a place in the request, which cannot be entered midway. So does a
+    difference that is no near-tie. Where the engine's target records its rows (`RowRecorder`) no difference
+    is excused, and the bits of the logits are compared too. With `beside` the speculative text is generated
+    while that request runs.
     """
-    sampler = _sampler(engine, request, constrain)
-
-    def decide(row: Row, generated: Sequence[int]) -> Choice:
-        return Choice.of(sampler.adjust(row, generated))
-
+    decide = _decide(engine, request, constrain)
     speculative = run(engine, replace(request, speculate=True), beside)
     plain = run(engine, replace(request, speculate=False))
-    rows = _compare_rows(speculative, plain)
+    rows = None
+    if speculative.rows is not None and plain.rows is not None:
+        rows = compare_rows(speculative.rows, plain.rows, len(plain.prompt))
     differences: list[Difference] = []
     counts = Counts.of(speculative.completion, plain.completion)
     num_tokens = len(speculative.completion.tokens)
     while (found := _first_difference(engine, speculative, plain, decide)) is not None:
         differences.append(found)
         num_compared = found.position + 1
-        if not found.near_tie or num_compared >= num_tokens:
+        if not (request.sampling.is_greedy and found.near_tie) or num_compared >= num_tokens:
             num_tokens = min(num_tokens, num_compared)
             break
         plain = _resume(engine, request, speculative.completion.tokens[:num_compared], constrain)
         counts += Counts.of(plain.completion)
     engine.reset()
-    return Compared(prompt, 0.0, num_tokens, tuple(differences), counts, rows)
-
-
-def compare_stable(
-    engine: Engine, request: Request, prompt: int = 0, constrain: Constrain | None = None
-) -> Compared:
-    """Compare the text that the seed-stable rule gives with speculation and without.
-
-    The first difference is audited, with log probability plus noise in place of logits, and ends
-    the comparison: the noise belongs to a place in the request, which cannot be entered midway.
-    """
-    sampler, seed = _sampler(engine, request, constrain), request.sampling.seed or 0
-
-    def decide(row: Row, generated: Sequence[int]) -> Choice:
-        distribution = sampler.distribution(row, generated)
-        return Choice.of(scores(distribution, seed, len(generated)), distribution.tokens)
-
-    speculative = run(engine, replace(request, speculate=True))
-    plain = run(engine, replace(request, speculate=False))
-    found = _first_difference(engine, speculative, plain, decide)
-    engine.reset()
-    return Compared(
-        prompt,
-        request.sampling.temperature,
-        tokens=len(speculative.completion.tokens) if found is None else found.position + 1,
-        differences=() if found is None else (found,),
-        counts=Counts.of(speculative.completion, plain.completion),
-        rows=_compare_rows(speculative, plain),
-    )
+    temperature = float(request.sampling.temperature)
+    return Compared(prompt, temperature, num_tokens, tuple(differences), counts, rows)
 
 
 def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
@@ -219,6 +171,26 @@ def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | Non
     return advanced
 
 
+def _decide(engine: Engine, request: Request, constrain: Constrain | None) -> Decide:
+    grammar, sampling = request.grammar, request.sampling
+    constraint = constrain(grammar) if grammar is not None and constrain is not None else None
+    sampler = RequestSampler(sampling, engine.target.vocabulary, request.prompt, constraint)
+
+    def decide(row: Row, generated: Sequence[int]) -> tuple[int, float]:
+        values: npt.NDArray[np.floating]
+        if sampling.is_greedy:
+            values = sampler.adjust(row, generated)
+            tokens = np.arange(len(values))
+        else:
+            drawn = sampler.distribution(row, generated)
+            values, tokens = scores(drawn, sampling.seed or 0, len(generated)), drawn.tokens
+        best = int(np.argmax(values))  # of equals the lowest id
+        others = np.delete(values, best)
+        return int(tokens[best]), float(values[best] - others.max()) if len(others) else math.inf
+
+    return decide
+
+
 def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: Constrain | None) -> Run:
     """Plain decoding on the same target that goes on after these tokens of the answer."""
     engine.reset()
@@ -228,21 +200,6 @@ def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: 
     found = run(plain, resumed)
     plain.reset()
     return found
-
-
-def _sampler(engine: Engine, request: Request, constrain: Constrain | None) -> RequestSampler:
-    """The request's sampler at the beginning of its answer."""
-    constraint = None
-    if request.grammar is not None and constrain is not None:
-        constraint = constrain(request.grammar)
-    return RequestSampler(request.sampling, engine.target.vocabulary, request.prompt, constraint)
-
-
-def _compare_rows(speculative: Run, plain: Run) -> ComparedRows | None:
-    """How the bits of two runs' logits compare; None where they were not recorded."""
-    if speculative.rows is None or plain.rows is None:
-        return None
-    return compare_rows(speculative.rows, plain.rows, len(plain.prompt))
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -255,40 +212,27 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 def _first_difference(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Difference | None:
     """The first difference after the plain run's prompt, audited."""
     num_prompt, start = len(speculative.prompt), len(plain.prompt)
-    ours, theirs = speculative.text[start:], plain.text[start:]
-    at = first_difference(ours, theirs)
+    at = first_difference(speculative.text[start:], plain.text[start:])
     if at is None:
         return None
-    our_token = ours[at] if at < len(ours) else None
-    their_token = theirs[at] if at < len(theirs) else None
-    vocabulary = engine.target.vocabulary
-    difference = Difference(
-        start + at - num_prompt,
-        our_token,
-        their_token,
-        _shown(vocabulary, our_token),
-        _shown(vocabulary, their_token),
-        near_tie=False,
-    )
-    if speculative.rows is not None:  # texts must be bit-equal: rounding is no excuse
+    at += start
+    runs = (speculative, plain)
+    ours, theirs = (found.text[at] if at < len(found.text) else None for found in runs)
+    our_text, their_text = (_shown(engine.target.vocabulary, token) for token in (ours, theirs))
+    difference = Difference(at - num_prompt, ours, theirs, our_text, their_text, near_tie=False)
+    # Where texts must be bit-equal rounding is no excuse, and none ends a text early.
+    if speculative.rows is not None or ours is None or theirs is None:
         return difference
-    if our_token is None or their_token is None:  # no rounding ends a text early
-        return difference
-    ours_replayed, theirs_replayed = (
-        decide(_replay(engine.target, replayed, start + at), replayed.text[num_prompt : start + at])
-        for replayed in (speculative, plain)
+    (our_choice, our_margin), (their_choice, their_margin) = (
+        decide(_replay(engine.target, found, at), found.text[num_prompt:at]) for found in runs
     )
     return replace(
         difference,
-        near_tie=ours_replayed.token == our_token and theirs_replayed.token == their_token,
-        speculative_margin=_finite(ours_replayed.margin),
-        plain_margin=_finite(theirs_replayed.margin),
+        near_tie=our_choice == ours and their_choice == theirs,
+        # None where nothing else was allowed, so that there is no margin
+        speculative_margin=our_margin if math.isfinite(our_margin) else None,
+        plain_margin=their_margin if math.isfinite(their_margin) else None,
     )
-
-
-def _finite(margin: float) -> float | None:
-    """None where nothing else was allowed, so that there is no margin."""
-    return margin if math.isfinite(margin) else None
 
 
 def _shown(vocabulary: Vocabulary, token: int | None) -> str:
@@ -321,6 +265,6 @@ def _replay(target: Model, replayed: Run, position: int) -> Row:
             return row
         try:
             target.truncate(0, record.position + len(record.tokens) - 1)
-        except RewindUnsupported:  # the engine then evaluates everything anew, and its records say so
+        except RewindUnsupported:  # the engine then evaluates everything again, and its records say so
             target.truncate(0, 0)
     raise ValueError(f"the run has no token at {position}")
