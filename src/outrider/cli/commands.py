@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from outrider.cli import llama_options
 from outrider.cli.output import INTERRUPTED
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
@@ -141,7 +142,13 @@ class Commands(TyperGroup):
         if name in COMMANDS and len(args) > 1:
             return name, _made(name), args[2:]
         resolved = super().resolve_command(ctx, args)
-        return resolved[0], _made(args[0]), resolved[2]
+        rest = resolved[2]
+        if args[0] in llama_options.COMMANDS:
+            settings = settings_of(_load(COMMANDS[args[0]].settings))
+            rest, notices = llama_options.translate(args[0], rest, settings)
+            for notice in notices:
+                typer.echo(f"note: {notice}", err=True)
+        return resolved[0], _made(args[0]), rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.params = _tidy(self.params)
