@@ -16,18 +16,22 @@ from rich.text import Text
 from outrider.cli.bench import show_progress
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import print_rows, print_table
-from outrider.distill.report import Contender, Curve, Data, Draft, Figure, Kind, Measured, Report, Training
+from outrider.distill.report import (
+    NAMES,
+    Contender,
+    Curve,
+    Data,
+    Draft,
+    Figure,
+    Kind,
+    Measured,
+    Report,
+    Training,
+)
 from outrider.distill.run import Progress
 from outrider.lab.numbers import NOTHING, digits, duration, percent
 from outrider.lab.progress import Progress as Shown
 
-_NAMES: dict[Kind, str] = {
-    "none": "no draft",
-    "lookup": "lookup alone",
-    "first": "before training",
-    "continued": "continued from",
-    "trained": "after training",
-}
 _ORDER: tuple[Kind, ...] = ("none", "lookup", "continued", "first", "trained")
 
 
@@ -93,7 +97,7 @@ def _measured(console: Console, measured: Measured) -> None:
 
 def _line(found: Contender) -> tuple[str, ...]:
     return (
-        _NAMES[found.kind],
+        NAMES[found.kind],
         _rounded(found.agreement),
         _rounded(found.accepted_by_choice),
         digits(found.tokens_per_s),
@@ -110,7 +114,7 @@ def _positions(console: Console, measured: Measured, trained: Contender) -> None
             shares = " ".join(
                 NOTHING if share is None else f"{share:.0%}" for share in found.agreement_by_position
             )
-            rows.append((_NAMES[found.kind], shares))
+            rows.append((NAMES[found.kind], shares))
     console.print(Text("right at the first, second, … place of a draft", style="bold"))
     print_rows(console, rows, width=8, style="")
 

@@ -25,7 +25,7 @@ from outrider.distill.plan import DistillPlan, make_folder
 from outrider.distill.report import Curve, CurvePoint, Figure
 from outrider.distill.run import Distilled, Progress
 from outrider.distill.train import Trainer
-from outrider.lab.statistics import LEVEL, Interval, t_tail
+from outrider.lab.statistics import Interval, t_quantile
 
 PARTS = (0.125, 0.25, 0.5, 1.0)
 """of the training answers"""
@@ -46,23 +46,13 @@ def nested(examples: Sequence[Example], part: float) -> list[Example]:
 def slope_of(tokens: Sequence[int], agreement: Sequence[float]) -> Interval | None:
     """The slope of the least-squares line of agreement over log2(tokens), and the 95 % interval that the
     points' residuals allow (Student's t). None for fewer than three different amounts."""
-    x, y = np.log2(np.asarray(tokens, dtype=float)), np.asarray(agreement, dtype=float)
+    x = np.log2(np.asarray(tokens, dtype=float))
     if len(np.unique(x)) < 3:
         return None
-    spread = float(((x - x.mean()) ** 2).sum())
-    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
-    residuals = y - y.mean() - slope * (x - x.mean())
-    free = len(x) - 2
-    half_width = _t_quantile(free) * math.sqrt(float((residuals**2).sum()) / free / spread)
+    line, covariance = np.polyfit(x, agreement, 1, cov=True)
+    half_width = t_quantile(len(x) - 2) * math.sqrt(max(covariance[0, 0], 0))
+    slope = float(line[0])
     return Interval(slope, slope - half_width, slope + half_width, len(x))
-
-
-def _t_quantile(degrees: int) -> float:
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, degrees) > 1 - LEVEL else (low, middle)
-    return high
 
 
 def learning_curve(distilled: Distilled, plan: DistillPlan, progress: Progress) -> Curve:
@@ -83,9 +73,8 @@ def learning_curve(distilled: Distilled, plan: DistillPlan, progress: Progress) 
         try:
             points.append(CurvePoint.model_validate(json.loads(stored.read_text(encoding="utf-8"))))
         except (OSError, ValueError) as error:
-            raise InputError(
-                str(stored), f"it is damaged ({error})", "Remove it: it is made again."
-            ) from error
+            way_out = "Remove it: it is made again."
+            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
     slope = slope_of([point.tokens for point in points], [point.agreement for point in points])
     return Curve(steps=steps, points=points, per_doubling=None if slope is None else Figure.of(slope))
 
@@ -98,9 +87,8 @@ def _train(
     settings = replace(
         distilled.settings, steps=steps, evaluate_every=steps, on_policy=0.0, warmup_steps=max(1, steps // 20)
     )
-    corpus = Corpus(
-        material.texts(examples, plan.context), batch_tokens=settings.batch_tokens, seed=settings.seed
-    )
+    texts = material.texts(examples, plan.context)
+    corpus = Corpus(texts, batch_tokens=settings.batch_tokens, seed=settings.seed)
     held_out = material.texts(material.held_out, plan.context)
     trainer = Trainer(material.draft, corpus, held_out, distilled.costs, settings, folder)
 

@@ -12,12 +12,13 @@ import math
 import random
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from importlib import resources
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ FIELD = re.compile(r"\{([a-z_]+)(?::([0-9]))?(?:\.([a-z_]+))?\}")
 ARTICLE = re.compile(r"\b([Aa]) (?=" + FIELD.pattern + ")")
 """The indefinite article right before a slot."""
 
-Slots = Mapping[str, tuple[Any, ...]]
+Slots = Mapping[str, Sequence[Any]]
 Draw = tuple[str, int]
 """A slot's name and which of its values in one prompt: 1, 2, …"""
 
@@ -158,55 +159,46 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """A prompt with slots to fill. `messages` are pairs of role and text, up to the user's last turn."""
+class _Template:
+    """A prompt with slots to fill. `name`: its category and number in its file, from 1; `texts`: of its
+    messages, up to the user's last turn."""
 
     name: str
-    """category and number in its file, from 1"""
-    messages: tuple[tuple[str, str], ...]
-    follow_ups: tuple[str, ...] = ()
-
-    def draws(self) -> list[Draw]:
-        """The values that the messages take, in the order of their first use."""
-        return draws_in(text for _, text in self.messages)
-
-    def choices(self, slots: Slots) -> list[int]:
-        """How many values each of `draws` chooses from: those that the same slot has not given yet."""
-        draws = self.draws()
-        return [
-            len(slots[slot]) - sum(other == slot for other, _ in draws[:index])
-            for index, (slot, _) in enumerate(draws)
-        ]
+    roles: tuple[str, ...]
+    texts: tuple[str, ...]
+    follow_ups: tuple[str, ...]
 
     def capacity(self, slots: Slots) -> int:
-        """How many prompts of different messages the template gives."""
-        return math.prod(self.choices(slots))
+        """How many prompts of different messages the template gives: a slot gives no value twice."""
+        uses = Counter(slot for slot, _ in _draws(self.texts))
+        return math.prod(math.perm(len(slots[slot]), count) for slot, count in uses.items())
 
     def filled(self, number: int, slots: Slots, rng: random.Random) -> Prompt:
         """Its prompt `number` (from 0 to below `capacity`). `rng` chooses what only the follow-ups use."""
-        draws, rest = self.draws(), number
-        left = {slot: list(slots[slot]) for slot, _ in [*draws, *draws_in(self.follow_ups)]}
+        draws = _draws(self.texts)
+        left = {slot: list(slots[slot]) for slot, _ in [*draws, *_draws(self.follow_ups)]}
         values: dict[Draw, Any] = {}
-        for draw, choices in zip(draws, self.choices(slots), strict=True):
-            rest, digit = divmod(rest, choices)
-            values[draw] = left[draw[0]].pop(digit)
-        for draw in draws_in(self.follow_ups):
-            if draw not in values:
-                values[draw] = left[draw[0]].pop(rng.randrange(len(left[draw[0]])))
+        for slot, which in draws:
+            number, digit = divmod(number, len(left[slot]))
+            values[slot, which] = left[slot].pop(digit)
+        for slot, which in _draws(self.follow_ups):
+            if (slot, which) not in values:
+                values[slot, which] = left[slot].pop(rng.randrange(len(left[slot])))
+        spoken = zip(self.roles, self.texts, strict=True)
         return Prompt(
-            id=f"{self.name}-{number}",
-            messages=tuple({"role": role, "content": fill(text, values)} for role, text in self.messages),
-            follow_ups=tuple(fill(text, values) for text in self.follow_ups),
+            id="",
+            messages=tuple({"role": role, "content": _fill(text, values)} for role, text in spoken),
+            follow_ups=tuple(_fill(text, values) for text in self.follow_ups),
         )
 
 
-def draws_in(texts: Iterator[str] | tuple[str, ...]) -> list[Draw]:
+def _draws(texts: Sequence[str]) -> list[Draw]:
     """The values that `texts` ask for, each once, in the order of their first use."""
     found = (match for text in texts for match in FIELD.finditer(text))
     return list(dict.fromkeys((match[1], int(match[2] or 1)) for match in found))
 
 
-def fill(text: str, values: Mapping[Draw, Any]) -> str:
+def _fill(text: str, values: Mapping[Draw, Any]) -> str:
     """`text` with its slots replaced by `values`; "a" becomes "an" before a vowel."""
 
     def value(slot: str, which: str | None, field: str | None) -> str:
@@ -214,48 +206,37 @@ def fill(text: str, values: Mapping[Draw, Any]) -> str:
         return str(chosen[field] if field else chosen)
 
     def article(match: re.Match[str]) -> str:
-        word = value(match[2], match[3], match[4])
-        return f"{match[1]}{'n' if word[:1] in 'aeiou' else ''} "
+        return f"{match[1]}{'n' if value(*match.groups()[1:])[:1] in 'aeiou' else ''} "
 
-    text = ARTICLE.sub(article, text)
-    return FIELD.sub(lambda match: value(match[1], match[2], match[3]), text).strip()
-
-
-def template(name: str, entry: Mapping[str, Any]) -> Template:
-    """A template as its file gives it."""
-    system = (("system", entry["system"]),) if "system" in entry else ()
-    turns = [*entry.get("earlier", ()), entry["text"]]
-    spoken = tuple(("assistant" if index % 2 else "user", text) for index, text in enumerate(turns))
-    return Template(name, (*system, *spoken), tuple(entry.get("follow_ups", ())))
-
-
-def values_of(slot: Any) -> tuple[Any, ...]:
-    """A slot's values: those listed, or the numbers of a range."""
-    if isinstance(slot, dict):
-        return tuple(str(number) for number in range(slot["from"], slot["to"] + 1, slot.get("step", 1)))
-    return tuple(slot)
+    return FIELD.sub(lambda match: value(*match.groups()), ARTICLE.sub(article, text)).strip()
 
 
 @cache
-def collection() -> tuple[Mapping[str, tuple[Template, ...]], Slots]:
+def _collection() -> tuple[Mapping[str, Sequence[_Template]], Slots]:
     """The templates by category, in alphabetical order, and all slots."""
-    categories: dict[str, tuple[Template, ...]] = {}
-    slots: dict[str, tuple[Any, ...]] = {}
+    categories: dict[str, list[_Template]] = {}
+    slots: dict[str, Sequence[Any]] = {}
     folder = resources.files("outrider.distill.written")
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        category, dot, kind = file.name.partition(".")
-        if dot + kind != ".toml":
+        if not file.name.endswith(".toml"):
             continue
+        category = file.name.removesuffix(".toml")
         data = tomllib.loads(file.read_text(encoding="utf-8"))
-        slots.update({name: values_of(slot) for name, slot in data.get("slots", {}).items()})
-        if entries := data.get("templates"):
-            categories[category] = tuple(
-                template(f"{category}-{number}", entry) for number, entry in enumerate(entries, start=1)
-            )
+        for name, slot in data.get("slots", {}).items():
+            if isinstance(slot, dict):
+                slot = [str(number) for number in range(slot["from"], slot["to"] + 1, slot.get("step", 1))]
+            slots[name] = slot
+        for number, entry in enumerate(data.get("templates", ()), start=1):
+            turns = (*entry.get("earlier", ()), entry["text"])
+            roles = tuple("assistant" if i % 2 else "user" for i in range(len(turns)))
+            if "system" in entry:
+                roles, turns = ("system", *roles), (entry["system"], *turns)
+            made = _Template(f"{category}-{number}", roles, turns, tuple(entry.get("follow_ups", ())))
+            categories.setdefault(category, []).append(made)
     return categories, slots
 
 
-def in_turn(templates: tuple[Template, ...], slots: Slots, seed: int) -> Iterator[Prompt]:
+def _in_turn(templates: Sequence[_Template], slots: Slots, seed: int) -> Iterator[Prompt]:
     """All prompts of `templates`: one of each, then a second of each, …, until none has one left.
 
     The prompts of a template come in steps of about the golden section of their number: every one once, and
@@ -263,35 +244,23 @@ def in_turn(templates: tuple[Template, ...], slots: Slots, seed: int) -> Iterato
     """
     rng = random.Random(f"{seed} {templates[0].name}")
     order = rng.sample(templates, len(templates))
-    capacity = {entry: entry.capacity(slots) for entry in order}
-    start = {entry: rng.randrange(capacity[entry]) for entry in order}
-    for turn in range(max(capacity.values())):
+    sizes = {entry: entry.capacity(slots) for entry in order}
+    starts = {entry: rng.randrange(sizes[entry]) for entry in order}
+    for turn in range(max(sizes.values())):
         for entry in order:
-            if turn < (size := capacity[entry]):
-                number = (start[entry] + turn * stride(size)) % size
-                yield entry.filled(number, slots, random.Random(f"{seed} {entry.name} {number}"))
+            if turn < (size := sizes[entry]):
+                number = (starts[entry] + turn * _stride(size)) % size
+                made = entry.filled(number, slots, random.Random(f"{seed} {entry.name} {number}"))
+                yield replace(made, id=f"{entry.name}-{number}")
 
 
 @cache
-def stride(size: int) -> int:
+def _stride(size: int) -> int:
     """A step near the golden section of `size` that visits all of `size` numbers."""
     step = max(1, round(size * (math.sqrt(5) - 1) / 2))
     while math.gcd(step, size) != 1:
         step += 1
     return step
-
-
-def interleaved(seed: int) -> Iterator[Written]:
-    """Every prompt there is: one of each category in turn, for as long as a category has any left."""
-    categories, slots = collection()
-    left = {category: in_turn(templates, slots, seed) for category, templates in categories.items()}
-    while left:
-        for category, prompts in list(left.items()):
-            prompt = next(prompts, None)
-            if prompt is None:
-                del left[category]
-            else:
-                yield Written(category, prompt)
 
 
 def written_prompts(count: int, seed: int = 0) -> list[Written]:
@@ -303,12 +272,17 @@ def written_prompts(count: int, seed: int = 0) -> list[Written]:
 
     Raises SettingError if `count` is below 1 or above what there is.
     """
-    categories, slots = collection()
+    categories, slots = _collection()
     available = sum(entry.capacity(slots) for templates in categories.values() for entry in templates)
     if not 1 <= count <= available:
-        raise SettingError(
-            f"{count} written prompts",
-            f"there are {available:,}, and at least 1 has to be asked for",
-            f"Ask for 1 to {available:,}, or give prompts of your own.",
-        )
-    return list(islice(interleaved(seed), count))
+        reason = f"there are {available:,}, and at least 1 has to be asked for"
+        way_out = f"Ask for 1 to {available:,}, or give prompts of your own."
+        raise SettingError(f"{count} written prompts", reason, way_out)
+    columns = [_in_turn(templates, slots, seed) for templates in categories.values()]
+    found = (
+        Written(category, prompt)
+        for row in zip_longest(*columns)
+        for category, prompt in zip(categories, row, strict=True)
+        if prompt is not None
+    )
+    return list(islice(found, count))

@@ -152,7 +152,7 @@ def _expanded(drawn: Floats, degrees: int, stretch: float) -> tuple[float, float
     plain percentiles of few cases are too narrow."""
     if degrees < 1:
         return float(drawn.min()), float(drawn.max())
-    tail = NormalDist().cdf(-_t_quantile(degrees) * stretch)
+    tail = NormalDist().cdf(-t_quantile(degrees) * stretch)
     low, high = np.quantile(drawn, [tail, 1 - tail])
     return float(low), float(high)
 
@@ -177,7 +177,7 @@ def t_tail(statistic: float, degrees: int) -> float:
 
 
 @cache
-def _t_quantile(degrees: int) -> float:
+def t_quantile(degrees: int) -> float:
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
