@@ -59,28 +59,38 @@ def totals(findings: Findings) -> Counts:
 
 def reasons(findings: Findings) -> list[str]:
     """Why a certificate does not hold, one line for each kind of test; nothing where it does."""
-    lines = []
+    texts, logits = [], []
+    if findings.bit_equal and not findings.compared_rows:
+        logits.append("logits: none were compared")
     for name, parts in _kinds(findings):
         failed = [part for part in parts if part.differences and not part.holds]
         if failed:
             worst = failed[0].differences[-1]
             how = "" if findings.bit_equal else ", not by rounding"
-            lines.append(
+            texts.append(
                 f"{name}: {len(failed)} of {len(parts)} texts differ{how}; first in prompt "
                 f"{failed[0].prompt + 1} at token {worst.position + 1}: {worst.speculative_text!r} "
                 f"instead of {worst.plain_text!r}"
             )
-    lines += _rows_reasons(findings)
+        rows = [(part.prompt, part.rows) for part in parts if part.rows is not None]
+        odd = [(prompt, found) for prompt, found in rows if found.first is not None]
+        if odd and findings.compared_rows:
+            logits.append(
+                f"logits, {name}: their bits differ at {sum(found.differing for _, found in odd)} of "
+                f"{sum(found.positions for _, found in rows)} positions; first in prompt {odd[0][0] + 1} "
+                f"at token {(odd[0][1].first or 0) + 1}"
+            )
+    lines = [*texts, *logits]
     unsteady = [run for run in findings.repeated if run.position is not None]
     if unsteady:
         lines.append(f"same seed twice: {len(unsteady)} of {len(findings.repeated)} texts differ")
     failing = [test for test, bad in zip(findings.sampled, findings.rejected, strict=True) if bad]
     if failing:
         worst_test = min(failing, key=lambda test: (test.p_value, -test.impossible))
+        impossible = f", {worst_test.impossible} impossible texts" if worst_test.impossible else ""
         lines.append(
             f"sampled: {len(failing)} of {len(findings.sampled)} tests find another distribution; for "
-            f"instance {worst_test.setting} (p = {worst_test.p_value:.1e}"
-            + (f", {worst_test.impossible} impossible texts)" if worst_test.impossible else ")")
+            f"instance {worst_test.setting} (p = {worst_test.p_value:.1e}{impossible})"
         )
     return lines
 
@@ -91,24 +101,6 @@ def _kinds(findings: Findings) -> tuple[tuple[str, tuple[Compared, ...]], ...]:
         ("greedy, beside another request", findings.beside),
         ("seed-stable", findings.stable),
     )
-
-
-def _rows_reasons(findings: Findings) -> list[str]:
-    """Why the bits of logits are not as they should be."""
-    if findings.bit_equal and not findings.compared_rows:
-        return ["logits: none were compared"]
-    lines = []
-    for name, parts in _kinds(findings):
-        rows = [(part.prompt, part.rows) for part in parts if part.rows is not None]
-        failed = [(prompt, found) for prompt, found in rows if found.first is not None]
-        if failed:
-            prompt, found = failed[0]
-            lines.append(
-                f"logits, {name}: their bits differ at {sum(found.differing for _, found in failed)} of "
-                f"{sum(found.positions for _, found in rows)} positions; first in prompt {prompt + 1} "
-                f"at token {(found.first or 0) + 1}"
-            )
-    return lines
 
 
 def as_json(certificate: Certificate) -> dict[str, Any]:
@@ -131,7 +123,14 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         "machine": certificate.machine,
         "settings": certificate.settings,
         "plan": asdict(plan),
-        "counts": _counts(certificate),
+        "counts": {
+            "prompts": len(certificate.prompts),
+            **asdict(totals(findings)),
+            "near_ties": sum(found.near_tie for part in findings.texts for found in part.differences),
+            "tests": len(findings.sampled),
+            "samples": sum(test.samples for test in findings.sampled),
+            "sampled_model_calls": findings.sampled_calls,
+        },
         "greedy": _compared(findings.greedy),
         "beside_another_request": _compared(findings.beside) if findings.beside else None,
         "logits": _logits(findings),
@@ -141,18 +140,6 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         },
         "sampled": _sampled(certificate),
         "prompts": list(certificate.prompts),
-    }
-
-
-def _counts(certificate: Certificate) -> dict[str, int]:
-    findings = certificate.findings
-    return {
-        "prompts": len(certificate.prompts),
-        **asdict(totals(findings)),
-        "near_ties": sum(difference.near_tie for part in findings.texts for difference in part.differences),
-        "tests": len(findings.sampled),
-        "samples": sum(test.samples for test in findings.sampled),
-        "sampled_model_calls": findings.sampled_calls,
     }
 
 

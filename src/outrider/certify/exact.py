@@ -23,6 +23,7 @@ from outrider.core.contracts import Constraint, Model, RewindKind, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, RewindUnsupported
 from outrider.core.params import SamplingParams
+from outrider.lab.replay.recording import common_prefix
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.sampling import RequestSampler
 
@@ -165,12 +166,21 @@ def _chain_rule(
 ) -> dict[Text, float]:
     """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
     sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
+
+    def has_ended(text: Text) -> bool:
+        """Whether the engine would end a text here: an end token, or nothing else may follow."""
+        if constrain is None or vocabulary.ends_generation(text[-1]):
+            return vocabulary.ends_generation(text[-1])
+        constraint = constrain()
+        constraint.accept(text)
+        return constraint.is_complete
+
     cells: dict[Text, float] = {}
     open_texts: list[tuple[Text, float]] = [((), 1.0)]
     while open_texts:
         text, mass = open_texts.pop()
         rare = len(text) == LENGTH or mass * num_samples < _MIN_EXPECTED
-        if text and (rare or _has_ended(text, vocabulary, constrain)):
+        if text and (rare or has_ended(text)):
             cells[text] = mass
             continue
         [row] = rows.after((*prompt, *text), 1)
@@ -182,17 +192,6 @@ def _chain_rule(
         for token, prob in zip(following.tokens.tolist(), following.probs.tolist(), strict=True):
             open_texts.append(((*text, token), mass * prob))
     return cells
-
-
-def _has_ended(text: Text, vocabulary: Vocabulary, constrain: MakeConstraint) -> bool:
-    """Whether the engine would end a text here: an end token, or nothing else may follow."""
-    if vocabulary.ends_generation(text[-1]):
-        return True
-    if constrain is None:
-        return False
-    constraint = constrain()
-    constraint.accept(text)
-    return constraint.is_complete
 
 
 # Models that are asked once for each prefix: thousands of engine runs at the cost of a few calls.
@@ -219,46 +218,39 @@ class LogitsCache:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.calls = 0
-        self._rows: dict[tuple[int, ...], Row] = {}
-        self._stored: list[int] = []
+        self._rows: dict[Text, Row] = {}
+        self._stored: Text = ()
+        """the text of which the model holds the beginning"""
 
     def after(self, tokens: Sequence[int], count: int) -> list[Row]:
-        prefixes = [tuple(tokens[: len(tokens) - count + i + 1]) for i in range(count)]
-        missing = next((i for i, prefix in enumerate(prefixes) if prefix not in self._rows), count)
-        if missing < count:
-            self._evaluate(tokens, count - missing)
+        text = tuple(tokens)
+        first = len(text) - count
+        prefixes = [text[: first + i + 1] for i in range(count)]
+        missing = next((i for i, prefix in enumerate(prefixes) if prefix not in self._rows), None)
+        if missing is not None:
+            self._evaluate(text, first + missing)
         return [self._rows[prefix] for prefix in prefixes]
 
-    def _evaluate(self, tokens: Sequence[int], count: int) -> None:
-        """Ask the model for the last `count` rows, in one call where the tokens before are stored."""
-        start = len(tokens) - count
-        self._rewind(tokens, start)
-        end = start
-        for rows in teacher_forced(self.model, tokens, start, chunk=_CHUNK_TOKENS):
-            self.calls += 1
-            self._stored = list(tokens[: self.model.length(0)])
-            for row in rows:
-                end += 1
-                kept = self._rows.setdefault(tuple(tokens[:end]), row.copy())
-                kept.setflags(write=False)
-
-    def _rewind(self, tokens: Sequence[int], limit: int) -> None:
-        """Keep what is stored of the first `limit` tokens."""
-        keep = 0
-        while keep < min(limit, len(self._stored)) and self._stored[keep] == tokens[keep]:
-            keep += 1
+    def _evaluate(self, text: Text, start: int) -> None:
+        """Ask the model for the rows from `start` on, in one call where the tokens before are stored."""
+        keep = min(start, common_prefix(self._stored, text))
         if keep < self.model.length(0):
             try:
                 self.model.truncate(0, keep)
             except RewindUnsupported:
-                keep = 0
                 self.model.truncate(0, 0)
-        self._stored = list(tokens[:keep])
+        self._stored = text
+        for rows in teacher_forced(self.model, text, start, chunk=_CHUNK_TOKENS):
+            self.calls += 1
+            for row in rows:
+                start += 1
+                kept = self._rows.setdefault(text[:start], row.copy())
+                kept.setflags(write=False)
 
     def forget(self) -> None:
         """Free the rows and the model's sequence."""
         self._rows.clear()
-        self._stored.clear()
+        self._stored = ()
         self.model.truncate(0, 0)
 
 
@@ -274,18 +266,19 @@ class DisturbedLogits:
     def __init__(self, source: RowSource, seed: int) -> None:
         self._source = source
         self._seed = seed
-        self._rows: dict[tuple[int, ...], Row] = {}
+        self._rows: dict[Text, Row] = {}
 
     def after(self, tokens: Sequence[int], count: int) -> list[Row]:
-        return [self._row(tuple(tokens[: len(tokens) - count + i + 1])) for i in range(count)]
-
-    def _row(self, prefix: tuple[int, ...]) -> Row:
-        if prefix not in self._rows:
-            [row] = self._source.after(prefix, 1)
-            rng = np.random.default_rng((self._seed, *prefix))
-            noise = rng.standard_normal(len(row), dtype=np.float32) * np.float32(self.NOISE)
-            self._rows[prefix] = row * np.float32(self.SCALE) + noise
-        return self._rows[prefix]
+        found = []
+        for end in range(len(tokens) - count + 1, len(tokens) + 1):
+            prefix = tuple(tokens[:end])
+            if prefix not in self._rows:
+                [row] = self._source.after(prefix, 1)
+                rng = np.random.default_rng((self._seed, *prefix))
+                noise = rng.standard_normal(len(row), dtype=np.float32) * np.float32(self.NOISE)
+                self._rows[prefix] = row * np.float32(self.SCALE) + noise
+            found.append(self._rows[prefix])
+        return found
 
     def forget(self) -> None:
         self._rows.clear()
