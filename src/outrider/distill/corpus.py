@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider.distill.examples import Example
 from outrider.distill.losses import Labels
@@ -103,24 +106,20 @@ class Corpus:
 
 def batch_of(texts: Sequence[Text], device: torch.device) -> Batch:
     """Texts as tensors on a device."""
-    longest = max(len(text.tokens) for text in texts)
-    tokens = np.zeros((len(texts), longest), dtype=np.int64)
-    places = []
-    for row, text in enumerate(texts):
-        tokens[row, : len(text.tokens)] = text.tokens
-        end = row * longest + len(text.tokens)
-        places.append(np.arange(end - len(text.ids), end))
+    tokens = pad_sequence([torch.from_numpy(text.tokens).long() for text in texts], batch_first=True)
+    ends = [row * tokens.shape[1] + len(text.tokens) for row, text in enumerate(texts)]
+    places = [torch.arange(end - len(text.ids), end) for text, end in zip(texts, ends, strict=True)]
     widest = max(text.ids.shape[1] for text in texts)
+
+    def joined(arrays: Iterable[npt.NDArray[Any]]) -> Tensor:
+        """Rows of K + 1 columns; those of other texts may have more."""
+        return torch.cat(
+            [pad(found, (0, widest - found.shape[1])) for found in map(torch.from_numpy, arrays)]
+        )
+
     labels = Labels(
-        torch.from_numpy(np.concatenate([_wide(text.ids, widest) for text in texts])).long().to(device),
-        torch.from_numpy(np.concatenate([_wide(text.probs, widest) for text in texts])).float().to(device),
+        joined(text.ids for text in texts).long().to(device),
+        joined(text.probs for text in texts).float().to(device),
         torch.from_numpy(np.concatenate([text.rest for text in texts])).float().to(device),
     )
-    return Batch(
-        torch.from_numpy(tokens).to(device), torch.from_numpy(np.concatenate(places)).to(device), labels
-    )
-
-
-def _wide(values: npt.NDArray[np.generic], columns: int) -> npt.NDArray[np.generic]:
-    missing = columns - values.shape[1]
-    return np.pad(values, ((0, 0), (0, missing))) if missing else values
+    return Batch(tokens.to(device), torch.cat(places).to(device), labels)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
-from time import perf_counter
+from timeit import repeat
 
 import numpy as np
 import torch
@@ -43,19 +43,12 @@ def has_fast_half(device: torch.device) -> bool:
     brought 4 times the speed on one processor and nothing on another)."""
     if device.type != "cpu":
         return True
-    wide = _product_s(torch.float32)
-    return wide > _CLEARLY_FASTER * _product_s(torch.bfloat16)
-
-
-def _product_s(dtype: torch.dtype) -> float:
-    """Seconds of a product as large as one of a small model's layer, the best of a few."""
-    left, right = (torch.ones(*size, dtype=dtype) for size in ((256, 512), (512, 1536)))
-    times = []
-    for _ in range(_TRIALS):
-        started = perf_counter()
-        torch.mm(left, right)
-        times.append(perf_counter() - started)
-    return min(times)
+    best_s = []
+    for dtype in (torch.float32, torch.bfloat16):
+        # as large as a product of a small model's layer
+        left, right = (torch.ones(*size, dtype=dtype) for size in ((256, 512), (512, 1536)))
+        best_s.append(min(repeat(partial(torch.mm, left, right), number=1, repeat=_TRIALS)))
+    return best_s[0] > _CLEARLY_FASTER * best_s[1]
 
 
 def keep_freed_memory() -> None:
@@ -182,8 +175,6 @@ _DENSE = 0.5
 _STRETCH = 32
 """lines whose attention is computed at once"""
 
-_Stretch = tuple[slice, Callable[[Tensor], tuple[Tensor, Tensor]], Tensor]
-
 
 class TorchModel:
     """A Model over a network. Its calls are padded to the longest span: give spans of one length together.
@@ -222,7 +213,10 @@ class TorchModel:
 
     def _decode(self, spans: Sequence[Span]) -> list[Logits]:
         lines = {span.sequence: span for span in spans}
-        sequences = self._sequences(lines)
+        # Where few are missing between the first and the last sequence, these are run along with nothing to
+        # read: the cache of a run of sequences need not be copied.
+        run = range(min(lines), max(lines) + 1)
+        sequences = run if len(lines) >= _DENSE * len(run) else sorted(lines)
         longest = max(len(span.tokens) for span in spans)
         tokens = torch.zeros(len(sequences), longest, dtype=torch.long)
         starts = torch.full((len(sequences),), self.context_length)
@@ -240,12 +234,6 @@ class TorchModel:
         ends = np.cumsum([span.rows for span in spans])
         return [logits[end - span.rows : end] for end, span in zip(ends, spans, strict=True)]
 
-    def _sequences(self, wanted: Collection[int]) -> range | list[int]:
-        """Those of a call. Where few are missing between the first and the last, these are run along with
-        nothing to read: the cache of a run of sequences need not be copied."""
-        run = range(min(wanted), max(wanted) + 1)
-        return run if len(wanted) >= _DENSE * len(run) else sorted(wanted)
-
     def _check(self, spans: Sequence[Span]) -> None:
         if len({span.sequence for span in spans}) < len(spans):
             raise BackendError(self.name, "two spans of one sequence in one call")
@@ -259,9 +247,19 @@ class TorchModel:
                 raise BackendError(self.name, reason, "Give it a larger one.")
 
     def _attend(self, sequences: range | list[int], positions: Tensor) -> Attend:
-        """Attention over each sequence's cache, up to each token's own place."""
-        places = torch.tensor(sequences, device=positions.device)
-        stretches = list(self._stretches(sequences, positions))
+        """Attention over each sequence's cache, up to each token's own place; some lines at a time, since
+        each costs as much as the longest text among them."""
+        device = positions.device
+        places = torch.tensor(sequences, device=device)
+        stretches: list[tuple[slice, slice | Tensor, Tensor]] = []
+        for at in range(0, len(sequences), _STRETCH):
+            lines, piece = slice(at, at + _STRETCH), sequences[at : at + _STRETCH]
+            longest = max(self._lengths[sequence] for sequence in piece)
+            end = min(longest + positions.shape[1], self.context_length + 1)
+            visible = torch.arange(end, device=device) <= positions[lines, :, None]
+            is_run = isinstance(piece, range)
+            chosen = slice(piece[0], piece[-1] + 1) if is_run else torch.tensor(piece, device=device)
+            stretches.append((lines, chosen, visible))
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             kv = self._cache[layer]
@@ -272,29 +270,13 @@ class TorchModel:
             groups = heads // keys.shape[1]
             stacked = queries.reshape(batch, keys.shape[1], groups * tokens, width)
             mixed = []
-            for lines, held, visible in stretches:
+            for lines, chosen, visible in stretches:
                 mask = visible[:, None].repeat(1, 1, groups, 1)
-                stored_keys, stored_values = held(kv)
+                stored_keys, stored_values = (part[chosen, :, : visible.shape[-1]] for part in kv)
                 mixed.append(attention(stacked[lines], stored_keys, stored_values, attn_mask=mask))
             return torch.cat(mixed).reshape(batch, heads, tokens, width)
 
         return attend
-
-    def _stretches(self, sequences: range | list[int], positions: Tensor) -> Iterator[_Stretch]:
-        """A call's lines in pieces, since each costs as much as the longest text among them: which, what
-        takes theirs from the cache, and what of that each token sees (lines, tokens, places)."""
-        lengths = [self._lengths[sequence] for sequence in sequences]
-        for at in range(0, len(sequences), _STRETCH):
-            lines = slice(at, at + _STRETCH)
-            end = min(max(lengths[lines]) + positions.shape[1], self.context_length + 1)
-            visible = torch.arange(end, device=positions.device) <= positions[lines, :, None]
-            chosen: slice | Tensor
-            if isinstance(sequences, range):
-                piece = sequences[lines]
-                chosen = slice(piece.start, piece.stop)
-            else:
-                chosen = torch.tensor(sequences[lines], device=positions.device)
-            yield lines, partial(_held, sequences=chosen, end=end), visible
 
     def length(self, sequence: int) -> int:
         return self._lengths[sequence]
@@ -310,8 +292,3 @@ class TorchModel:
     def close(self) -> None:
         self._cache.clear()
         vars(self).pop("_network", None)  # whoever made the network may keep it
-
-
-def _held(cache: Tensor, sequences: slice | Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of some sequences, up to a place."""
-    return cache[0, sequences, :, :end], cache[1, sequences, :, :end]
