@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from time import sleep
 from types import SimpleNamespace
 from typing import cast
 
@@ -26,6 +25,7 @@ COMPILERS = shutil.which("cc") is not None and shutil.which("c++") is not None
 SHORT = ("-t", "1", "--temp", "0", "-n", "8")
 Call = Callable[..., Outcome]
 Open = Callable[..., Terminal]
+ASKS = "\x1b[0m>"  # the question, as the line editor draws it
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def terminal(models: Path) -> Iterator[Open]:
 
     def start(command: str, *arguments: str, model: str = "chat", **env: str) -> Terminal:
         line = [command, "-m", str(models / f"{model}.gguf"), "-t", "1", "--temp", "0", *arguments]
-        opened.append(Terminal(line, environment(**env)))
+        opened.append(Terminal(line, environment(PROMPT_TOOLKIT_NO_CPR="1", **env)))
         return opened[-1]
 
     yield start
@@ -99,6 +99,56 @@ def test_commands_of_a_conversation(chat: Call) -> None:
     assert "target chat" in outcome.err and "target calls" in outcome.err
     assert any(f"library {file}" in outcome.said for file in installed())
     assert len(kept(outcome)) == 1
+
+
+def test_a_conversation_is_taken_back_saved_and_loaded(chat: Call, tmp_path: Path) -> None:
+    saved, file = tmp_path / "saved.json", tmp_path / "notes.txt"
+    file.write_text("the notes\n")
+    lines = [
+        "/undo",
+        "/system be brief",
+        f"/read {file}",
+        "hello",
+        "again",
+        "/undo",
+        "/again",
+        f"/save {saved}",
+    ]
+    outcome = chat("-n", "2", stdin="\n".join(lines) + "\n")
+    assert outcome.status == 0 and "nothing was asked yet" in outcome.err
+    assert "9 characters go before" in outcome.err and "3 messages written" in outcome.said
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert messages[1]["content"] == "the notes\n\nhello"
+    lines = ["first", f"/load {saved}", "again", f"/save {saved}"]
+    outcome = chat("-n", "2", stdin="\n".join(lines) + "\n")
+    assert "3 messages; the conversation goes on" in outcome.err
+    assert json.loads(saved.read_text())["messages"][:3] == messages
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("/foo", "There is no /foo."),
+        ("/rest", "Did you mean /reset?"),
+        ("/reset all", "/reset takes nothing after it."),
+        ("/save", "/save needs a FILE."),
+        ("/save /nowhere/x", "could not be written"),
+        ("/read /nowhere/x", "no such file"),
+        ("/load {there}", "it holds no conversation"),
+    ],
+)
+def test_a_command_that_cannot_be_carried_out_says_why(
+    chat: Call, tmp_path: Path, line: str, why: str
+) -> None:
+    there = tmp_path / "there"
+    there.write_text("[" * 20_000)
+    outcome = chat(stdin=line.format(there=there) + "\nhello\n")
+    assert outcome.status == 0 and why in outcome.said and len(kept(outcome)) == 1
+
+
+def test_a_message_may_begin_with_a_slash(chat: Call) -> None:
+    assert len(kept(chat(stdin=" /foo\n"))) == 1
 
 
 def test_only_answers_reach_standard_output(chat: Call) -> None:
@@ -172,17 +222,19 @@ def test_what_a_conversation_cannot_use_is_refused(chat: Call) -> None:
 
 def test_ctrl_c_ends_an_answer_and_then_the_conversation(terminal: Open) -> None:
     program = terminal("chat", "--ignore-eos", "-n", "8000", "--no-lookup")
-    program.wait_for("> ")
-    program.type("hello\n")
-    program.wait_for("hello\r\n")
-    program.wait_for_more(50)
+    program.wait_for(ASKS)
+    program.type("hello\r")
+    program.wait_for("hello")
+    program.wait_for_more(200)
     program.type("\x03")
     program.wait_for("interrupted]")
-    program.wait_for("> ")
-    program.type("/readout\n")
+    program.wait_for(ASKS)
+    program.type("/readout\r")
     program.wait_for("target calls")
-    program.wait_for("> ")
-    sleep(0.5)  # a signal between the question and the wait for a line is only seen with the next key
+    program.wait_for(ASKS)
+    program.type("never sent\x03\x03")
+    program.wait_for("Ctrl-C once more, Ctrl-D or /exit: leave.")
+    program.wait_for(ASKS)
     program.type("\x03")
     program.wait_for("interrupted")
     assert program.close() == 130
@@ -190,9 +242,61 @@ def test_ctrl_c_ends_an_answer_and_then_the_conversation(terminal: Open) -> None
 
 def test_ctrl_d_leaves(terminal: Open) -> None:
     program = terminal("chat")
-    program.wait_for("> ")
+    program.wait_for(ASKS)
     program.type("\x04")
     assert program.close() == 0
+
+
+def test_a_paste_of_any_size_is_one_message(terminal: Open, tmp_path: Path) -> None:
+    pasted = "a line of some words\n" * 400
+    program = terminal("chat", "-c", "8192", "-n", "4", OUTRIDER_CACHE=str(tmp_path))
+    program.wait_for(ASKS)
+    program.type(f"\x1b[200~{pasted}\x1b[201~\r")
+    program.wait_for("prompt tokens")
+    program.wait_for(ASKS)
+    program.type(f"/save {tmp_path}/saved\r")
+    program.wait_for(ASKS)
+    program.type("\x04")
+    assert program.close() == 0
+    message, answer = json.loads((tmp_path / "saved").read_text())["messages"]
+    assert message == {"role": "user", "content": pasted} and answer["role"] == "assistant"
+
+
+def test_several_lines_are_typed_as_one_message(terminal: Open, tmp_path: Path) -> None:
+    program = terminal("chat", "-n", "2", OUTRIDER_CACHE=str(tmp_path))
+    program.wait_for(ASKS)
+    program.type('"""one\rtwo"""\r')
+    program.wait_for("prompt tokens")
+    program.wait_for(ASKS)
+    program.type("three\x1b\rfour\r")
+    program.wait_for("prompt tokens")
+    program.wait_for(ASKS)
+    program.type(f"/save {tmp_path}/saved\r")
+    program.wait_for(ASKS)
+    program.type("\x04")
+    assert program.close() == 0
+    messages = json.loads((tmp_path / "saved").read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["one\ntwo", "three\nfour"]
+
+
+@pytest.mark.parametrize("options", [(), ("--no-history",)])
+def test_what_was_typed_is_kept_for_its_owner(
+    terminal: Open, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    program = terminal("chat", "-n", "2", *options, OUTRIDER_CACHE=str(tmp_path))
+    program.wait_for(ASKS)
+    program.type("/settings\r")
+    program.wait_for("target chat")
+    program.wait_for(ASKS)
+    program.type("\x1b[A\r")  # the last line once more
+    program.wait_for("target chat")
+    program.wait_for(ASKS)
+    program.type("\x04")
+    assert program.close() == 0
+    history = tmp_path / "chat_history"
+    assert history.exists() == (not options)
+    if history.exists():
+        assert history.stat().st_mode & 0o777 == 0o600 and "/settings" in history.read_text()
 
 
 def test_a_terminal_is_asked_for_the_prompt(terminal: Open) -> None:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
 
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import RunPlan, plan_run
-from outrider.cli.prompt import ask, read_prompt
+from outrider.cli.prompt import ask, read_prompt, read_text
 from outrider.cli.report import print_explanation, print_incomplete, print_readout
 from outrider.cli.run import explanation_of, library_line, load_pair, open_session
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import Shown, TokenPrinter, show
 from outrider.core.data import StepRecord
-from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
+from outrider.core.errors import ConstraintError, InputError, OutriderError, PromptError, SettingError
+from outrider.core.files import write_whole
+from outrider.core.schema import settings_of
+from outrider.models import cache_dir
 from outrider.session import Message, Pair, Session
 from outrider.session.generation import Generation
 from outrider.session.trace import write_trace
 
-_HELP = "Type a message. /readout: counts of the last answer. /reset: start over. /exit or Ctrl-D: leave."
+_HELP = 'Type a message. Alt-Enter or """: several lines. /help: what else there is. /exit or Ctrl-D: leave.'
+
+
+class _Turn(BaseModel):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _Saved(BaseModel):
+    """A conversation as it is saved."""
+
+    messages: list[_Turn]
 
 
 def chat(settings: RunSettings) -> int:
@@ -70,6 +91,15 @@ def _first_message(settings: RunSettings) -> str | None:
     return read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """What a line that begins with / does: `act` gets what follows the name."""
+
+    argument: str
+    help: str
+    act: Callable[[_Conversation, str], None]
+
+
 class _Conversation:
     """The turns so far, and what became of the last one."""
 
@@ -79,42 +109,161 @@ class _Conversation:
         self._pair = pair
         self._session = session
         self._errors = errors
-        self._system: list[Message] = []
+        self._messages: list[Message] = []
         if settings.system:
-            self._system = [{"role": "system", "content": settings.system}]
-        self._messages: list[Message] = list(self._system)
+            self._messages = [{"role": "system", "content": settings.system}]
+        self._attached = ""
         self._last: Shown | None = None
         self._records: list[StepRecord] = []
         self._printer = TokenPrinter(settings, errors)
 
     def hold(self) -> None:
         """Read messages until the end of input or /exit."""
-        while (line := self._read()) is not None:
-            message = line.strip()
-            if message == "/exit":
-                return
-            if message == "/reset":
-                self._messages = list(self._system)
-                self._errors.print(Text("a new conversation", style="dim"))
-            elif message == "/readout":
-                self._print_readout()
-            elif message.startswith("/") and message.split()[0] in ("/help", "/?"):
-                self._errors.print(Text(_HELP, style="dim"))
-            elif message:
-                self.say(line)
+        read = self._reader()
+        with suppress(EOFError):
+            while True:
+                line = read("> ")
+                name, _, rest = line.strip().partition(" ")
+                if line.startswith("/"):
+                    self._carry_out(name, rest.strip())
+                elif name:
+                    self.say(line)
 
-    def _read(self) -> str | None:
-        if sys.stdin.isatty():
+    def _reader(self) -> Callable[[str], str]:
+        """What asks for the next line: an editor where somebody types."""
+        if not sys.stdin.isatty():
+            return ask
+        from outrider.cli.terminal_input import TerminalInput  # loads slowly
+
+        typed = TerminalInput(cache_dir() / "chat_history" if self._settings.history else None)
+
+        def read(question: str) -> str:
             self._errors.print()
+            try:
+                return typed.read(question)
+            except KeyboardInterrupt:
+                self._note("Ctrl-C once more, Ctrl-D or /exit: leave.")
+            return typed.read(question)
+
+        return read
+
+    def _carry_out(self, name: str, argument: str) -> None:
+        command = _COMMANDS.get(name)
+        if command is None:
+            near = get_close_matches(name, _COMMANDS, 1)
+            hint = f"Did you mean {near[0]}?" if near else "/help lists what there is."
+            self._warn(f"There is no {name}. {hint} A message may begin with a blank and a /.")
+        elif bool(argument) and not command.argument:
+            self._warn(f"{name} takes nothing after it.")
+        elif not argument and command.argument.isupper():
+            self._warn(f"{name} needs a {command.argument}.")
+        else:
+            try:
+                command.act(self, argument)
+            except OutriderError as error:
+                self._warn(str(error))
+
+    # What commands do
+
+    def help(self, _: str = "") -> None:
+        """Say what can be typed."""
+        self._note(_HELP)
+        for name, command in _COMMANDS.items():
+            self._note(f"  {name + ' ' + command.argument:16}{command.help}")
+
+    def reset(self, _: str) -> None:
+        """Start over."""
+        self._messages = self._messages[: self._num_system]
+        self._note("a new conversation")
+
+    def undo(self, _: str) -> None:
+        """Forget the last message and its answer."""
+        message = self._last_message()
+        del self._messages[message:]
+        self._note(f"{(len(self._messages) - self._num_system + 1) // 2} messages are left")
+
+    def again(self, _: str) -> None:
+        """Answer the last message once more."""
+        message = self._last_message()
+        text = self._messages[message]["content"]
+        del self._messages[message:]
+        self.say(str(text))
+
+    def system(self, text: str) -> None:
+        """Set the system message, or show it."""
+        if text:
+            self._messages = [{"role": "system", "content": text}, *self._messages[self._num_system :]]
+        shown = str(self._messages[0]["content"]) if self._num_system else "none"
+        self._note(f"system message: {shown}")
+
+    def read(self, file: str) -> None:
+        """Put a file before the next message."""
+        text = read_text(Path(file).expanduser(), "file")
+        self._attached += f"{text.rstrip()}\n\n"
+        self._note(f"{len(text):,} characters go before your next message")
+
+    def save(self, file: str) -> None:
+        """Write the conversation to a file."""
+        document = json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n"
+        write_whole(Path(file).expanduser(), document, "conversation")
+        self._note(f"{len(self._messages)} messages written to {file}")
+
+    def load(self, file: str) -> None:
+        """Go on with the conversation in a file."""
         try:
-            return ask("> ")
-        except EOFError:
-            return None
+            saved = _Saved.model_validate_json(read_text(Path(file).expanduser(), "conversation"))
+        except ValidationError:
+            raise PromptError(file, "it holds no conversation", "Name a file that /save wrote.") from None
+        self._messages = [{"role": turn.role, "content": turn.content} for turn in saved.messages]
+        self._note(f"{len(saved.messages)} messages; the conversation goes on from there")
+
+    def settings(self, _: str) -> None:
+        """Show the settings that differ from their defaults."""
+        fields = settings_of(type(self._settings))
+        given = {name: getattr(self._settings, name) for name in fields}
+        shown = [
+            f"{fields[name].flag} {value}" for name, value in given.items() if value != fields[name].default
+        ]
+        draft = self._pair.draft.name if self._pair.draft else "none"
+        self._note(
+            f"target {self._pair.target.name}, draft {draft}, context {self._session.target.context_length}"
+        )
+        self._note("; ".join(shown) or "all settings have their defaults")
+
+    def readout(self, _: str) -> None:
+        """Show the counts of the last answer."""
+        if self._last is None:
+            self._note("nothing was answered yet")
+            return
+        draft = self._pair.draft.name if self._pair.draft else None
+        explanation = explanation_of(self._session, self._last.completion)
+        readout, target = self._last.readout(), self._pair.target.name
+        library = library_line(self._pair, self._session)
+        print_readout(self._errors, readout, target, draft, explanation, self._plan.grammar, library=library)
+        if self._settings.explain and explanation:
+            print_explanation(self._errors, explanation)
+
+    def leave(self, _: str) -> None:
+        """End the conversation."""
+        raise EOFError
+
+    @property
+    def _num_system(self) -> int:
+        return int(bool(self._messages) and self._messages[0]["role"] == "system")
+
+    def _last_message(self) -> int:
+        """Where the last message of the user is. Raises PromptError when there is none."""
+        for place in reversed(range(len(self._messages))):
+            if self._messages[place]["role"] == "user":
+                return place
+        raise PromptError("conversation", "nothing was asked yet", "Type a message.")
+
+    # Answers
 
     def say(self, message: str) -> None:
         """Answer one message. One that does not fit, or whose answer cannot go on, is taken back, and why
         is said."""
-        self._messages.append({"role": "user", "content": message})
+        self._messages.append({"role": "user", "content": self._attached + message})
         try:
             prompt = self._session.encode(self._messages)
             request = self._plan.request(prompt, self._session.target.vocabulary)
@@ -127,6 +276,7 @@ class _Conversation:
             self._trace(generation.records)
             self._take_back(str(error))
             return
+        self._attached = ""
         completion = self._last.completion
         print_incomplete(self._errors, completion, self._plan.grammar)
         self._messages.append({"role": "assistant", "content": completion.text})
@@ -136,7 +286,7 @@ class _Conversation:
 
     def _take_back(self, why: str) -> None:
         self._messages.pop()
-        self._errors.print(Text(readable(why), style="yellow"))
+        self._warn(why)
 
     def _trace(self, records: Sequence[StepRecord]) -> None:
         if self._settings.trace:
@@ -146,31 +296,34 @@ class _Conversation:
     def _print_summary(self, shown: Shown) -> None:
         readout = shown.readout()
         ended = {"length": "; token limit", "cancelled": "; interrupted"}.get(readout.finish_reason, "")
-        self._errors.print(
-            Text(
-                f"[{readout.generated_tokens} tokens, {readout.tokens_per_s:.1f} tokens/s, "
-                f"{readout.tokens_per_target_call:.2f} per target call; "
-                f"{readout.reused_tokens} of {readout.prompt_tokens} prompt tokens kept{ended}]",
-                style="dim",
-            )
+        self._note(
+            f"[{readout.generated_tokens} tokens, {readout.tokens_per_s:.1f} tokens/s, "
+            f"{readout.tokens_per_target_call:.2f} per target call; "
+            f"{readout.reused_tokens} of {readout.prompt_tokens} prompt tokens kept{ended}]"
         )
         if readout.finish_reason == "context":
-            self._errors.print(
-                Text(
-                    f"The context of {self._session.target.context_length} tokens is full. "
-                    "/reset starts a new conversation; a larger context (-c) holds a longer one.",
-                    style="yellow",
-                )
+            self._warn(
+                f"The context of {self._session.target.context_length} tokens is full. "
+                "/reset starts a new conversation; a larger context (-c) holds a longer one."
             )
 
-    def _print_readout(self) -> None:
-        if self._last is None:
-            self._errors.print(Text("nothing was answered yet", style="dim"))
-            return
-        draft = self._pair.draft.name if self._pair.draft else None
-        explanation = explanation_of(self._session, self._last.completion)
-        readout, target = self._last.readout(), self._pair.target.name
-        library = library_line(self._pair, self._session)
-        print_readout(self._errors, readout, target, draft, explanation, self._plan.grammar, library=library)
-        if self._settings.explain and explanation:
-            print_explanation(self._errors, explanation)
+    def _note(self, text: str) -> None:
+        self._errors.print(Text(readable(text), style="dim"))
+
+    def _warn(self, text: str) -> None:
+        self._errors.print(Text(readable(text), style="yellow"))
+
+
+_COMMANDS = {
+    "/help": _Command("", "what can be typed", _Conversation.help),
+    "/reset": _Command("", "start over", _Conversation.reset),
+    "/undo": _Command("", "forget the last message and its answer", _Conversation.undo),
+    "/again": _Command("", "answer the last message once more", _Conversation.again),
+    "/system": _Command("[text]", "set the system message, or show it", _Conversation.system),
+    "/read": _Command("FILE", "put a file before the next message", _Conversation.read),
+    "/save": _Command("FILE", "write the conversation to a file", _Conversation.save),
+    "/load": _Command("FILE", "go on with a conversation that was saved", _Conversation.load),
+    "/settings": _Command("", "settings that differ from their defaults", _Conversation.settings),
+    "/readout": _Command("", "counts of the last answer", _Conversation.readout),
+    "/exit": _Command("", "leave; Ctrl-D does too", _Conversation.leave),
+}

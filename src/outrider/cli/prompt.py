@@ -30,7 +30,7 @@ def read_prompt(argument: str | None, option: str | None, file: Path | None, *, 
     elif argument is not None:
         text = argument
     elif file is not None and str(file) != "-":
-        text = _read_file(file)
+        text = read_text(file, "prompt file")
     elif file is None and sys.stdin.isatty():
         text = _ask()
     else:
@@ -71,13 +71,9 @@ def ask(question: str) -> str:
         raise PromptError("standard input", "it is not UTF-8", "Convert it to UTF-8 first.") from error
 
 
-def _read_file(path: Path) -> str:
-    return _read_text(path, "prompt file")
-
-
 def read_prediction(path: Path) -> str:
     """The text of a predicted answer. Raises PromptError when it is empty, cannot be read or is no text."""
-    text = _read_text(path, "prediction")
+    text = read_text(path, "prediction")
     if "\0" in text:
         raise PromptError(f"prediction {path}", "it is no text (it holds zero bytes)", "Name a text file.")
     if not text.strip():
@@ -85,7 +81,8 @@ def read_prediction(path: Path) -> str:
     return text
 
 
-def _read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
+    """The text of a file in UTF-8. Raises PromptError, which calls the file `what`."""
     try:
         with path.open("rb") as file:
             return _decode(file, str(path))

@@ -58,6 +58,7 @@ class Prompt(Group):
     )
     ignore_eos: bool = setting(False, help="Go on after end-of-generation tokens.")
     interactive: bool = setting(False, "-i", help="Hold a conversation (what `outrider chat` does).")
+    history: bool = setting(True, help="Keep what you type in a conversation for the next one (the default).")
 
     @property
     def prompt_is_piped(self) -> bool:
