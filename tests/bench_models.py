@@ -14,7 +14,7 @@ from outrider.costs import CallCosts
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.rows import ModelRow, PairRow, Role
-from outrider.lab.score import pair_row
+from outrider.lab.subject import pair_row
 from outrider.models.gguf import ModelCard
 from outrider.models.vocab import align
 from recordings import FLAT, SMALL, curve

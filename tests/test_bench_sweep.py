@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -497,17 +497,17 @@ def test_a_single_repetition_does_not_pass_for_a_tight_interval(tmp_path: Path) 
 
 def test_memory_that_the_system_does_not_tell_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Weights:
-        trained_context = 64
-
         def open(self, context: int) -> str:
             return f"context {context}"
 
     monkeypatch.setattr(loaded, "load_weights", lambda *_, **__: Weights())
+    monkeypatch.setattr(loaded, "template_of", lambda *_: None)
     [file] = FakeLoader().find(["any"])
     sizes = iter([None, None, 1000, 3500])
     monkeypatch.setattr(loaded, "resident_bytes", lambda: next(sizes))
-    found: list[Any] = [loaded.load_model(file, LoadOptions(), 16, []) for _ in range(2)]
-    assert found == [("context 24", None), ("context 24", 2500)]
+    for grown in (None, 2500):
+        model = loaded.Loaded(file, LoadOptions(), [])
+        assert (cast(Any, model.open(16)), model.opened_bytes) == ("context 16", grown)
 
 
 def test_packed_rows_are_read(tmp_path: Path) -> None:

@@ -17,13 +17,12 @@ from outrider.check.verdict import DraftNumbers, Verdict, cannot_work, judge_dra
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
-from outrider.lab.acceptance import acceptance_of
-from outrider.lab.curves import expect
-from outrider.lab.facts import ModelFacts, break_evens, bytes_read, calls_of, least_needed, tokenizers_of
+from outrider.lab.facts import acceptance_of, break_evens, calls_of, least_needed, tokenizers_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
-from outrider.lab.predict import Scored
+from outrider.lab.models import ModelFacts, bytes_read
+from outrider.lab.predict import expect
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import ANSWER_TOKENS, Answer, Case, Question, questions_of, record_answers
+from outrider.lab.record import ANSWER_TOKENS, Answer, Case, Question, Scored, questions_of, record_answers
 from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.statistics import Interval, share_of, speedup_of

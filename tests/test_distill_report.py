@@ -19,11 +19,11 @@ from outrider.backends.fake import FakeModel
 from outrider.core.params import SamplingParams
 from outrider.distill.examples import Example
 from outrider.distill.report import Contender, Figure, pictures
-from outrider.lab.facts import ModelFacts
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.predict import OwnTimes, Scored
+from outrider.lab.models import ModelFacts
+from outrider.lab.predict import OwnTimes
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import Answer, Case, Question
+from outrider.lab.record import Answer, Case, Question, Scored
 from outrider.lab.rows import AnswerRow
 from outrider.lab.statistics import Interval
 from outrider.lab.subject import Subject

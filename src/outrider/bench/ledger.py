@@ -8,9 +8,9 @@ from typing import TypeVar
 from outrider.bench.store import Store
 from outrider.lab.curves import curve_of
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.predict import OwnTimes, Prices, Scored
+from outrider.lab.predict import OwnTimes, Prices
 from outrider.lab.prompts import Workload
-from outrider.lab.record import Case, cases_of
+from outrider.lab.record import Case, Scored, cases_of
 from outrider.lab.replay import Recording
 from outrider.lab.rows import (
     AnswerRow,
@@ -24,7 +24,7 @@ from outrider.lab.rows import (
     Row,
     SkippedRow,
 )
-from outrider.lab.score import offers_of
+from outrider.lab.subject import offers_of
 
 _R = TypeVar("_R")
 

@@ -11,17 +11,19 @@ from outrider.bench.plan import Plan
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.calibrate import Rows
-from outrider.lab.loaded import LoadedDraft, LoadedTarget, load_model, model_row
+from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.prompts import Workload
 from outrider.lab.rows import ModelRow, PairRow, Role
-from outrider.lab.score import pair_row
+from outrider.lab.subject import pair_row
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import compare
 from outrider.session.learned import prior_in
-from outrider.session.loading import in_same_library, template_of, why_no_draft
+from outrider.session.loading import in_same_library, why_no_draft
 
 DEFAULT_CONTEXT_TOKENS = 4096
+_ROOM_TOKENS = 8
+"""of a context beyond the longest text: a call's draft is cut to what is left of it"""
 
 
 class LlamaCppLoader:
@@ -42,19 +44,18 @@ class LlamaCppLoader:
 
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
         """Raises ModelFileError or OutOfMemory."""
-        notices: list[str] = []
-        model, grown = load_model(file, self._plan.load_options(file.backend), self._context, notices)
-        row = model_row(file, "target", model, grown, notices)
-        return LoadedTarget(file.name, model, template_of(model.weights, file.card)), row
+        loaded = Loaded(file, self._plan.load_options(file.backend), [])
+        model = self._open(loaded)
+        return LoadedTarget(file.name, model, loaded.template), loaded.row("target")
 
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
         """Raises ModelFileError or OutOfMemory."""
         notices: list[str] = []
-        options = self._draft_options(target)
-        model, grown = load_model(file, options, self._context, notices, beside=target.model)
         with ExitStack() as stack:
-            stack.callback(model.weights.close)
-            stack.callback(model.close)
+            loaded = stack.enter_context(
+                Loaded(file, self._draft_options(target), notices, beside=target.model)
+            )
+            model = self._open(loaded)
             alignment = compare(target.model.vocabulary, model.vocabulary)
             useless = None
             if isinstance(target.model, GgufModel):
@@ -62,9 +63,18 @@ class LlamaCppLoader:
             row = pair_row(target.name, file.name, alignment.report, why_not=useless)
             if not row.usable:
                 return row
-            loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+            draft = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
             stack.pop_all()  # it is the caller's now
-        return loaded, model_row(file, "draft", model, grown, notices)
+        return draft, loaded.row("draft")
+
+    def _open(self, loaded: Loaded) -> GgufModel:
+        """A context for the longest text and the draft after it; 0: as trained."""
+        try:
+            longest = self._context and min(self._context + _ROOM_TOKENS, loaded.weights.trained_context)
+            return loaded.open(longest)
+        except BaseException:
+            loaded.weights.close()
+            raise
 
     def _draft_options(self, target: LoadedTarget) -> LoadOptions:
         """Of several backends a draft takes its target's, nothing else."""

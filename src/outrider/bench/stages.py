@@ -16,9 +16,9 @@ from outrider.costs import CallCosts
 from outrider.lab.curves import draft_costs, own_times, target_costs
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
-from outrider.lab.predict import OwnTimes, Prices, Scored, bounds_s, policy_times, predict
+from outrider.lab.predict import OwnTimes, Prices, bounds_s, policy_times, predict
 from outrider.lab.progress import Meter
-from outrider.lab.record import Case, cases_of, record_case
+from outrider.lab.record import Case, Scored, cases_of, record_case
 from outrider.lab.rows import (
     AnswerRow,
     ChoiceRow,
@@ -29,8 +29,8 @@ from outrider.lab.rows import (
     Role,
     SkippedRow,
 )
-from outrider.lab.score import pair_row, probe_draft, score_case
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
+from outrider.lab.subject import pair_row, probe_draft, score_case
 
 PROBED_ANSWERS = 2
 """of each workload, after which calls of every size are timed"""
@@ -200,7 +200,7 @@ class Stages:
         probed = [by_length[int(place * (len(by_length) - 1))] for place in _PROBED_PLACES]
         curve = self._loader.costs(draft, "draft")
         if self.plan.costs is None:
-            records = list(probe_draft(self.target, draft, probed))
+            records = probe_draft(self.target, draft, probed)
             curve = draft_costs(curve, records, self.ledger.prices(None).target)
         self.ledger.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
         self._meter.did(f"score {draft.name}", 1)

@@ -18,13 +18,10 @@ from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.core.errors import PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.acceptance import acceptance_of
-from outrider.lab.curves import expect, with_policy_times
-from outrider.lab.facts import break_evens, calls_of, least_needed, tokenizers_of
-from outrider.lab.loaded import LoadedTarget
+from outrider.lab.facts import acceptance_of, break_evens, calls_of, least_needed, tokenizers_of
+from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile
-from outrider.lab.opened import Loaded, Progress
-from outrider.lab.predict import DRAFT
+from outrider.lab.predict import DRAFT, expect, with_policy_times
 from outrider.lab.prompts import Workload
 from outrider.lab.record import ANSWER_TOKENS, Question, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN

@@ -10,9 +10,9 @@ from typing import Any
 
 from outrider.check.verdict import Verdict
 from outrider.core.contracts import RewindKind
-from outrider.lab.acceptance import Acceptance
-from outrider.lab.curves import Speedups
-from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
+from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
+from outrider.lab.models import ModelFacts
+from outrider.lab.predict import Speedups
 from outrider.lab.statistics import Interval
 
 SCHEMA = "outrider.check/1"

@@ -20,11 +20,10 @@ from outrider.cli.output import Cell, print_notes, print_rows, readable, write_j
 from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.settings import CheckSettings
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.lab.acceptance import Acceptance
-from outrider.lab.curves import Speedups
-from outrider.lab.facts import BreakEven, Calls, ModelFacts, Tokenizers
-from outrider.lab.models import DEFAULT, ModelFile, find_models, usable_backends
-from outrider.lab.opened import Progress
+from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
+from outrider.lab.loaded import Progress
+from outrider.lab.models import DEFAULT, ModelFacts, ModelFile, find_models, usable_backends
+from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models import DEFAULT_DRAFT, embedded_draft

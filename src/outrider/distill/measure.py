@@ -18,13 +18,10 @@ from outrider.distill.plan import DistillPlan
 from outrider.distill.questions import asked
 from outrider.distill.report import Category, Contender, Figure, Kind, Measured
 from outrider.distill.run import Distilled, Progress
-from outrider.lab.acceptance import acceptance_of
-from outrider.lab.curves import BOUND, Expectation, expect, with_policy_times
-from outrider.lab.facts import calls_of
-from outrider.lab.loaded import LoadedTarget
+from outrider.lab.facts import acceptance_of, calls_of
+from outrider.lab.loaded import Loaded, LoadedTarget
 from outrider.lab.models import ModelFile, find_models
-from outrider.lab.opened import Loaded
-from outrider.lab.predict import DRAFT, OwnTimes, Prices
+from outrider.lab.predict import BOUND, DRAFT, Expectation, OwnTimes, Prices, expect, with_policy_times
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting

@@ -1,49 +1,23 @@
-"""What is known of models before a token is generated: their files, their calls, how their vocabularies line
-up."""
+"""What is known beside speed: what calls cost, how two vocabularies line up, how often a draft is right."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from gguf.constants import Keys
 
 from outrider.core.contracts import Vocabulary
 from outrider.costs import MAX_TOKENS, CallCosts, break_even
 from outrider.lab.record import Answer
-from outrider.models.gguf import ModelCard
-from outrider.models.header import TensorInfo, read_header
-from outrider.models.reference import local_shards
+from outrider.lab.replay import Recording
+from outrider.lab.statistics import Interval, share_of
 from outrider.models.vocab import Alignment, AlignmentReport
 
 _SIZES = (1, 2, 4, 8, 16)
 _DRAFTED = (1, 3, 8)
-_EMBEDDING = "token_embd.weight"
-_OUTPUT = "output.weight"
-_EXPERTS = "_exps."
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """A model's file. `bytes_per_token` are the weights that a call over one token reads, `memory_bytes` what
-    the model added to this process, None where the system does not say."""
-
-    name: str
-    path: str
-    architecture: str
-    quantization: str
-    parameters: int
-    active_parameters: int
-    experts: int
-    experts_used: int
-    file_bytes: int
-    bytes_per_token: int
-    trained_context: int | None
-    memory_bytes: int | None = None
-    library: str = ""
-    """what runs it here, and why"""
+POSITIONS = 8
+"""Places of a draft that are counted separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,49 +54,6 @@ class Tokenizers:
     lost_ratio: float | None
     differences: tuple[str, ...]
     why_not: str | None
-
-
-def model_facts(name: str, card: ModelCard, memory_bytes: int | None) -> ModelFacts:
-    """A model's card as the report shows it. Raises ModelFileError for a file that can no longer be read."""
-    return ModelFacts(
-        name=name,
-        path=str(card.path),
-        architecture=card.architecture,
-        quantization=card.quantization,
-        parameters=card.parameters,
-        active_parameters=card.active_parameters,
-        experts=card.expert_count,
-        experts_used=card.expert_used_count,
-        file_bytes=card.file_bytes,
-        bytes_per_token=bytes_read(card),
-        trained_context=card.context_length,
-        memory_bytes=memory_bytes,
-    )
-
-
-def bytes_read(card: ModelCard) -> int:
-    """Bytes of weights that a call over a single token reads: all, without the experts that the token passes
-    by, and without the embedding where that is only looked up, not multiplied with.
-
-    Raises ModelFileError for a file that can no longer be read.
-    """
-    headers = [read_header(file) for file in local_shards(Path(card.path))]
-    tensors = [tensor for header in headers for tensor in header.tensors]
-    used = headers[0].number(Keys.LLM.EXPERT_USED_COUNT.format(arch=card.architecture)) or 0
-    has_output = any(tensor.name == _OUTPUT for tensor in tensors)
-    per_parameter = card.file_bytes / max(card.parameters, 1)
-    return sum(
-        _read_of(tensor, used, per_parameter)
-        for tensor in tensors
-        if not (has_output and tensor.name == _EMBEDDING)
-    )
-
-
-def _read_of(tensor: TensorInfo, used: int, per_parameter: float) -> int:
-    size = tensor.num_bytes
-    whole = round(tensor.num_parameters * per_parameter) if size is None else size
-    experts = tensor.shape[-1] if _EXPERTS in tensor.name and tensor.shape else 0
-    return whole * used // experts if 0 < used < experts else whole
 
 
 def calls_of(costs: CallCosts) -> Calls:
@@ -184,3 +115,34 @@ def tokenizer_fault(report: AlignmentReport) -> str | None:
     if report.common_text_tokens < report.text_tokens:
         kinds += f": {report.common_text_tokens:,} of {report.text_tokens:,} text tokens agree"
     return f"{kinds}, and {report.cuts.ratio:.0%} of sample text is cut alike"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often the draft's most likely token is the answer's: over all positions, and at the first,
+    second, … place of a draft, those before it being right (None: never met)."""
+
+    rate: Interval
+    positions: int
+    by_position: tuple[float | None, ...]
+
+
+def acceptance_of(recordings: Sequence[Recording], name: str) -> Acceptance:
+    """The acceptance of the draft model's offers on at least one answer that is not empty."""
+    hits = [
+        [ours == theirs for ours, theirs in zip(r.offers[name].tokens, r.tokens, strict=True)]
+        for r in recordings
+    ]
+    met, right = [0] * POSITIONS, [0] * POSITIONS
+    for answer in hits:
+        for start in range(len(answer)):
+            for place, hit in enumerate(answer[start : start + POSITIONS]):
+                met[place] += 1
+                right[place] += hit
+                if not hit:
+                    break
+    return Acceptance(
+        rate=share_of([sum(answer) for answer in hits], [len(answer) for answer in hits]),
+        positions=sum(map(len, hits)),
+        by_position=tuple(r / m if m else None for r, m in zip(right, met, strict=True)),
+    )

@@ -1,32 +1,135 @@
-"""Models that are loaded for a sweep: a target that answers prompts, and draft models beside it."""
+"""Model files that are loaded for an experiment: a target that answers prompts, draft models beside it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.tuning import costs_of
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
+from outrider.costs import CallCosts
+from outrider.costs.calibrate import Rows
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
-from outrider.lab.models import ModelFile
+from outrider.lab.models import ModelFacts, ModelFile, model_facts
 from outrider.lab.prompts import Prompt
 from outrider.lab.rows import ModelRow, Role
 from outrider.models.chat import ChatTemplate
 from outrider.models.vocab import Alignment
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session import Session
-from outrider.session.loading import load_draft, load_weights
+from outrider.session.loading import load_draft, load_weights, template_of
+from outrider.session.session import close_model
 
-_ROOM_TOKENS = 8
-"""of a context beyond the longest text: a call's draft is cut to what is left of it"""
+Progress = Callable[[str, float | None], None]
+"""Called with what is being done, and which part of it is done (None: not known)."""
+
+
+class Loaded:
+    """Weights, and a context once it is opened; leaving it frees both.
+
+    Lines for the user go to `notices`. A draft is loaded `beside` its target. Raises ModelFileError or
+    OutOfMemory.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        options: LoadOptions,
+        notices: list[str],
+        progress: Progress = lambda _what, _part: None,
+        *,
+        beside: Model | None = None,
+    ) -> None:
+        self._progress = progress
+        self._notices = notices
+        self._file = file
+        self._before = resident_bytes()
+        self._model: GgufModel | None = None
+        self.opened_bytes: int | None = None
+        """the memory that weights and context took at first; None where that is not known"""
+        progress(f"loading {file.name}", None)
+        if isinstance(beside, GgufModel):
+            self.weights = load_draft(beside.weights, file.path, file.card, options, notices)
+        else:
+            self.weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
+        try:
+            self.template = None if beside else template_of(self.weights, file.card)
+        except BaseException:
+            self.weights.close()
+            raise
+
+    def open(self, context_length: int) -> GgufModel:
+        """A context of so many tokens for one sequence (0: as trained). Raises OutOfMemory."""
+        self._model = self.weights.open(context_length)
+        self.opened_bytes = self._grown()
+        return self._model
+
+    def _grown(self) -> int | None:
+        """The bytes that the process has grown by so far."""
+        now = resident_bytes()
+        return None if now is None or self._before is None else max(now - self._before, 0)
+
+    def costs(self, rows: Rows, seconds: float) -> CallCosts:
+        """What calls of the open model cost: known here, or measured for so many seconds. Its sequences are
+        empty afterwards. Raises BackendError."""
+        assert self._model is not None, "open it first"
+        what = f"measuring the calls of {self._file.name}"
+        costs, lines = costs_of(
+            self._model, rows=rows, seconds=seconds, progress=lambda part: self._progress(what, part)
+        )
+        self._notices += lines
+        return costs
+
+    def facts(self) -> ModelFacts:
+        """The model as it is now: its memory grows with use."""
+        memory = None if self._model is None else self._grown()
+        found = model_facts(self._file.name, self._file.card, memory)
+        return replace(found, library=self.weights.library_line)
+
+    def row(self, role: Role) -> ModelRow:
+        """What a sweep writes down about the open model."""
+        model, card = self._model, self._file.card
+        assert model is not None, "open it first"
+        effective = asdict(model.options) | {
+            "threads": model.threads,
+            "threads_batch": model.threads_batch,
+            "batch_tokens": model.max_batch_tokens,
+            "micro_batch_tokens": model.micro_batch_tokens,
+            "context_length": model.context_length,
+        }
+        return ModelRow(
+            model=self._file.name,
+            role=role,
+            path=str(self._file.path),
+            fingerprint=self._file.fingerprint,
+            architecture=card.architecture,
+            quantization=card.quantization,
+            parameters=card.parameters,
+            active_parameters=card.active_parameters,
+            file_bytes=card.file_bytes,
+            trained_context=card.context_length,
+            effective=effective | ({"notices": list(self._notices)} if self._notices else {}),
+            backend=model.options.backend,
+            memory_bytes=self.opened_bytes or None,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.weights.close()
 
 
 class LoadedTarget:
@@ -58,26 +161,19 @@ class LoadedTarget:
         if self.template is None:
             why = f"{self.name} has no chat template"
             raise PromptError(prompt.id, why, "Sweep it with prompts of plain text.")
-        tools = [_tool(tool) for tool in prompt.tools]
+        functions = [tool.get("function", tool) for tool in prompt.tools]
+        tools = [ToolSpec(f["name"], f.get("description", ""), f.get("parameters") or {}) for f in functions]
         turns, listed = self._format.conversation(messages, tools)
         tokens = self.template.tokenize(self.template.render(turns, tools=listed), self.model.vocabulary)
         return tuple(tokens)
 
     def constrain(self, grammar: Grammar | None) -> Callable[[], Constraint] | None:
         """What makes a fresh constraint of a prompt's grammar; None where it has none."""
-        if grammar is None:
-            return None
-        compiled = self._session.compile(grammar)
-        return compiled.start
+        return None if grammar is None else self._session.compile(grammar).start
 
     def close(self) -> None:
         """Free the model and its weights."""
         self._session.close()
-
-
-def _tool(tool: Mapping[str, Any]) -> ToolSpec:
-    function = tool.get("function", tool)
-    return ToolSpec(function["name"], function.get("description", ""), function.get("parameters") or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,70 +188,7 @@ class LoadedDraft:
 
     def close(self) -> None:
         """Free the model and its weights."""
-        self.model.close()
-        if isinstance(self.model, GgufModel):
-            self.model.weights.close()
-
-
-def weights_of(file: ModelFile, options: LoadOptions, notices: list[str], beside: Model | None) -> Weights:
-    """The weights of a file; those of a draft `beside` its target. Raises ModelFileError or OutOfMemory."""
-    if isinstance(beside, GgufModel):
-        return load_draft(beside.weights, file.path, file.card, options, notices)
-    return load_weights(file.path, file.card, options, notices, draft=beside is not None)
-
-
-def load_model(
-    file: ModelFile,
-    options: LoadOptions,
-    context: int,
-    notices: list[str],
-    *,
-    beside: Model | None = None,
-) -> tuple[GgufModel, int | None]:
-    """The model of a file with a context of so many tokens (0: what it was trained with), and the bytes by
-    which the process grew; None where that is not known. A draft is loaded `beside` its target.
-
-    Raises ModelFileError or OutOfMemory.
-    """
-    before = resident_bytes()
-    weights = weights_of(file, options, notices, beside)
-    try:
-        longest = min(context + _ROOM_TOKENS, weights.trained_context) if context else 0
-        model = weights.open(longest)
-    except BaseException:
-        weights.close()
-        raise
-    after = resident_bytes()
-    return model, max(after - before, 0) or None if before is not None and after is not None else None
-
-
-def model_row(
-    file: ModelFile, role: Role, model: GgufModel, memory_bytes: int | None, notices: Sequence[str]
-) -> ModelRow:
-    """What is written down about a loaded model; `notices` are lines about how it was loaded."""
-    effective = asdict(model.options) | {
-        "threads": model.threads,
-        "threads_batch": model.threads_batch,
-        "batch_tokens": model.max_batch_tokens,
-        "micro_batch_tokens": model.micro_batch_tokens,
-        "context_length": model.context_length,
-        **({"notices": list(notices)} if notices else {}),
-    }
-    return ModelRow(
-        model=file.name,
-        role=role,
-        path=str(file.path),
-        fingerprint=file.fingerprint,
-        architecture=file.card.architecture,
-        quantization=file.card.quantization,
-        parameters=file.card.parameters,
-        active_parameters=file.card.active_parameters,
-        file_bytes=file.card.file_bytes,
-        trained_context=file.card.context_length,
-        effective=effective,
-        backend=model.options.backend,
-        memory_bytes=memory_bytes,
-    )
+        close_model(self.model)
 
 
 def resident_bytes() -> int | None:

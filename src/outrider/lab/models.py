@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gguf.constants import Keys
+
 from outrider.core.errors import BackendError, ModelFileError
 from outrider.costs.store import fingerprint
 from outrider.models import (
@@ -21,6 +23,8 @@ from outrider.models import (
     read_card,
     resolve,
 )
+from outrider.models.header import read_header
+from outrider.models.reference import local_shards
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
@@ -136,3 +140,64 @@ def _folder(path: Path) -> str:
     """The folder that a file lies in; of one in the hub's cache, its repository."""
     repository = next((part for part in path.parts if part.startswith("models--")), None)
     return repository.split("--")[-1] if repository else path.absolute().parent.name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's file. `bytes_per_token` are the weights that a call over one token reads, `memory_bytes` what
+    the model added to this process, None where the system does not say."""
+
+    name: str
+    path: str
+    architecture: str
+    quantization: str
+    parameters: int
+    active_parameters: int
+    experts: int
+    experts_used: int
+    file_bytes: int
+    bytes_per_token: int
+    trained_context: int | None
+    memory_bytes: int | None = None
+    library: str = ""
+    """what runs it here, and why"""
+
+
+def model_facts(name: str, card: ModelCard, memory_bytes: int | None) -> ModelFacts:
+    """A model's card as the report shows it. Raises ModelFileError for a file that can no longer be read."""
+    return ModelFacts(
+        name=name,
+        path=str(card.path),
+        architecture=card.architecture,
+        quantization=card.quantization,
+        parameters=card.parameters,
+        active_parameters=card.active_parameters,
+        experts=card.expert_count,
+        experts_used=card.expert_used_count,
+        file_bytes=card.file_bytes,
+        bytes_per_token=bytes_read(card),
+        trained_context=card.context_length,
+        memory_bytes=memory_bytes,
+    )
+
+
+def bytes_read(card: ModelCard) -> int:
+    """Bytes of weights that a call over a single token reads: all, without the experts that the token passes
+    by, and without the embedding where that is only looked up, not multiplied with.
+
+    Raises ModelFileError for a file that can no longer be read.
+    """
+    headers = [read_header(file) for file in local_shards(Path(card.path))]
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    used = headers[0].number(Keys.LLM.EXPERT_USED_COUNT.format(arch=card.architecture)) or 0
+    has_output = any(tensor.name == "output.weight" for tensor in tensors)
+    total = 0
+    for tensor in tensors:
+        if has_output and tensor.name == "token_embd.weight":
+            continue
+        size = tensor.num_bytes
+        if size is None:
+            size = round(tensor.num_parameters * card.file_bytes / max(card.parameters, 1))
+        experts = tensor.shape[-1] if "_exps." in tensor.name and tensor.shape else 0
+        total += size * used // experts if 0 < used < experts else size
+    return total

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 
-from outrider.core.contracts import Constraint, Drafter, Policy
+from outrider.core.contracts import Drafter
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
-from outrider.lab.replay import ForcedDrafter, Recording, hindsight_bound, replay
+from outrider.lab.record import Answer, Scored
+from outrider.lab.replay import ForcedDrafter, hindsight_bound, replay
 from outrider.lab.rows import CaseOutcome
-from outrider.lab.settings import Setting
+from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
+from outrider.lab.statistics import Interval, speedup_of
 from outrider.policy.pretrained import PretrainedCalibration
 
 DRAFT = ModelDrafter.name
 
 _TIMED_CASES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A recorded answer with the offers of at most one draft model (by the name "draft"), and what makes its
-    constraint, if it has one."""
-
-    recording: Recording
-    constrain: Callable[[], Constraint] | None = None
+_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+_P_MINS = (0.0, 0.5, 0.75)
+_DRAFTERS = ("lookup", "model", "both")
+BOUND = "bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,43 +66,32 @@ def predict(cases: Sequence[Scored], setting: Setting, prices: Prices) -> list[C
     An automatic policy begins with these prices and no knowledge of the texts, and learns from case to case.
     """
     policy = setting.policy(prices.target, prices.drafts(setting), prices.prior)
-    spelling = PreferredTokenization()
-    return [_run(case, setting, policy, prices, spelling) for case in cases]
-
-
-def _run(
-    case: Scored, setting: Setting, policy: Policy, prices: Prices, spelling: PreferredTokenization
-) -> CaseOutcome:
-    constraint = None if case.constrain is None else PreferredConstraint(case.constrain(), spelling)
-    played = replay(
-        case.recording,
-        policy,
-        prices.target,
-        prices.drafts(setting),
-        free=_free(setting),
-        constraint=constraint,
-        own_s=prices.own.of(setting),
-        own_token_s=prices.own.token_s,
-    )
-    return outcome_of(case.recording.id, played.records, _plain_s(case.recording, prices))
-
-
-def _free(setting: Setting) -> list[Drafter]:
-    return [SuffixDrafter()] if setting.uses_lookup else []
-
-
-def _plain_s(recording: Recording, prices: Prices) -> float:
-    """Plain decoding's seconds, with its own time in each step."""
-    start, size = len(recording.prompt), len(recording.tokens)
-    own_s = prices.own.step_s.get("plain", 0.0)
-    return sum(prices.target.call_s(1, context=start + i) + own_s for i in range(size))
+    preferred = PreferredTokenization()
+    plain_own_s = prices.own.step_s.get("plain", 0.0)
+    found = []
+    for case in cases:
+        recording = case.recording
+        played = replay(
+            recording,
+            policy,
+            prices.target,
+            prices.drafts(setting),
+            free=[SuffixDrafter()] if setting.uses_lookup else [],
+            constraint=case.constrain and PreferredConstraint(case.constrain(), preferred),
+            own_s=prices.own.of(setting),
+            own_token_s=prices.own.token_s,
+        )
+        places = range(len(recording.prompt), len(recording.prompt) + len(recording.tokens))
+        plain_s = sum(prices.target.call_s(1, context=place) + plain_own_s for place in places)
+        found.append(outcome_of(recording.id, played.records, plain_s))
+    return found
 
 
 def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> CaseOutcome:
     """What step records say, real ones or those of a replay."""
     decode = [record for record in records if record.kind == "decode"]
     read_s = sum(record.work.prefill_s for record in records)
-    drafted, accepted = positions(decode)
+    longest = max((len(record.draft) for record in decode), default=0)
     return CaseOutcome(
         case=case,
         tokens=sum(len(record.tokens) for record in decode),
@@ -112,19 +99,11 @@ def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> Case
         plain_s=plain_s,
         target_calls=len(decode),
         draft_calls=sum(record.work.calls for record in decode),
-        drafted=drafted,
-        accepted=accepted,
+        drafted=tuple(sum(len(record.draft) > i for record in decode) for i in range(longest)),
+        accepted=tuple(sum(record.num_accepted > i for record in decode) for i in range(longest)),
         draft_s=sum(record.work.model_s for record in decode) + read_s,
         verify_s=sum(record.verify_s for record in decode),
     )
-
-
-def positions(decode: Sequence[StepRecord]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokens drafted and accepted by their place in the draft."""
-    longest = max((len(record.draft) for record in decode), default=0)
-    drafted = tuple(sum(len(record.draft) > i for record in decode) for i in range(longest))
-    accepted = tuple(sum(record.num_accepted > i for record in decode) for i in range(longest))
-    return drafted, accepted
 
 
 def bounds_s(cases: Sequence[Scored], prices: Prices) -> Iterator[float]:
@@ -152,3 +131,118 @@ def policy_times(
             per_step.append((perf_counter() - before) / max(outcome.target_calls, 1))
         found[kind] = median(per_step) if per_step else 0.0
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Speedups:
+    """Expected speed-ups over plain decoding. `best` is the fastest of all settings, chosen on these
+    prompts."""
+
+    auto: Interval
+    best_setting: str
+    best: Interval
+    llama_cpp_default: Interval | None
+    bound: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Decoding seconds of each answer by setting, and by "bound", the hindsight bound. `drafting` is the
+    share of a setting's steps that have a draft; `error` how uncertain the costs of these are against those
+    of plain ones, as a relative standard error. `counts` are the tokens that a setting drafted in each
+    answer, and those of them that were right."""
+
+    seconds: Mapping[str, tuple[float, ...]]
+    drafting: Mapping[str, float]
+    error: float
+    counts: Mapping[str, tuple[tuple[int, int], ...]]
+
+    @property
+    def looked_up(self) -> tuple[int, int]:
+        """The tokens that lookup alone drafted, and those of them that were right."""
+        counts = self.counts[AUTO_LOOKUP.name]
+        return sum(drafted for drafted, _ in counts), sum(right for _, right in counts)
+
+    def of(self, answers: Sequence[int]) -> Expectation:
+        """The same for some of the answers, by their numbers."""
+        return replace(
+            self,
+            seconds={name: tuple(found[i] for i in answers) for name, found in self.seconds.items()},
+            counts={name: tuple(found[i] for i in answers) for name, found in self.counts.items()},
+        )
+
+    def over(self, setting: str, other: str) -> Interval:
+        """How much faster one setting is than another."""
+        slow_s, fast_s = self.seconds[other], self.seconds[setting]
+        drafting = max(self.drafting.get(setting, 1.0), self.drafting.get(other, 1.0))
+        return speedup_of(slow_s, fast_s, error=0.0 if slow_s == fast_s else self.error * drafting)
+
+    def speedups(self, auto: Setting) -> Speedups:
+        """Over plain decoding; `auto` is the automatic choice in question."""
+        names = [name for name in self.seconds if name != BOUND]
+        best = min(names, key=lambda name: sum(map(math.log, self.seconds[name])))
+        default = LLAMA_CPP_DEFAULT.name
+        return Speedups(
+            auto=self.over(auto.name, PLAIN.name),
+            best_setting=best,
+            best=self.over(best, PLAIN.name),
+            llama_cpp_default=self.over(default, PLAIN.name) if default in self.seconds else None,
+            bound=self.over(BOUND, PLAIN.name),
+        )
+
+
+def with_policy_times(answers: Sequence[Answer], prices: Prices) -> Prices:
+    """The prices with the time that looking up and choosing take in a step, measured while replaying."""
+    auto = AUTO_LOOKUP if prices.draft is None else AUTO
+    cases = [answer.scored for answer in answers]
+    spent = policy_times(cases, prices, {"lookup": Setting("lookup", 4), "auto": auto})
+    plain_s = prices.own.step_s.get("plain", 0.0)
+    steps = {"plain": plain_s} | {kind: plain_s + seconds for kind, seconds in spent.items()}
+    return replace(prices, own=replace(prices.own, step_s=steps))
+
+
+def expect(
+    answers: Sequence[Answer], prices: Prices, settings: Sequence[Setting] | None = None
+) -> Expectation:
+    """Replay settings (None: all there are) over the answers; those of a draft model need its offers in each
+    of them.
+
+    An automatic setting goes on learning from one answer to the next, as a session does.
+    """
+    if settings is None:
+        settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=prices.draft is not None)
+    cases = [answer.scored for answer in answers]
+    seconds: dict[str, tuple[float, ...]] = {}
+    drafting: dict[str, float] = {}
+    counts: dict[str, tuple[tuple[int, int], ...]] = {}
+    for setting in settings:
+        found = predict(cases, setting, prices)
+        seconds[setting.name] = tuple(
+            outcome.seconds - (_unread_s(answer, prices.draft) if outcome.draft_calls else 0.0)
+            for answer, outcome in zip(answers, found, strict=True)
+        )
+        drafts = sum(outcome.drafted[0] for outcome in found if outcome.drafted)
+        drafting[setting.name] = drafts / max(sum(outcome.target_calls for outcome in found), 1)
+        counts[setting.name] = tuple((sum(outcome.drafted), sum(outcome.accepted)) for outcome in found)
+    seconds[BOUND] = tuple(_bound_s(answer, prices) for answer in answers)
+    # A call over a single token, which all ratios are to, is as uncertain as its measured spread.
+    curves = [prices.target] if prices.draft is None else [prices.target, prices.draft]
+    single = [[p.spread_ratio for p in c.points if p.num_tokens == p.num_sequences == 1] for c in curves]
+    return Expectation(seconds, drafting, max(min(found, default=0.05) for found in single), counts)
+
+
+def _unread_s(answer: Answer, draft: CallCosts | None) -> float:
+    """The draft model's reading of the prompt, without the part of it that this answer is of a whole one."""
+    if draft is None:
+        return 0.0
+    return draft.prefill_s(len(answer.scored.recording.prompt)) * (1 - answer.whole_ratio)
+
+
+def _bound_s(answer: Answer, prices: Prices) -> float:
+    draft = prices.draft
+    if draft is not None:
+        tokens = len(answer.scored.recording.prompt)
+        token_s = draft.prefill_s(tokens) / tokens * answer.whole_ratio
+        draft = CallCosts(draft.points, prefill_token_s=token_s)
+    [bound_s] = bounds_s([answer.scored], replace(prices, draft=draft))
+    return bound_s

@@ -13,12 +13,11 @@ from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
-from outrider.core.contracts import DraftRequest, StoppingRule
+from outrider.core.contracts import Constraint, DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
 from outrider.core.errors import ConstraintError, GrammarError, OutriderError, PromptError
 from outrider.costs import CallCosts
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.predict import Scored
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.replay import Recording
 from outrider.lab.rows import AnswerRow
@@ -180,6 +179,15 @@ _MIN_ANSWERS = 4
 _MAX_ANSWERS = 24
 _WANTED_ANSWERS = 8
 """An answer may take such a part of the time: a slow target makes shorter ones, not fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A recorded answer with the offers of at most one draft model (by the name "draft"), and what makes its
+    constraint, if it has one."""
+
+    recording: Recording
+    constrain: Callable[[], Constraint] | None = None
 
 
 @dataclass(frozen=True, slots=True)

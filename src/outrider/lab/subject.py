@@ -1,4 +1,5 @@
-"""A target whose calls were measured and whose answers were recorded, and drafts beside it."""
+"""A target whose calls were measured and whose answers were recorded, and drafts beside it: how they line
+up, what they would have offered all along the answers, and what their calls cost."""
 
 from __future__ import annotations
 
@@ -8,28 +9,102 @@ from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions
 from outrider.core.contracts import RewindKind
+from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
+from outrider.drafters.model import ModelDrafter
 from outrider.lab.curves import draft_costs, own_times, target_costs
-from outrider.lab.facts import ModelFacts, tokenizer_fault
-from outrider.lab.loaded import LoadedDraft, LoadedTarget
-from outrider.lab.models import ModelFile
-from outrider.lab.opened import Loaded, Progress
+from outrider.lab.facts import tokenizer_fault
+from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
+from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, OwnTimes, Prices
-from outrider.lab.record import Answer
-from outrider.lab.score import offers_of, probe_draft, score_case
-from outrider.models.vocab import Alignment, compare
+from outrider.lab.record import Answer, Case, request_of
+from outrider.lab.replay import Offers, record_offers
+from outrider.lab.rows import AnswerRow, OffersRow, PairRow
+from outrider.models.vocab import Alignment, AlignmentReport, compare
+from outrider.policy import FixedPolicy
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session.learned import prior_in
 
 _MIN_ANSWERS = 4
 _PROBED_ANSWERS = 2
+_PROBED_LENGTH = 4
+_PROBED_TOKENS = 24
 _OTHER_FAMILY = "a draft of the target's own model family, whose tokenizer is the same"
 LOOKUP = "lookup, which needs no second model"
 TOO_LONG = (
     "none of the prompts fits the draft's context",
     ("shorter prompts (--prompts FILE)", "a draft with a longer context", LOOKUP),
 )
+
+
+def pair_row(
+    target: str,
+    draft: str,
+    report: AlignmentReport,
+    *,
+    identical: bool = False,
+    why_not: str | None = None,
+    prior: PretrainedCalibration | None = None,
+) -> PairRow:
+    """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
+    if why_not is None and not report.usable:
+        why_not = report.map_fault or (
+            f"the tokenizers do not line up: {report.text_ratio:.1%} of the text tokens are common, "
+            f"{report.cuts.ratio:.1%} of sample pieces are cut alike"
+        )
+    return PairRow(
+        target=target,
+        draft=draft,
+        usable=why_not is None,
+        identical=identical,
+        common_tokens=report.common_tokens,
+        text_ratio=report.text_ratio,
+        cut_ratio=report.cuts.ratio,
+        reduced_from=report.target_tokens if report.is_reduced else None,
+        why_not=why_not,
+        prior=dict(prior) if prior is not None else None,
+    )
+
+
+def score_case(target: LoadedTarget, draft: LoadedDraft, case: Case, answer: AnswerRow) -> OffersRow:
+    """A draft's offers along one answer. Raises BackendError when a call fails or the text does not fit."""
+    before = perf_counter()
+    constrain = target.constrain(case.prompt.grammar)
+    offers = record_offers(draft.model, draft.alignment, answer.prompt, answer.tokens, constrain=constrain)
+    return OffersRow(
+        target=target.name,
+        draft=draft.name,
+        workload=answer.workload,
+        case=answer.case,
+        tokens=offers.tokens,
+        confidence=offers.confidence,
+        departures=dict(offers.departures),
+        seconds=perf_counter() - before,
+    )
+
+
+def offers_of(row: OffersRow) -> Offers:
+    """The offers that a row holds."""
+    return Offers(row.tokens, row.confidence, row.departures)
+
+
+def probe_draft(
+    target: LoadedTarget, draft: LoadedDraft, cases: Sequence[tuple[Case, AnswerRow]]
+) -> list[StepRecord]:
+    """Steps in which the draft model drafts a few tokens each time, on the first tokens of these cases.
+    Raises BackendError when a call fails."""
+    found: list[StepRecord] = []
+    for case, answer in cases:
+        drafter = ModelDrafter(draft.model, draft.alignment)
+        target.engine.equip((drafter,), FixedPolicy(_PROBED_LENGTH, 0, 0.0))
+        target.engine.reset()
+        request = request_of(case, answer.prompt, answer.seed)
+        most = min(request.max_tokens or _PROBED_TOKENS, _PROBED_TOKENS)
+        completion = target.engine.generate(replace(request, max_tokens=most, ignore_end=False))
+        found += completion.records
+        drafter.reset()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +195,8 @@ def offers_along(
             notices.append(f"{file.name}: {skipped} of the answers do not fit its context")
         if known is None:
             progress(f"{file.name} drafts", None)
-            costs = probed(subject, loaded, costs, answers)
+            few = [(answer.question.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
+            costs = draft_costs(costs, probe_draft(subject.target, loaded, few), subject.costs)
         prior = loaded.prior
         return replace(found, facts=draft.facts(), costs=costs, answers=tuple(answers), prior=prior)
 
@@ -150,11 +226,3 @@ def offered(
         found.append(replace(answer, scored=replace(answer.scored, recording=recording)))
         progress((done + 1) / len(subject.answers))
     return found, skipped
-
-
-def probed(subject: Subject, draft: LoadedDraft, costs: CallCosts, answers: Sequence[Answer]) -> CallCosts:
-    """The draft model's costs, corrected by drafting for real after the first of these answers' prompts.
-    Raises BackendError when a call fails."""
-    few = [(answer.question.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
-    records = list(probe_draft(subject.target, draft, few))
-    return draft_costs(costs, records, subject.costs)

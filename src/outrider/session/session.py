@@ -200,8 +200,8 @@ class Session:
             self._learned = None
         for drafter in self._drafters:  # the engine may have set some aside
             if isinstance(drafter, ModelDrafter):
-                _close(drafter.model)
-        _close(self.target)
+                close_model(drafter.model)
+        close_model(self.target)
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +212,8 @@ class Session:
         self.close()
 
 
-def _close(model: Model) -> None:
+def close_model(model: Model) -> None:
+    """Free a model's memory, weights included."""
     native = model.inner if isinstance(model, BitwiseModel) else model
     model.close()
     if isinstance(native, GgufModel):
