@@ -23,12 +23,10 @@ from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile
 from outrider.lab.predict import DRAFT, expect, with_policy_times
 from outrider.lab.prompts import Workload
-from outrider.lab.record import ANSWER_TOKENS, Question, questions_of, record_answers
+from outrider.lab.record import Question, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.subject import DraftOffers, Subject, offers_along
 from outrider.session import DEFAULT_CONTEXT_TOKENS
-
-_ROOM_TOKENS = 2 * ANSWER_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,8 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
         usual = min(DEFAULT_CONTEXT_TOKENS, target.weights.trained_context)
         model = target.open(usual if request.context_length is None else request.context_length)
         asked = LoadedTarget(request.target.name, model, target.template)
-        questions = _questions(request, asked, notices)
+        questions, lines = questions_of(request.workloads, asked)
+        notices += lines
         rewind = measure_rewind(model, max((question.tokens for question in questions), key=len))
         subject = Subject(asked, target.facts(), target.costs("all", request.costs_s), ())
         sample: Sample | None = None
@@ -110,20 +109,6 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
         backend=library.backend,
         library_to_take=library_to_take(request.target.path, request.options, library.backend),
     )
-
-
-def _questions(request: CheckRequest, target: LoadedTarget, notices: list[str]) -> list[Question]:
-    """The prompts that the target can hold. Raises PromptError where it can hold none."""
-    found, lines = questions_of(request.workloads, target)
-    notices += lines
-    most = target.model.context_length - _ROOM_TOKENS
-    fitting = [question for question in found if len(question.tokens) <= most]
-    if not fitting:
-        why = f"each of them needs more than the target's context of {target.model.context_length} tokens"
-        raise PromptError("prompts", why, "Give shorter ones (--prompts), or a larger context (-c).")
-    if len(fitting) < len(found):
-        notices.append(f"{len(found) - len(fitting)} of {len(found)} prompts do not fit the target's context")
-    return fitting
 
 
 def _answered(

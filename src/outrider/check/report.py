@@ -3,10 +3,11 @@ decoding."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from outrider.check.verdict import Verdict
 from outrider.core.contracts import RewindKind
@@ -20,7 +21,7 @@ SCHEMA = "outrider.check/1"
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Whether the model can take tokens back, and what a call over one token takes: behind the last token,
+    """Whether the model can take tokens back, and what a call over one token takes: after the last token,
     and after rejected tokens were taken back (None: not measured)."""
 
     kind: RewindKind
@@ -97,12 +98,4 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, for JSON: an unknown end of an interval is None."""
-        return {"schema": SCHEMA, **_plain(asdict(self))}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}

@@ -23,7 +23,7 @@ from outrider.lab.loaded import Loaded, LoadedTarget
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.predict import BOUND, DRAFT, Expectation, OwnTimes, Prices, expect, with_policy_times
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import ANSWER_TOKENS, Answer, Question, questions_of, record_answers
+from outrider.lab.record import ANSWER_TOKENS, Answer, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
 from outrider.lab.statistics import share_of, speedup_of
 from outrider.lab.subject import DraftOffers, Subject, offers_along
@@ -107,7 +107,20 @@ def _record(
     subject: Subject, plan: DistillPlan, seconds: float, progress: Progress, notices: list[str]
 ) -> list[Answer]:
     """Plain answers to a few held-out prompts of every category in turn, until the time is up."""
-    questions = _questions(subject, plan, notices)
+    prompts: dict[str, list[Prompt]] = defaultdict(list)
+    for question in asked(plan.data).held_out:
+        prompts[question.category].append(question.prompt)
+    greedy = SamplingParams(temperature=0.0, seed=plan.training.seed)
+    workloads = [
+        Workload(category, tuple(some), greedy, plan.data.max_tokens, "held out")
+        for category, some in prompts.items()
+    ]
+    try:
+        questions, lines = questions_of(workloads, subject.target)
+    except PromptError as error:
+        notices.append(str(error))
+        return []
+    notices.extend(lines)
     found: list[Answer] = []
     started = perf_counter()
     for at in range(0, len(questions), _BATCH_QUESTIONS):
@@ -128,28 +141,6 @@ def _record(
         )
         found += some
     return found
-
-
-def _questions(subject: Subject, plan: DistillPlan, notices: list[str]) -> list[Question]:
-    prompts: dict[str, list[Prompt]] = defaultdict(list)
-    for question in asked(plan.data).held_out:
-        prompts[question.category].append(question.prompt)
-    greedy = SamplingParams(temperature=0.0, seed=plan.training.seed)
-    workloads = [
-        Workload(category, tuple(some), greedy, plan.data.max_tokens, "held out")
-        for category, some in prompts.items()
-    ]
-    try:
-        found, lines = questions_of(workloads, subject.target)
-    except PromptError as error:
-        notices.append(str(error))
-        return []
-    notices.extend(lines)
-    limit = subject.target.model.context_length - 2 * ANSWER_TOKENS
-    fitting = [question for question in found if len(question.tokens) <= limit]
-    if count := len(found) - len(fitting):
-        notices.append(f"{count} of {len(found)} held-out prompts are left out: they do not fit the context")
-    return fitting
 
 
 # Replay

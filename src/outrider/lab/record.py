@@ -218,7 +218,7 @@ def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> tuple[l
     """The prompts of all workloads in turn, those of each in a shuffled order, and lines for the user. Of
     conversations with follow-ups the first turn is asked.
 
-    Raises PromptError where none of them can be asked.
+    Those that leave no room for an answer are left out. Raises PromptError where none can be asked.
     """
     notices: list[str] = []
     columns = [_column(workload, target, notices) for workload in workloads]
@@ -226,7 +226,14 @@ def questions_of(workloads: Sequence[Workload], target: LoadedTarget) -> tuple[l
     if not found:
         why = notices[-1] if notices else "there are none"
         raise PromptError("prompts", why, "Name a workload or a file (--prompts).")
-    return found, notices
+    context = target.model.context_length
+    fitting = [question for question in found if len(question.tokens) + 2 * ANSWER_TOKENS <= context]
+    if not fitting:
+        why = f"each of them needs more than the target's context of {context} tokens"
+        raise PromptError("prompts", why, "Give shorter ones (--prompts), or a larger context (-c).")
+    if len(fitting) < len(found):
+        notices.append(f"{len(found) - len(fitting)} of {len(found)} prompts do not fit the target's context")
+    return fitting, notices
 
 
 def _column(workload: Workload, target: LoadedTarget, notices: list[str]) -> list[Question]:
