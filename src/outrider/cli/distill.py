@@ -74,18 +74,19 @@ def _distill(work: _Work) -> None:
     from outrider.cli.distill_report import StepInterrupt, print_distilled, show_distilling
     from outrider.distill.learning_curve import learning_curve
     from outrider.distill.measure import measure_held_out
-    from outrider.distill.report import report_of, write_report
+    from outrider.distill.report import write_report
     from outrider.distill.run import distill as run
 
     settings, file, plan = work.settings, work.file, work.plan
     with StepInterrupt() as interrupt, show_distilling(work.errors, interrupt) as progress:
         made = run(file, plan, progress)
-        notices = list(made.notices)
+        notices = list(made.report.notices)
         curve = learning_curve(made, plan, progress) if settings.learning_curve else None
         measured = None
         if not settings.no_report:
             measured = measure_held_out(file, plan, made, progress, notices)
-        report = report_of(file, made, measured, curve, notices)
+        found = {"measured": measured, "learning_curve": curve, "notices": list(dict.fromkeys(notices))}
+        report = made.report.model_copy(update=found)
         files = [] if settings.no_report else write_report(report, plan.out)
     print_notes(work.errors, report.notices)
     if settings.print_json:

@@ -51,7 +51,10 @@ def measure_held_out(
     `seconds` are for the target's greedy answers, and again for each draft's offers. None where too little
     could be recorded, and why in `notices`. Raises ModelFileError, OutOfMemory or BackendError.
     """
-    drafts: list[tuple[Kind, Path]] = [("trained", Path(distilled.draft.path)), ("first", distilled.first)]
+    drafts: list[tuple[Kind, Path]] = [
+        ("trained", Path(distilled.report.draft.path)),
+        ("first", distilled.first),
+    ]
     if plan.continued_gguf is not None:
         drafts.append(("continued", plan.continued_gguf))
     options = LoadOptions(threads=plan.threads)

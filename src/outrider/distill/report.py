@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
@@ -19,11 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from outrider.core.files import write_whole
 from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.lab.statistics import Interval
-
-if TYPE_CHECKING:
-    from outrider.distill.run import Distilled
-    from outrider.lab.models import ModelFile
-
 
 SCHEMA = "outrider.distill/1"
 
@@ -203,30 +197,9 @@ class Report(_Part):
     draft: Draft
     data: Data
     training: Training
-    measured: Measured | None
-    learning_curve: Curve | None
+    measured: Measured | None = None
+    learning_curve: Curve | None = None
     notices: list[str]
-
-
-def report_of(
-    file: ModelFile,
-    distilled: Distilled,
-    measured: Measured | None,
-    curve: Curve | None,
-    notices: Sequence[str],
-) -> Report:
-    """Everything that a run found."""
-    return Report(
-        outrider=version("outrider"),
-        target=str(file.path),
-        target_name=file.name,
-        draft=distilled.draft,
-        data=distilled.data,
-        training=distilled.training,
-        measured=measured,
-        learning_curve=curve,
-        notices=list(dict.fromkeys(notices)),
-    )
 
 
 # The report's pictures: the training, acceptance by position in the draft, what more data would bring.

@@ -23,14 +23,14 @@ from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Corpus, Text, text_of
 from outrider.distill.evaluation import StepCosts, measure_costs
 from outrider.distill.examples import Example, example_path, read_example, read_examples
-from outrider.distill.export import Provenance, read_provenance, write_gguf
+from outrider.distill.export import Provenance, Written, read_provenance, write_gguf
 from outrider.distill.generate import Teacher, generate, open_teacher
 from outrider.distill.hugging_face import write_safetensors
 from outrider.distill.network import keep_freed_memory
 from outrider.distill.on_policy import OnPolicy
 from outrider.distill.plan import DistillPlan, claim, claim_answers
 from outrider.distill.questions import Asked, asked, is_held_out
-from outrider.distill.report import Data, Draft, Training
+from outrider.distill.report import Data, Draft, Report, Training
 from outrider.distill.starting import first_draft
 from outrider.distill.subset import Subset, coverage
 from outrider.distill.train import Trainer, TrainingSettings
@@ -118,17 +118,14 @@ def other_answers(folder: Path, known: Collection[str]) -> Iterator[Example]:
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """What a distillation made: the parts of its report, the draft `first` before training, what it was made
-    of, the `settings` of the training, its number of steps among them, and lines for the user."""
+    """What a distillation made: its report as far as it is known, the draft `first` before training, what it
+    was made of, and the `settings` of the training, its number of steps among them."""
 
-    draft: Draft
-    data: Data
-    training: Training
+    report: Report
     first: Path
     material: Material
     settings: TrainingSettings
     costs: StepCosts
-    notices: tuple[str, ...]
 
 
 def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled:
@@ -168,33 +165,23 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
         notices += written.notes
         if plan.draft.safetensors:
             notices += write_safetensors(trainer.best(), plan.out / plan.name)
-    shape, subset, settings = material.draft.shape, material.subset, trainer.settings
-    return Distilled(
-        draft=Draft(
-            path=str(written.path),
-            file_bytes=written.file_bytes,
-            parameters=shape.parameters,
-            layers=shape.layers,
-            feed_forward=shape.feed_forward,
-            known_tokens=subset.size - subset.has_other,
-            target_tokens=len(subset.to_draft),
-            tensor_types=dict(written.tensor_types),
-            safetensors=str(plan.out / plan.name) if plan.draft.safetensors else None,
-        ),
-        data=_data(plan, material),
-        training=Training(
-            steps=state.history[-1].step,
-            start=plan.draft.start,
-            seconds=perf_counter() - started,
-            **{name: getattr(state, name) for name in ("best_step", "trained_tokens", "history")},
-            **{name: getattr(settings, name) for name in _REPORTED},
-        ),
-        first=first,
-        material=material,
-        settings=settings,
-        costs=costs,
-        notices=tuple(notices),
+    training = Training(
+        steps=state.history[-1].step,
+        start=plan.draft.start,
+        seconds=perf_counter() - started,
+        **{name: getattr(state, name) for name in ("best_step", "trained_tokens", "history")},
+        **{name: getattr(trainer.settings, name) for name in _REPORTED},
     )
+    report = Report(
+        outrider=version("outrider"),
+        target=str(file.path),
+        target_name=file.name,
+        draft=_draft(plan, material, written),
+        data=_data(plan, material),
+        training=training,
+        notices=notices,
+    )
+    return Distilled(report, first, material, trainer.settings, costs)
 
 
 def record(file: ModelFile, plan: DistillPlan, progress: Progress) -> list[str]:
@@ -264,6 +251,21 @@ def _prior(trainer: Trainer) -> PretrainedCalibration:
             [(float(c), bool(correct)) for c, correct in zip(a.confidences, a.matches, strict=True) if c]
             for a in answers
         ),
+    )
+
+
+def _draft(plan: DistillPlan, material: Material, written: Written) -> Draft:
+    shape, subset = material.draft.shape, material.subset
+    return Draft(
+        path=str(written.path),
+        file_bytes=written.file_bytes,
+        parameters=shape.parameters,
+        layers=shape.layers,
+        feed_forward=shape.feed_forward,
+        known_tokens=subset.size - subset.has_other,
+        target_tokens=len(subset.to_draft),
+        tensor_types=dict(written.tensor_types),
+        safetensors=str(plan.out / plan.name) if plan.draft.safetensors else None,
     )
 
 
