@@ -30,8 +30,7 @@ from outrider.lab.subject import Subject
 from recordings import FLAT, SMALL, DraftKind, TextKind, curve, recording
 
 pytest.importorskip("torch")
-from outrider.distill.learning_curve import PARTS, nested, slope_of
-from outrider.distill.measure import own_times, with_draft, without_draft
+from outrider.distill.measure import PARTS, nested, own_times, slope_of, with_draft, without_draft
 
 FACTS = ModelFacts("m", "m.gguf", "llama", "Q8_0", 1000, 1000, 0, 0, 1000, 900, 4096)
 DRAFT = Path("draft.gguf")

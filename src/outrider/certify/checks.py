@@ -12,7 +12,7 @@ from outrider.certify.faults import CALL_FAULTS, break_calls, break_masks, check
 from outrider.certify.plan import Findings, Plan, Progress, Subject
 from outrider.certify.runs import RowRecorder
 from outrider.certify.sampled import sampled_tests
-from outrider.certify.texts import compare_texts, repeat
+from outrider.certify.texts import Compared, Repeated, compare_texts, repeat
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
@@ -47,45 +47,15 @@ def certify(
         constrain=break_masks(plan.fault, subject.constrain),
     )
 
-    def numbers(stage: str, count: int) -> Iterator[int]:
-        """The first prompts' numbers, each reported."""
-        count = min(count, len(prompts))
-        for i in range(count):
-            progress(stage, i, count)
-            yield i
-
-    greedy = [
-        Request(
-            prompt,
-            SamplingParams(temperature=0),
-            plan.num_tokens,
-            verification=plan.verification,
-            grammar=plan.grammar,
-        )
-        for prompt in prompts
-    ]
-    compared = [
-        compare_texts(engine, greedy[i], i, subject.constrain) for i in numbers("greedy", len(prompts))
-    ]
-    beside = []
-    if subject.bit_equal and target.max_sequences > 1:
-        # While the next prompt's text is generated too.
-        for i in numbers("beside", plan.num_repeated):
-            other = replace(greedy[(i + 1) % len(prompts)], grammar=None, ignore_end=True)
-            beside.append(compare_texts(engine, greedy[i], i, subject.constrain, other))
-    stable, repeated = [], []
-    for i in numbers("seeds", plan.num_repeated):
-        for request in _seeded(greedy[i], plan, plan.seed + i):
-            repeated.append(repeat(engine, request, i))
-            if request.verification.rule == "stable":
-                stable.append(compare_texts(engine, request, i, subject.constrain))
+    greedy, beside = _greedy(engine, subject, prompts, plan, progress)
+    stable, repeated = _seeded(engine, subject, prompts, plan, progress)
     check_shown(plan.fault, target)
     engine.reset()
     tests, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ([], 0)
     return Findings(
         speculates=speculates,
         stand_in=speculates and subject.draft is None,
-        greedy=tuple(compared),
+        greedy=tuple(greedy),
         stable=tuple(stable),
         repeated=tuple(repeated),
         sampled=tuple(tests),
@@ -96,17 +66,55 @@ def certify(
     )
 
 
-def _seeded(greedy: Request, plan: Plan, seed: int) -> Iterator[Request]:
-    """The request at every temperature, under the rules that are tested."""
+def _numbers(stage: str, count: int, progress: Progress) -> Iterator[int]:
+    """The first prompts' numbers, each reported."""
+    for i in range(count):
+        progress(stage, i, count)
+        yield i
+
+
+def _request(prompt: tuple[int, ...], plan: Plan) -> Request:
+    greedy = SamplingParams(temperature=0)
+    return Request(prompt, greedy, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
+
+
+def _greedy(
+    engine: Engine, subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan, progress: Progress
+) -> tuple[list[Compared], list[Compared]]:
+    """Every prompt's greedy text; and, where texts must be bit-equal and the target has room for two, some
+    that are generated while the next prompt's is."""
+    requests = [_request(prompt, plan) for prompt in prompts]
+    alone = [
+        compare_texts(engine, requests[i], i, subject.constrain)
+        for i in _numbers("greedy", len(prompts), progress)
+    ]
+    beside: list[Compared] = []
+    if subject.bit_equal and engine.target.max_sequences > 1:
+        for i in _numbers("beside", min(plan.num_repeated, len(prompts)), progress):
+            other = replace(requests[(i + 1) % len(prompts)], grammar=None, ignore_end=True)
+            beside.append(compare_texts(engine, requests[i], i, subject.constrain, other))
+    return alone, beside
+
+
+def _seeded(
+    engine: Engine, subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan, progress: Progress
+) -> tuple[list[Compared], list[Repeated]]:
+    """The same seed twice, and with and without the drafters where the rule promises that."""
     both = plan.rule == "auto" and plan.lenience == 1
     rules: tuple[Rule, ...] = ("auto", "stable") if both else (plan.rule,)
-    for temperature, rule in product(_TEMPERATURES, rules):
-        yield replace(
-            greedy,
-            sampling=SamplingParams(temperature=temperature, seed=seed),
-            max_tokens=plan.num_seeded,
-            verification=Verification(rule, lenience=plan.lenience),
-        )
+    stable, repeated = [], []
+    for i in _numbers("seeds", min(plan.num_repeated, len(prompts)), progress):
+        for temperature, rule in product(_TEMPERATURES, rules):
+            request = replace(
+                _request(prompts[i], plan),
+                sampling=SamplingParams(temperature=temperature, seed=plan.seed + i),
+                max_tokens=plan.num_seeded,
+                verification=Verification(rule, lenience=plan.lenience),
+            )
+            repeated.append(repeat(engine, request, i))
+            if rule == "stable":
+                stable.append(compare_texts(engine, request, i, subject.constrain))
+    return stable, repeated
 
 
 def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan) -> None:

@@ -72,8 +72,7 @@ def _record(work: _Work) -> None:
 
 def _distill(work: _Work) -> None:
     from outrider.cli.distill_report import StepInterrupt, print_distilled, show_distilling
-    from outrider.distill.learning_curve import learning_curve
-    from outrider.distill.measure import measure_held_out
+    from outrider.distill.measure import learning_curve, measure_held_out
     from outrider.distill.report import write_report
     from outrider.distill.run import distill as run
 

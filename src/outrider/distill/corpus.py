@@ -34,7 +34,7 @@ class Text:
     rest: npt.NDArray[np.float16]
     is_greedy: bool
     has_other: bool
-    """whether the last column stands for tokens that the draft does not know"""
+    """whether the last column is for tokens that the draft does not know"""
 
 
 @dataclass(frozen=True, slots=True)

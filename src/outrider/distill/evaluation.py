@@ -223,7 +223,7 @@ def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
         if text.is_greedy:
             tokens = best[at : at + size].cpu().numpy()
             confidences = probs[at : at + size].cpu().numpy()
-            # The last column of a text's ids is the token that stands for those it does not know.
+            # The last column of a text's ids is `<|other|>`, for those it does not know.
             unknown = (tokens == text.ids[:, -1]) & text.has_other
             target = text.ids[:, 0]
             found.append(Predictions(np.where(unknown, 0, confidences), (tokens == target) & ~unknown))

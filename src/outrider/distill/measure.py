@@ -3,21 +3,31 @@ along these answers, and ways to draft are replayed over them at measured costs.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
+from shutil import rmtree
 from time import perf_counter
 
+import numpy as np
+
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.core.errors import PromptError
+from outrider.core.errors import InputError, PromptError
+from outrider.core.files import write_whole
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.distill.plan import DistillPlan
+from outrider.distill.corpus import Corpus
+from outrider.distill.examples import Example
+from outrider.distill.plan import DistillPlan, make_folder
 from outrider.distill.questions import asked
-from outrider.distill.report import Category, Contender, Figure, Kind, Measured
+from outrider.distill.report import Category, Contender, Curve, CurvePoint, Figure, Kind, Measured
 from outrider.distill.run import Distilled, Progress
+from outrider.distill.train import Trainer
 from outrider.lab.facts import acceptance_of, calls_of
 from outrider.lab.loaded import Loaded, LoadedTarget
 from outrider.lab.models import ModelFile, find_models
@@ -25,7 +35,7 @@ from outrider.lab.predict import BOUND, DRAFT, Expectation, OwnTimes, Prices, ex
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, Answer, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
-from outrider.lab.statistics import share_of, speedup_of
+from outrider.lab.statistics import Interval, share_of, speedup_of, t_quantile
 from outrider.lab.subject import DraftOffers, Subject, offers_along
 from outrider.models.hub import HubOptions
 
@@ -67,29 +77,7 @@ def measure_held_out(
             notices.append("no report: the target's answers to the held-out prompts are too short to tell")
             return None
         subject = subject.corrected(answers)
-        found: dict[Kind, DraftOffers] = {}
-        for kind, path in drafts:
-            # Before training and after it a draft differs in nothing but what it predicts.
-            known = found["trained"].costs if kind == "first" and "trained" in found else None
-            [draft] = find_models([str(path)], hub=HubOptions(offline=True))
-            offers = offers_along(subject, draft, options, notices, progress, seconds=seconds, known=known)
-            if offers.refusal is not None:
-                notices.append(f"{path.name} is left out: cannot work: {offers.refusal[0]}")
-            else:
-                found[kind] = offers
-        scored = {kind: {_name(a): a for a in offers.answers} for kind, offers in found.items()}
-        answers = [answer for answer in answers if all(_name(answer) in known for known in scored.values())]
-        subject = replace(subject, answers=tuple(answers))
-        progress("replaying", None)
-        contenders = without_draft(subject, answers)
-        own = None
-        for kind, path in drafts:
-            if kind in found:
-                costs, mine = found[kind].costs, [scored[kind][_name(answer)] for answer in answers]
-                assert costs is not None
-                own = own or own_times(subject, costs, mine)
-                prices = replace(subject.prices(costs, found[kind].prior), own=own)
-                contenders.append(with_draft(kind, path, prices, mine))
+        contenders, answers = _contenders(subject, drafts, options, notices, progress, seconds)
     calls = calls_of(subject.costs)
     return Measured(
         machine=f"{', '.join(device_names())}, {physical_cores()} cores",
@@ -102,8 +90,43 @@ def measure_held_out(
     )
 
 
-def _name(answer: Answer) -> tuple[str, str]:
-    return answer.row.workload, answer.row.case
+def _contenders(
+    subject: Subject,
+    drafts: Sequence[tuple[Kind, Path]],
+    options: LoadOptions,
+    notices: list[str],
+    progress: Progress,
+    seconds: float,
+) -> tuple[list[Contender], list[Answer]]:
+    """No draft, lookup and every draft that can take part, and the answers that all have offers to."""
+    found: dict[Kind, DraftOffers] = {}
+    for kind, path in drafts:
+        # Before training and after it a draft differs in nothing but what it predicts.
+        known = found["trained"].costs if kind == "first" and "trained" in found else None
+        [draft] = find_models([str(path)], hub=HubOptions(offline=True))
+        offers = offers_along(subject, draft, options, notices, progress, seconds=seconds, known=known)
+        if offers.refusal is None:
+            found[kind] = offers
+        else:
+            notices.append(f"{path.name} is left out: cannot work: {offers.refusal[0]}")
+
+    def name(answer: Answer) -> tuple[str, str]:
+        return answer.row.workload, answer.row.case
+
+    scored = {kind: {name(answer): answer for answer in offers.answers} for kind, offers in found.items()}
+    answers = [answer for answer in subject.answers if all(name(answer) in s for s in scored.values())]
+    subject = replace(subject, answers=tuple(answers))
+    progress("replaying", None)
+    contenders = without_draft(subject, answers)
+    own = None
+    for kind, path in drafts:
+        if kind in found:
+            costs, mine = found[kind].costs, [scored[kind][name(answer)] for answer in answers]
+            assert costs is not None
+            own = own or own_times(subject, costs, mine)
+            prices = replace(subject.prices(costs, found[kind].prior), own=own)
+            contenders.append(with_draft(kind, path, prices, mine))
+    return contenders, answers
 
 
 def _record(
@@ -231,3 +254,90 @@ def _accepted(found: Expectation, setting: Setting) -> Figure | None:
     if not sum(drafted for drafted, _ in counts):
         return None
     return Figure.of(share_of([correct for _, correct in counts], [drafted for drafted, _ in counts]))
+
+
+# The learning curve: what more data would bring. Short trainings on parts of the answers start from the same
+# weights, take the same number of steps and are judged on the same held-out answers, so that the amount of
+# data is all that differs. They are shorter than a real training, where a small part of the data would be
+# seen far more often: the curve says which way it goes, not what a draft will reach.
+
+PARTS = (0.125, 0.25, 0.5, 1.0)
+"""of the training answers"""
+STEPS_SHARE = 0.25
+"""of the steps of the real training, for each of the short ones"""
+
+
+def nested(examples: Sequence[Example], part: float) -> list[Example]:
+    """So large a part of the answers, chosen by hash: a smaller part lies within a larger one."""
+
+    def place(example: Example) -> bytes:
+        return blake2b(example.id.encode(), digest_size=16, person=b"curve").digest()
+
+    ordered = sorted(examples, key=place)
+    return ordered[: max(1, round(part * len(ordered)))]
+
+
+def slope_of(tokens: Sequence[int], agreement: Sequence[float]) -> Interval | None:
+    """The slope of the least-squares line of agreement over log2(tokens), and the 95 % interval that the
+    points' residuals allow (Student's t). None for fewer than three different amounts."""
+    x = np.log2(np.asarray(tokens, dtype=float))
+    if len(np.unique(x)) < 3:
+        return None
+    line, covariance = np.polyfit(x, agreement, 1, cov=True)
+    half_width = t_quantile(len(x) - 2) * math.sqrt(max(covariance[0, 0], 0))
+    slope = float(line[0])
+    return Interval(slope, slope - half_width, slope + half_width, len(x))
+
+
+def learning_curve(distilled: Distilled, plan: DistillPlan, progress: Progress) -> Curve:
+    """Train on each part, in `plan.out`/curve, where points that were made before are taken from.
+
+    Raises SettingError when that folder cannot be written, InputError when what lies there is damaged.
+    """
+    steps = max(1, round(STEPS_SHARE * distilled.settings.steps))
+    points: list[CurvePoint] = []
+    for part in PARTS:
+        folder = plan.out / "curve" / f"{part:g}"
+        stored = folder / "point.json"
+        if not stored.exists():
+            make_folder(folder / "training", "Check its permissions.")
+            point = _train(distilled, plan, part, steps, folder / "training", progress)
+            write_whole(stored, json.dumps(point.model_dump()) + "\n", "point of the learning curve")
+            rmtree(folder / "training", ignore_errors=True)
+        try:
+            points.append(CurvePoint.model_validate(json.loads(stored.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as error:
+            way_out = "Remove it: it is made again."
+            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
+    slope = slope_of([point.tokens for point in points], [point.agreement for point in points])
+    return Curve(steps=steps, points=points, per_doubling=None if slope is None else Figure.of(slope))
+
+
+def _train(
+    distilled: Distilled, plan: DistillPlan, part: float, steps: int, folder: Path, progress: Progress
+) -> CurvePoint:
+    material = distilled.material
+    examples = nested(material.training, part)
+    settings = replace(
+        distilled.settings, steps=steps, evaluate_every=steps, on_policy=0.0, warmup_steps=max(1, steps // 20)
+    )
+    texts = material.texts(examples, plan.context)
+    corpus = Corpus(texts, batch_tokens=settings.batch_tokens, seed=settings.seed)
+    held_out = material.texts(material.held_out, plan.context)
+    trainer = Trainer(material.draft, corpus, held_out, distilled.costs, settings, folder)
+
+    def on_step(trainer: Trainer) -> None:
+        done = trainer.state.step / steps
+        line = f"{len(examples)} of {len(material.training)} answers, step {trainer.state.step} of {steps}"
+        progress("the learning curve", (PARTS.index(part) + done) / len(PARTS), line)
+
+    trainer.run(on_step)
+    last = trainer.state.history[-1]
+    return CurvePoint(
+        answers=len(examples),
+        tokens=sum(len(example.answer) for example in examples),
+        loss=last.loss,
+        acceptance=last.acceptance,
+        agreement=last.agreement,
+        speedup=last.speedup,
+    )

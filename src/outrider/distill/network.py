@@ -54,8 +54,8 @@ def has_fast_half(device: torch.device) -> bool:
 def keep_freed_memory() -> None:
     """Let glibc keep what is freed for the next step, in this process from now on.
 
-    Large blocks are otherwise handed back to the system after every operation and fetched anew, page by page:
-    a quarter of all time on the machine where it was measured. Elsewhere nothing changes.
+    Large blocks are otherwise handed back to the system after every operation and fetched again, page by
+    page: a quarter of all time on the machine where it was measured. Elsewhere nothing changes.
     """
     if not sys.platform.startswith("linux"):
         return
