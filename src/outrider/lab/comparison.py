@@ -85,31 +85,29 @@ def compare(
         raise SettingError("repetitions", f"{repetitions} is too few", "Give 1 or more.")
     speculative = [first] if first else []
     plain: list[Completion] = []
+
+    def run(runs: list[Completion], speculate: bool) -> None:
+        engine.reset()
+        runs.append(engine.generate(replace(request, speculate=speculate)))
+        progress(len(speculative) + len(plain), 2 * repetitions)
+
     for _ in range(repetitions):
         if len(speculative) == len(plain):
-            speculative.append(_cold(engine, replace(request, speculate=True)))
-            progress(len(speculative) + len(plain), 2 * repetitions)
+            run(speculative, True)
         request = replace(request, sampling=replace(request.sampling, seed=speculative[0].seed))
-        plain.append(_cold(engine, replace(request, speculate=False)))
-        progress(len(speculative) + len(plain), 2 * repetitions)
+        run(plain, False)
     engine.reset()
     chosen = _median_run(speculative)
     # What is called unequal is shown: where the chosen run agrees, another one may not.
     other = next((run for run in (chosen, *speculative, *plain) if run.tokens != plain[0].tokens), chosen)
-    divergence = find_divergence(engine.target, request, plain[0], other, engine.constrain)
     return Comparison(
         plain=read_out(_median_run(plain)),
         speculative=read_out(chosen),
         speculative_completion=chosen,
         speedup=_speedup([read_out(run) for run in plain], [read_out(run) for run in speculative]),
-        equal=all(run.tokens == plain[0].tokens for run in (*plain, *speculative)),
-        divergence=divergence,
+        equal=other.tokens == plain[0].tokens,
+        divergence=find_divergence(engine.target, request, plain[0], other, engine.constrain),
     )
-
-
-def _cold(engine: Engine, request: Request) -> Completion:
-    engine.reset()
-    return engine.generate(request)
 
 
 def _median_run(runs: Sequence[Completion]) -> Completion:
@@ -119,18 +117,14 @@ def _median_run(runs: Sequence[Completion]) -> Completion:
 
 def _speedup(plain: Sequence[Readout], speculative: Sequence[Readout]) -> Speedup:
     """Ratios of the repetitions' times per token: the texts may differ in length when sampled."""
-    total = [_per_token(p) / _per_token(s) for p, s in zip(plain, speculative, strict=True)]
-    decode = [
-        (p.decode_s / p.generated_tokens) / (s.decode_s / s.generated_tokens)
-        for p, s in zip(plain, speculative, strict=True)
-    ]
+    total, decode = [], []
+    for p, s in zip(plain, speculative, strict=True):
+        total.append((p.prefill_s + p.decode_s) / p.generated_tokens)
+        total[-1] /= (s.prefill_s + s.decode_s) / s.generated_tokens
+        decode.append((p.decode_s / p.generated_tokens) / (s.decode_s / s.generated_tokens))
     return Speedup(
         median(total), min(total), max(total), median(decode), min(decode), max(decode), len(total)
     )
-
-
-def _per_token(readout: Readout) -> float:
-    return (readout.prefill_s + readout.decode_s) / readout.generated_tokens
 
 
 def find_divergence(
@@ -145,13 +139,20 @@ def find_divergence(
     `constrain` makes the constraint of the request's grammar; needed where there is one. Uses sequence 0
     of the target, whose KV it forgets. Raises SettingError for a grammar without `constrain`.
     """
-    _check(request, constrain)
+    if request.grammar is not None and constrain is None:
+        why = "what it allows is needed to see how close a difference is"
+        raise SettingError("grammar", why, "Give `constrain`, as to the engine.")
     pairs = zip(plain.tokens, speculative.tokens, strict=False)
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if position is None:
         return None
     generated = plain.tokens[:position]
-    row = _plain_logits(target, request.prompt, generated)
+    # The shapes of plain decoding: the prompt in chunks, its last token and everything generated one by one.
+    target.truncate(0, 0)
+    known = (*request.prompt, *generated)
+    *_, last = teacher_forced(target, known, len(request.prompt) - 1, chunk=1)
+    row: npt.NDArray[np.float32] = last[0].copy()
+    target.truncate(0, 0)
     constraint = None
     if constrain is not None and request.grammar is not None:
         constraint = constrain(request.grammar)
@@ -168,22 +169,6 @@ def find_divergence(
         gap = float(adjusted[ours]) - float(adjusted[theirs])
         margin = gap if math.isfinite(gap) else None
     return Divergence(position, ours, theirs, margin)
-
-
-def _check(request: Request, constrain: Callable[[Grammar], Constraint] | None) -> None:
-    if request.grammar is not None and constrain is None:
-        why = "what it allows is needed to see how close a difference is"
-        raise SettingError("grammar", why, "Give `constrain`, as to the engine.")
-
-
-def _plain_logits(target: Model, prompt: Sequence[int], generated: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The logits after prompt and generated tokens, evaluated in the shapes of plain decoding:
-    the prompt in chunks, its last token and everything generated one by one."""
-    target.truncate(0, 0)
-    *_, last = teacher_forced(target, (*prompt, *generated), len(prompt) - 1, chunk=1)
-    row: npt.NDArray[np.float32] = last[0].copy()
-    target.truncate(0, 0)
-    return row
 
 
 def is_deterministic(request: Request) -> bool:

@@ -74,17 +74,45 @@ def estimate(strata: Strata, *, draw_cases: bool = True, paired: bool = True) ->
     apart; they may differ in number.
     """
     rng = np.random.default_rng(_SEED)
-    logs = [np.array([_log_ratio(*case) for case in cases]) for cases in strata]
+    logs = [np.log([np.median(first) / np.median(second) for first, second in group]) for group in strata]
     value = float(np.mean([group.mean() for group in logs]))
-    drawn = np.mean([_draws(cases, rng, draw_cases, paired) for cases in strata], axis=0)
-    num_cases, repetitions = _sizes(strata)
-    degrees, stretch = _freedom(strata, draw_cases)
-    low, high = _expanded(drawn, degrees, stretch)
+    drawn = np.mean([_draws(group, rng, draw_cases, paired) for group in strata], axis=0)
+    num_cases = sum(map(len, strata))
+    repetitions = min(min(len(first), len(second)) for group in strata for first, second in group)
+    # What is drawn are cases, or repetitions where the cases are fixed or single. Drawing again and again
+    # understates their spread.
+    by_cases = draw_cases and num_cases > len(strata)
+    degrees = num_cases - len(strata) if by_cases else repetitions - 1
+    stretch = math.sqrt((num_cases if by_cases else repetitions) / max(degrees, 1))
+    low, high = drawn.min(), drawn.max()
+    if degrees > 0:
+        # The level is raised as a t-interval is wider than a normal one (Hesterberg 2015): plain percentiles
+        # of few cases are too narrow.
+        tail = NormalDist().cdf(-t_quantile(degrees) * stretch)
+        low, high = np.quantile(drawn, [tail, 1 - tail])
+    # An interval always holds its figure: medians of few repetitions can be lopsided.
+    ends = math.exp(min(float(low), value)), math.exp(max(float(high), value))
     several = num_cases if num_cases > len(strata) else 1
-    interval = Interval(math.exp(value), *_around(value, low, high), several, repetitions)
+    interval = Interval(math.exp(value), *ends, several, repetitions)
     spread = float(drawn.std()) * stretch
     known = degrees > 0 and spread > 1e-12
     return Estimate(interval, t_tail(abs(value) / spread, degrees) if known else 1.0)
+
+
+def _draws(
+    cases: Sequence[tuple[Floats, Floats]], rng: np.random.Generator, draw_cases: bool, paired: bool
+) -> Floats:
+    """Means over one group's cases of log ratios, each of medians over repetitions drawn again; shape
+    (draws,)."""
+    resampled = np.empty((len(cases), _REPETITION_DRAWS))
+    for ratios, (first, second) in zip(resampled, cases, strict=True):
+        chosen = rng.integers(len(first), size=(_REPETITION_DRAWS, len(first)))
+        theirs = chosen if paired else rng.integers(len(second), size=(_REPETITION_DRAWS, len(second)))
+        ratios[:] = np.log(np.median(first[chosen], axis=1) / np.median(second[theirs], axis=1))
+    shape = (DRAWS, len(cases))
+    drawn = rng.integers(len(cases), size=shape) if draw_cases else np.arange(len(cases))
+    means: Floats = resampled[drawn, rng.integers(_REPETITION_DRAWS, size=shape)].mean(axis=1)
+    return means
 
 
 def self_ratio(strata: Sequence[Sequence[Floats]]) -> Interval | None:
@@ -96,7 +124,14 @@ def self_ratio(strata: Sequence[Sequence[Floats]]) -> Interval | None:
     repetitions = min((len(case) for cases in strata for case in cases), default=0)
     if repetitions < 2:
         return None
-    splits = _splits(repetitions)
+    everything = range(min(repetitions, 12))
+    half = len(everything) // 2
+    splits = [
+        (first, second)
+        for first in combinations(everything, half)
+        for second in combinations([r for r in everything if r not in first], half)
+    ]
+    splits = splits[:: max(1, math.ceil(len(splits) / _MAX_SPLITS))]  # evenly spread over them
     first, second = np.array([split[0] for split in splits]), np.array([split[1] for split in splits])
     groups = []
     for cases in strata:
@@ -106,60 +141,6 @@ def self_ratio(strata: Sequence[Sequence[Floats]]) -> Interval | None:
     ratios = np.mean(groups, axis=0)
     edge = float(np.quantile(np.abs(ratios), LEVEL))
     return Interval(1.0, math.exp(-edge), math.exp(edge), sum(map(len, strata)), repetitions)
-
-
-def _log_ratio(first: Floats, second: Floats) -> float:
-    return float(np.log(np.median(first) / np.median(second)))
-
-
-def _sizes(strata: Strata) -> tuple[int, int]:
-    cases = [case for group in strata for case in group]
-    return len(cases), min(min(len(first), len(second)) for first, second in cases)
-
-
-def _freedom(strata: Strata, draw_cases: bool) -> tuple[int, float]:
-    """Degrees of freedom of what is drawn, and by how much drawing anew understates the spread: of cases, or
-    of repetitions where the cases are fixed or single."""
-    cases, repetitions = _sizes(strata)
-    free = cases - len(strata)
-    if draw_cases and free > 0:
-        return free, math.sqrt(cases / free)
-    return repetitions - 1, math.sqrt(repetitions / max(repetitions - 1, 1))
-
-
-def _draws(
-    cases: Sequence[tuple[Floats, Floats]], rng: np.random.Generator, draw_cases: bool, paired: bool
-) -> Floats:
-    """Means over one group's cases of log ratios, shape (draws,)."""
-    resampled = np.array([_case_draws(first, second, rng, paired) for first, second in cases])
-    number = len(cases)
-    shape = (DRAWS, number)
-    chosen = rng.integers(number, size=shape) if draw_cases else np.broadcast_to(np.arange(number), shape)
-    means: Floats = resampled[chosen, rng.integers(resampled.shape[1], size=shape)].mean(axis=1)
-    return means
-
-
-def _case_draws(first: Floats, second: Floats, rng: np.random.Generator, paired: bool) -> Floats:
-    """Log ratios of one case's medians over repetitions drawn anew."""
-    chosen = rng.integers(len(first), size=(_REPETITION_DRAWS, len(first)))
-    theirs = chosen if paired else rng.integers(len(second), size=(_REPETITION_DRAWS, len(second)))
-    log_ratios: Floats = np.log(np.median(first[chosen], axis=1) / np.median(second[theirs], axis=1))
-    return log_ratios
-
-
-def _expanded(drawn: Floats, degrees: int, stretch: float) -> tuple[float, float]:
-    """The percentile interval, its level raised as a t-interval is wider than a normal one (Hesterberg 2015):
-    plain percentiles of few cases are too narrow."""
-    if degrees < 1:
-        return float(drawn.min()), float(drawn.max())
-    tail = NormalDist().cdf(-t_quantile(degrees) * stretch)
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return float(low), float(high)
-
-
-def _around(value: float, low: float, high: float) -> tuple[float, float]:
-    """An interval always holds its figure: medians of few repetitions can be lopsided."""
-    return math.exp(min(low, value)), math.exp(max(high, value))
 
 
 def t_tail(statistic: float, degrees: int) -> float:
@@ -178,24 +159,12 @@ def t_tail(statistic: float, degrees: int) -> float:
 
 @cache
 def t_quantile(degrees: int) -> float:
+    """The statistic whose two-sided tail is 1 - LEVEL."""
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if t_tail(middle, degrees) > 1 - LEVEL else (low, middle)
     return high
-
-
-def _splits(repetitions: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Pairs of disjoint halves of the repetitions; of many, some that are spread evenly over them."""
-    repetitions = min(repetitions, 12)
-    half, everything = repetitions // 2, range(repetitions)
-    found = [
-        (first, second)
-        for first in combinations(everything, half)
-        for second in combinations([r for r in everything if r not in first], half)
-    ]
-    step = max(1, math.ceil(len(found) / _MAX_SPLITS))
-    return found[::step]
 
 
 def holm(p_values: Sequence[float], significance: float) -> list[bool]:
@@ -208,10 +177,6 @@ def holm(p_values: Sequence[float], significance: float) -> list[bool]:
         rejected[i] = True
     return rejected
 
-
-# Figures over a few answers, and how far they tell about other prompts.
-
-__all__ = ["Interval", "share_of", "speedup_of"]
 
 _NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 

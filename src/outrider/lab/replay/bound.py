@@ -42,10 +42,10 @@ def hindsight_bound(
     """
     runs = {name: _correct_runs(recording.tokens, recording.offers[name]) for name in draft_costs or {}}
     reach = _lookup_reach(recording, [SuffixDrafter()] if free is None else free, list(runs.values()))
-    best_s = _Problem(recording, reach, costs, own_s).least_s()
+    best_s = _least_s(recording, reach, costs, own_s)
     for name, draft in (draft_costs or {}).items():
-        read_s = draft.prefill_s(len(recording.prompt))
-        best_s = min(best_s, read_s + _Problem(recording, reach, costs, own_s, draft, runs[name]).least_s())
+        model_s = _least_s(recording, reach, costs, own_s, draft, runs[name])
+        best_s = min(best_s, draft.prefill_s(len(recording.prompt)) + model_s)
     return best_s
 
 
@@ -115,81 +115,45 @@ class _WhileCorrect:
         return Draft()
 
 
-class _Problem:
-    """Backward induction over positions and the tokens that the draft model has yet to read."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        reach: Sequence[_Counts],
-        costs: CallCosts,
-        own_s: float,
-        draft: CallCosts | None = None,
-        runs: Sequence[int] = (),
-    ) -> None:
-        self._end = len(recording.tokens)
-        self._prompt_tokens = len(recording.prompt)
-        self._beyond = 0 if is_limited(recording) else MAX_TOKENS
-        self._reach = reach
-        self._costs = costs
-        self._own_s = own_s
-        self._draft = draft
-        self._runs = runs
-        self._uncached = np.arange(self._end + 2)
-        self._times_s = np.zeros((self._end + 1, self._end + 2))
-        """seconds still needed, shape (positions + 1, uncached tokens + 1)"""
-
-    def least_s(self) -> float:
-        """Seconds from the start on, where the last token of the prompt is all that is uncached."""
-        for position in range(self._end - 1, -1, -1):
-            calls_s = self._calls_s(position)
-            best_s = self._without_model(position, calls_s)
-            if self._draft is not None:
-                best_s = np.minimum(best_s, self._with_model(position, calls_s, self._draft))
-            self._times_s[position] = best_s
-        return float(self._times_s[0, 1])
-
-    def _calls_s(self, position: int) -> _Seconds:
-        """Of a step of which 0, 1, … drafted tokens are correct, up to the last of the answer but one."""
-        room = self._end - position - 1
-        context = self._prompt_tokens + position
-        calls_s = self._costs.calls_s(room + 1 + self._beyond, context=context) + self._own_s
-        return _or_longer(calls_s)[: room + 1]
-
-    def _without_model(self, position: int, calls_s: _Seconds) -> _Seconds:
-        """By uncached tokens: the least seconds if no model is asked in this step."""
-        emitted = np.arange(1, min(int(self._reach[position][0]), len(calls_s) - 1) + 2)
-        uncached = np.minimum(self._uncached[:, None] + emitted, self._end + 1)
-        later_s = self._times_s[position + emitted, uncached]
-        best_s: _Seconds = (calls_s[: len(emitted)] + later_s).min(axis=1)
-        return best_s
-
-    def _with_model(self, position: int, calls_s: _Seconds, draft: CallCosts) -> _Seconds:
-        """By uncached tokens: the least seconds if the model is asked, after the best number of lookup
-        tokens."""
-        context, reach = self._prompt_tokens + position, self._reach[position]
-        first_s = _or_longer(draft.calls_s(self._end + 2 + 2 * _MAX_PREFIX, context=context))
-        step_s = float(first_s[0])
-        best_s = np.full(len(self._uncached), np.inf)
-        for prefix in range(min(int(reach[0]), len(calls_s) - 1, _MAX_PREFIX) + 1):
-            run = self._runs[position + prefix]
+def _least_s(
+    recording: Recording,
+    reach: Sequence[_Counts],
+    costs: CallCosts,
+    own_s: float,
+    draft: CallCosts | None = None,
+    runs: Sequence[int] = (),
+) -> float:
+    """Backward induction over positions and the tokens that the draft model has yet to read. At the start
+    the last token of the prompt is all that is uncached."""
+    end = len(recording.tokens)
+    beyond = 0 if is_limited(recording) else MAX_TOKENS
+    uncached = np.arange(end + 2)
+    times_s = np.zeros((end + 1, end + 2))
+    """seconds still needed, shape (positions + 1, uncached tokens + 1)"""
+    for position in range(end - 1, -1, -1):
+        room, context = end - position - 1, len(recording.prompt) + position
+        # Of a step of which 0, 1, … drafted tokens are correct, up to the last of the answer but one.
+        calls_s = _or_longer(costs.calls_s(room + 1 + beyond, context=context) + own_s)[: room + 1]
+        emitted = np.arange(1, min(int(reach[position][0]), room) + 2)
+        later_s = times_s[position + emitted, np.minimum(uncached[:, None] + emitted, end + 1)]
+        best_s = (calls_s[: len(emitted)] + later_s).min(axis=1)
+        if draft is None:
+            times_s[position] = best_s
+            continue
+        first_s = _or_longer(draft.calls_s(end + 2 + 2 * _MAX_PREFIX, context=context))
+        for prefix in range(min(len(emitted) - 1, _MAX_PREFIX) + 1):
+            run = runs[position + prefix]
             calls = np.arange(1, run + 2)
-            ends = np.minimum(reach[prefix + np.minimum(calls, run)], len(calls_s) - 1)
-            later_steps_s = (calls - 1) * step_s + self._after(position, calls_s, prefix, calls, ends)
-            first = np.maximum(self._uncached, 1) + prefix - 1
-            best_s = np.minimum(best_s, first_s[first] + later_steps_s.min())
-        return best_s
-
-    def _after(
-        self, position: int, calls_s: _Seconds, prefix: int, calls: _Counts, ends: _Counts
-    ) -> _Seconds:
-        """By the model's calls in this step: the least seconds of the target's call and all later steps,
-        where `ends` tokens can be correct. The model has then read its own tokens but the last."""
-        correct = np.arange(int(ends.max()) + 1)
-        uncached = np.maximum(correct + 1 - prefix - (calls - 1)[:, None], 0)
-        later_s = calls_s[correct] + self._times_s[position + correct + 1, uncached]
-        least_s: _Seconds = np.where(correct <= ends[:, None], later_s, np.inf).min(axis=1)
-        return least_s
+            ends = np.minimum(reach[position][prefix + np.minimum(calls, run)], room)
+            # By the model's calls, after which it has read its own tokens but the last.
+            correct = np.arange(int(ends.max()) + 1)
+            unread = np.maximum(correct + 1 - prefix - (calls - 1)[:, None], 0)
+            after_s = calls_s[correct] + times_s[position + correct + 1, unread]
+            after_s = np.where(correct <= ends[:, None], after_s, np.inf).min(axis=1)
+            first = np.maximum(uncached, 1) + prefix - 1
+            best_s = np.minimum(best_s, first_s[first] + ((calls - 1) * float(first_s[0]) + after_s).min())
+        times_s[position] = best_s
+    return float(times_s[0, 1])
 
 
 def _or_longer(calls_s: _Seconds) -> _Seconds:

@@ -64,24 +64,20 @@ def from_json(data: Mapping[str, Any]) -> Recording:
     if data.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}")
     prompt, tokens = tuple(map(int, data["prompt"])), tuple(map(int, data["tokens"]))
-    offers = {name: _offers(known, len(tokens)) for name, known in data["offers"].items()}
     reason = data["finish_reason"]
     if not prompt or reason not in get_args(FinishReason):
         raise ValueError("it needs a prompt and the reason why the answer ended")
+    offers = {}
+    for name, known in data["offers"].items():
+        drafted, confidence = tuple(map(int, known["tokens"])), tuple(map(float, known["confidence"]))
+        if not len(drafted) == len(confidence) == len(tokens):
+            raise ValueError("an offer for each token of the answer is needed")
+        if not all(0 < p <= 1 for p in confidence):
+            raise ValueError("a confidence is no probability")
+        paths = known["departures"].items()
+        departures = {int(at): tuple((int(token), float(p)) for token, p in path) for at, path in paths}
+        offers[name] = Offers(drafted, confidence, departures)
     return Recording(str(data["id"]), str(data["category"]), prompt, tokens, reason, offers)
-
-
-def _offers(data: Mapping[str, Any], length: int) -> Offers:
-    tokens = tuple(map(int, data["tokens"]))
-    confidence = tuple(map(float, data["confidence"]))
-    if not len(tokens) == len(confidence) == length:
-        raise ValueError("an offer for each token of the answer is needed")
-    if not all(0 < p <= 1 for p in confidence):
-        raise ValueError("a confidence is no probability")
-    departures = {
-        int(at): tuple((int(token), float(p)) for token, p in path) for at, path in data["departures"].items()
-    }
-    return Offers(tokens, confidence, departures)
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
@@ -100,17 +96,15 @@ def read_recordings(path: Path) -> list[Recording]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(str(path), reason, "Name a file of recordings.") from error
-    found = [_recording(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-    return [recording for recording in found if recording is not None]
-
-
-def _recording(line: str, where: str) -> Recording | None:
-    try:
-        data = json.loads(line)
-        return from_json(data) if "prompt" in data else None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        reason = f"no recording ({type(error).__name__}: {error})"
-        raise InputError(where, reason, "Record it anew.") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if "prompt" in (data := json.loads(line)):
+                found.append(from_json(data))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            reason = f"no recording ({type(error).__name__}: {error})"
+            raise InputError(f"{path}, line {number}", reason, "Record it again.") from error
+    return found
 
 
 def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
@@ -118,8 +112,6 @@ def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
     pairs = zip(drafted, answer, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-
-# Record what a draft model offers at every position of an answer: a few batched calls.
 
 LONGEST_DEPARTURE = 12
 _MAX_CONFIDENCE = 0.99999
@@ -167,59 +159,51 @@ def record_offers(
     return Offers(tuple(tokens), tuple(confidences), dict(sorted(departures.items())))
 
 
+@dataclass(slots=True)
 class _Recorder:
     """One answer in the draft model's own ids; `starts[i]` is how many precede token i of the answer."""
 
-    def __init__(
-        self,
-        model: Model,
-        alignment: Alignment,
-        sequence: int,
-        tokens: list[int],
-        starts: list[int],
-        masks: _Masks | None,
-    ) -> None:
-        self._model = model
-        self._alignment = alignment
-        self._sequence = sequence
-        self._tokens = tokens
-        self._starts = starts
-        self._masks = masks
+    model: Model
+    alignment: Alignment
+    sequence: int
+    tokens: list[int]
+    starts: list[int]
+    masks: _Masks | None
 
     def follow_answer(self) -> list[tuple[int, float]]:
         """The most likely token and its confidence after each prefix of the answer."""
         found: list[tuple[int, float]] = []
-        if not self._starts:
+        if not self.starts:
             return found
-        read = self._starts[0] - 1
-        tokens = self._tokens[: self._starts[-1]]
-        for rows in teacher_forced(self._model, tokens, read, sequence=self._sequence):
+        read = self.starts[0] - 1
+        tokens = self.tokens[: self.starts[-1]]
+        for rows in teacher_forced(self.model, tokens, read, sequence=self.sequence):
             for row in rows:
                 read += 1
-                while len(found) < len(self._starts) and self._starts[len(found)] == read:
+                while len(found) < len(self.starts) and self.starts[len(found)] == read:
                     found.append(self._most_likely(row, len(found)))
         return found
 
     def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
         """How the draft goes on after a token of its own at this position of the answer, and after what
         the constraint forces there."""
-        self._model.truncate(self._sequence, self._starts[position])
+        self.model.truncate(self.sequence, self.starts[position])
         path: list[tuple[int, float]] = []
         after: list[int] = []
         prefix_prob = confidence
         while prefix_prob >= MIN_PREFIX_PROB and len(path) < LONGEST_DEPARTURE:
-            mine = self._alignment.read((token,))
-            if token < 0 or not mine or self._model.vocabulary.ends_generation(mine[0]):
+            mine = self.alignment.read((token,))
+            if token < 0 or not mine or self.model.vocabulary.ends_generation(mine[0]):
                 break
             after.append(token)
-            if self._masks is not None:
-                forced = self._masks.forced(position, after)
+            if self.masks is not None:
+                forced = self.masks.forced(position, after)
                 after += forced
-                mine += self._alignment.read(forced)
-            stored = self._model.length(self._sequence)
-            if stored + len(mine) > self._model.context_length or len(mine) > self._model.max_batch_tokens:
+                mine += self.alignment.read(forced)
+            stored = self.model.length(self.sequence)
+            if stored + len(mine) > self.model.context_length or len(mine) > self.model.max_batch_tokens:
                 break
-            row = self._model.decode([Span(self._sequence, tuple(mine), stored, 1)])[0][-1]
+            row = self.model.decode([Span(self.sequence, tuple(mine), stored, 1)])[0][-1]
             token, confidence = self._most_likely(row, position, after)
             path.append((token, confidence))
             prefix_prob *= confidence
@@ -227,20 +211,17 @@ class _Recorder:
 
     def _most_likely(self, row: Row, position: int, after: Sequence[int] = ()) -> tuple[int, float]:
         """In the target's ids; -1 for a token that the target lacks, or where the constraint leaves none."""
-        if self._masks is not None:
-            return self._most_likely_allowed(row, self._masks.allowed(position, after))
+        if self.masks is None:
+            best = argmax(row)
+            mapped = best if self.alignment.identical else int(self.alignment.to_target[best])
+            return mapped, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
+        row = self.alignment.in_target(row)
+        if (mask := self.masks.allowed(position, after)) is not None:
+            row = np.where(mask, row, np.float32(-np.inf))
         best = argmax(row)
-        mapped = best if self._alignment.identical else int(self._alignment.to_target[best])
-        return mapped, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
-
-    def _most_likely_allowed(self, row: Row, mask: Mask | None) -> tuple[int, float]:
-        mapped = self._alignment.in_target(row)
-        if mask is not None:
-            mapped = np.where(mask, mapped, np.float32(-np.inf))
-        best = argmax(mapped)
-        if not np.isfinite(mapped[best]):
+        if not np.isfinite(row[best]):
             return -1, 1 - _MAX_CONFIDENCE
-        return best, min(round(confidence_of(mapped, best), 5), _MAX_CONFIDENCE)
+        return best, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
 
 
 class _Masks:
@@ -253,11 +234,16 @@ class _Masks:
         self._at = 0
 
     def allowed(self, position: int, after: Sequence[int]) -> Mask | None:
+        drafted: tuple[int, ...] = ()
         if after:
-            return self._ask(self._drafted(position, after))
-        self._constraint.accept(self._answer[self._at : position])
-        self._at = position
-        return self._ask(())
+            drafted = self._drafted(position, after)
+        else:
+            self._constraint.accept(self._answer[self._at : position])
+            self._at = position
+        try:
+            return self._constraint.allowed(drafted)
+        except ConstraintError:
+            return np.zeros(1, dtype=np.bool_)
 
     def forced(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
         drafted = self._drafted(position, after)
@@ -268,9 +254,3 @@ class _Masks:
         if position < self._at:
             self._constraint, self._at = self._constrain(), 0
         return (*self._answer[self._at : position], *after)
-
-    def _ask(self, drafted: Sequence[int]) -> Mask | None:
-        try:
-            return self._constraint.allowed(drafted)
-        except ConstraintError:
-            return np.zeros(1, dtype=np.bool_)

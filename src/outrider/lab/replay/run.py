@@ -72,9 +72,25 @@ def replay(
         draft, work = Draft(), DraftWork()
         if room > 0:
             [draft], work = policy.propose(drafters, [DraftRequest(0, room, SAMPLER, constraint=constraint)])
-        verify_s = costs.call_s(1 + len(draft), context=position)
-        other_s = own_s + own_token_s * len(draft)
-        record = _record(len(records), position, draft, work, answer[done:], verify_s, other_s)
+        accepted = common_prefix(draft.tokens, answer[done:])
+        record = StepRecord(
+            request=0,
+            step=len(records),
+            kind="decode",
+            position=position,
+            num_evaluated=1 + len(draft),
+            draft=draft,
+            num_accepted=accepted,
+            tokens=answer[done : done + accepted + 1],
+            work=work,
+            draft_s=work.model_s,
+            verify_s=costs.call_s(1 + len(draft), context=position),
+            sampling_s=0.0,
+            other_s=own_s + own_token_s * len(draft),
+            end_s=0.0,
+            batch_tokens=1 + len(draft),
+            batch_drafted=len(draft),
+        )
         records.append(record)
         if constraint is not None:
             constraint.accept(record.tokens)
@@ -84,37 +100,6 @@ def replay(
         plain_s += sum(costs.call_s(1, context=position + i) + own_s for i in range(len(record.tokens)))
         done += len(record.tokens)
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
-
-
-def _record(
-    step: int,
-    position: int,
-    draft: Draft,
-    work: DraftWork,
-    remaining: tuple[int, ...],
-    verify_s: float,
-    own_s: float,
-) -> StepRecord:
-    """The step in which this draft met the `remaining` part of the answer."""
-    accepted = common_prefix(draft.tokens, remaining)
-    return StepRecord(
-        request=0,
-        step=step,
-        kind="decode",
-        position=position,
-        num_evaluated=1 + len(draft),
-        draft=draft,
-        num_accepted=accepted,
-        tokens=remaining[: accepted + 1],
-        work=work,
-        draft_s=work.model_s,
-        verify_s=verify_s,
-        sampling_s=0.0,
-        other_s=own_s,
-        end_s=0.0,
-        batch_tokens=1 + len(draft),
-        batch_drafted=len(draft),
-    )
 
 
 def is_limited(recording: Recording) -> bool:
@@ -159,12 +144,7 @@ class RecordedDrafter:
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Tokens that it evaluated itself and that became final need not be read again."""
         del sequence
-        correct = 0
-        for mine, final in zip(self._path, tokens, strict=False):
-            if mine != final:
-                break
-            correct += 1
-        self._seen += correct
+        self._seen += common_prefix(self._path, tokens)
         self._path = ()
         self._committed += len(tokens)
 
