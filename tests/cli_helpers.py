@@ -18,7 +18,7 @@ import pytest
 from outrider.cli.main import main
 
 ROOT = Path(__file__).parent.parent
-COMMAND = (sys.executable, "-m", "outrider.cli.main")
+COMMAND = (sys.executable, "-m", "outrider")
 PATIENCE_S = 30
 
 TEMPLATE = (

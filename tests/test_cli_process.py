@@ -54,6 +54,26 @@ def test_a_reader_that_leaves_early_is_no_error(start: Start) -> None:
     program.wait(PATIENCE_S)
 
 
+INTERRUPTED_AT = """
+import builtins, os, runpy, signal, sys
+module = sys.argv.pop(1)
+plain = builtins.__import__
+def interrupted(name, *arguments, **options):
+    if name == module:
+        os.kill(os.getpid(), signal.SIGINT)
+    return plain(name, *arguments, **options)
+builtins.__import__ = interrupted
+runpy.run_module("outrider", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "outrider.cli.settings", "numpy", "outrider.session"])
+def test_ctrl_c_while_the_program_starts_leaves_no_traceback(models: Path, module: str) -> None:
+    line = [sys.executable, "-c", INTERRUPTED_AT, module, "run", "-m", str(models / "target.gguf"), "hello"]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode in (-signal.SIGINT, 130) and "Traceback" not in done.stderr and not done.stdout
+
+
 def test_text_streams_and_ctrl_c_ends_it_with_a_readout(start: Start) -> None:
     # All of this text would fit a buffer: without a flush it would come when the answer is complete.
     program = start("-n", "2000")
@@ -103,7 +123,7 @@ def test_output_that_cannot_be_written_is_one_message(models: Path, tmp_path: Pa
 
 
 def test_closed_standard_streams_are_survived(models: Path) -> None:
-    line = f"{sys.executable} -m outrider.cli.main run -q --raw -t 1 -n 4 -m {models / 'target.gguf'} hello"
+    line = f"{sys.executable} -m outrider run -q --raw -t 1 -n 4 -m {models / 'target.gguf'} hello"
     for redirection, status in ((">&-", 2), ("2>&-", 0), ("<&-", 0)):
         done = subprocess.run(
             f"{line} {redirection}", shell=True, capture_output=True, env=environment(), check=False

@@ -1,6 +1,16 @@
-"""`python -m outrider` is `outrider`."""
+"""The program's start: `outrider`, and `python -m outrider`."""
 
-from outrider.cli.main import main
+import signal
+
+
+def main() -> None:
+    """Run the program. Until a command runs, Ctrl-C ends it at once, without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from outrider.cli.main import main as program  # loads slowly
+
+    program()
+
 
 if __name__ == "__main__":
     main()

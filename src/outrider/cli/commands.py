@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,11 @@ from outrider.cli import llama_options
 from outrider.cli.output import INTERRUPTED
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
+_RUN = """Generate text with a target model and its drafts; say what it took.
+
+Exit status: 0; 2 for what cannot be done; 3 for an output that is cut off before its schema or grammar ends;
+130 after Ctrl-C.
+"""
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
 [bold]outrider bench init[/bold] writes a commented plan; [bold]bench report[/bold], [bold]compare[/bold] and
@@ -41,7 +47,7 @@ COMMANDS = {
     "run": CommandSpec(
         "settings:RunSettings",
         "run:run_or_chat",
-        "Generate text with a target model and its drafts; say what it took.",
+        _RUN,
     ),
     "chat": CommandSpec(
         "settings:ChatSettings",
@@ -229,6 +235,8 @@ def _carry_out(spec: CommandSpec, settings: Group) -> int:
     """Do what a command is for; returns the exit status. After Ctrl-C it is said so."""
     try:
         function: Callable[[Group], int] = _load(spec.function)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # from here on there is something to end well
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return function(settings)
     except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
         typer.echo("\ninterrupted", err=True)

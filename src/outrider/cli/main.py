@@ -65,7 +65,3 @@ def main() -> None:
             Text("error: memory: this machine has none left. Choose a smaller model or context (-c).")
         )
         leave(USAGE_ERROR)
-
-
-if __name__ == "__main__":
-    main()

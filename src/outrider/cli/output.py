@@ -23,6 +23,9 @@ from outrider.core.errors import SettingError
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
+INCOMPLETE = 3
+"""Exit status after an answer that is only the beginning of what its schema or grammar asks for."""
+
 USAGE_ERROR = 2
 """Exit status after what cannot be done as it was asked for."""
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from outrider.backends.gguf import has_gpu_code, show_log
 from outrider.backends.native import hint_once
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, print_notes, readable, write_json
+from outrider.cli.output import INCOMPLETE, INTERRUPTED, print_notes, readable, write_json
 from outrider.cli.plans import PairPlan, plan_run
 from outrider.cli.prompt import read_prediction, read_prompt
 from outrider.cli.report import (
@@ -70,7 +70,9 @@ def run(settings: RunSettings) -> int:
             comparison = _compare(settings, session, request, completion, errors)
         _report(settings, session, pair, request, shown, comparison, errors)
     interrupted = completion.finish_reason == "cancelled" or (settings.compare and comparison is None)
-    return INTERRUPTED if interrupted else 0
+    if interrupted:
+        return INTERRUPTED
+    return INCOMPLETE if plan.grammar is not None and not completion.is_complete else 0
 
 
 def load_pair(plan: PairPlan, errors: Console) -> Pair:
