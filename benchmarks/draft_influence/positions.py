@@ -32,7 +32,7 @@ class Position:
 class Moved:
     """What a step did to a position. `logprob`, `plain_logprob`: the expected log probability of the token
     that comes out, by the target's own softmax; `favourite`, `plain_favourite`: the chance that it is the one
-    the draft held likeliest."""
+    the draft held most likely."""
 
     tv: float
     acceptance: float

@@ -185,7 +185,7 @@ def _sampled(certificate: Certificate) -> dict[str, Any]:
         "holds": not any(findings.rejected),
         "method": (
             f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
-            "rare cells pooled; the first ones, under a grammar those behind `behind_tokens` of the answer"
+            "rare cells pooled; the first ones, under a grammar those after `behind_tokens` of the answer"
         ),
         "draft_model": draft,
         "significance": plan.significance,

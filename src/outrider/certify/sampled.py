@@ -60,7 +60,7 @@ class Setting:
         """The setting, for people."""
         rule, drafts = self.verification.rule, self.verification.draft_sampling
         kinds = {"lookup": "lookup", "none": "forced text"}
-        kind = kinds.get(self.drafter) or {"greedy": "likeliest", "sampled": "drawn"}.get(drafts)
+        kind = kinds.get(self.drafter) or {"greedy": "most likely", "sampled": "drawn"}.get(drafts)
         penalties = ", penalties" if self.sampling.repeat_penalty != 1 else ""
         return f"{rule}{f', {kind}' if kind else ''}, T={self.sampling.temperature:g}{penalties}"
 

@@ -167,9 +167,11 @@ def distill(file: ModelFile, plan: DistillPlan, progress: Progress) -> Distilled
             notices += write_safetensors(trainer.best(), plan.out / plan.name)
     training = Training(
         steps=state.history[-1].step,
+        best_step=state.best_step,
+        trained_tokens=state.trained_tokens,
+        history=state.history,
         start=plan.draft.start,
         seconds=perf_counter() - started,
-        **{name: getattr(state, name) for name in ("best_step", "trained_tokens", "history")},
         **{name: getattr(trainer.settings, name) for name in _REPORTED},
     )
     report = Report(
