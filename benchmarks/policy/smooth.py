@@ -28,9 +28,9 @@ from outrider import LoadOptions, Request, SamplingParams
 from outrider.cli.stream import PacedPrinter
 from outrider.core.data import Piece
 from outrider.session import Pair, Session
-from outrider.session.generation import Generation
 from outrider.session.pacing import Pacer
 from outrider.session.readout import Emission, character_gaps, read_out
+from outrider.session.session import Generation
 
 KINDS = ("plain", "unpaced", "paced")
 Row = dict[str, Any]

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from outrider.lab.comparison import Comparison, compare
     from outrider.policy import AutoPolicy, FixedPolicy
     from outrider.session import Pair, Session
-    from outrider.session.generation import Generation
     from outrider.session.learned import AutoSettings
     from outrider.session.readout import Readout, read_out
+    from outrider.session.session import Generation
 
 __version__ = "0.1.0"
 
@@ -67,7 +67,7 @@ _MODULES = {
     "core.errors": ("BackendError", "ConstraintError", "GrammarError", "InputError", "OutriderError"),
     "core.params": ("SamplingParams", "Verification"),
     "engine": ("Engine",),
-    "session.generation": ("Generation",),
+    "session.session": ("Generation",),
     "session.learned": ("AutoSettings",),
     "policy": ("AutoPolicy", "FixedPolicy"),
     "session.readout": ("Readout", "read_out"),

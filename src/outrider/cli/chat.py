@@ -28,7 +28,7 @@ from outrider.core.files import write_whole
 from outrider.core.schema import settings_of
 from outrider.models import cache_dir
 from outrider.session import Message, Pair, Session
-from outrider.session.generation import Generation
+from outrider.session.session import Generation
 from outrider.session.trace import write_trace
 
 _HELP = 'Type a message. Alt-Enter or """: several lines. /help: what else there is. /exit or Ctrl-D: leave.'

@@ -36,8 +36,8 @@ from outrider.lab.replay.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
 from outrider.session.explain import Explanation, explain
-from outrider.session.generation import Generation
 from outrider.session.readout import Readout
+from outrider.session.session import Generation
 from outrider.session.trace import write_trace
 
 

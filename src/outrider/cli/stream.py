@@ -22,9 +22,9 @@ from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Completion, Piece
 from outrider.core.errors import ConstraintError
-from outrider.session.generation import Generation
 from outrider.session.pacing import Pacer
 from outrider.session.readout import Emission, Readout, read_out
+from outrider.session.session import Generation
 
 
 @dataclass(frozen=True, slots=True)

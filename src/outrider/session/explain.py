@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, pstdev
@@ -90,18 +90,15 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> Estim
         return None
     # What a step takes beside calls and drafting, which plain decoding would take as well.
     own_s = median(record.sampling_s + record.other_s for record in decode)
-    expected_s = sum(
-        _plain_call_s(record, i, costs) + own_s for record in decode for i in range(len(record.tokens))
-    )
+    expected_s = 0.0
+    for record in decode:
+        # The call that plain decoding would have made for each token, in the same company.
+        together = record.batch_tokens - record.batch_drafted
+        for place in range(record.position, record.position + len(record.tokens)):
+            expected_s += costs.call_s(together, context=place, num_sequences=record.num_sequences) + own_s
     ratio, error = _plain_ratio(decode, costs)
     speedup = expected_s * ratio / spent_s
     return Estimate(speedup, speedup * max(1 - error, 0.0), speedup * (1 + error))
-
-
-def _plain_call_s(record: StepRecord, i: int, costs: CallCosts) -> float:
-    """The call that plain decoding would have made for token i of a step."""
-    num_tokens = record.batch_tokens - record.batch_drafted
-    return costs.call_s(num_tokens, context=record.position + i, num_sequences=record.num_sequences)
 
 
 def _plain_ratio(decode: Sequence[StepRecord], costs: CallCosts) -> tuple[float, float]:
@@ -150,19 +147,17 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
 
 
 def _choices(decode: Sequence[StepRecord]) -> dict[str, Choices]:
-    steps: Counter[str] = Counter()
-    drafted: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    groups: dict[str, list[StepRecord]] = defaultdict(list)
     for record in decode:
-        name = " + ".join(dict.fromkeys(record.draft.sources)) or "plain"
-        steps[name] += 1
-        drafted[name] += len(record.draft)
-        accepted[name] += record.num_accepted
-        seconds[name] += record.total_s  # type: ignore[assignment]
+        groups[" + ".join(dict.fromkeys(record.draft.sources)) or "plain"].append(record)
     return {
-        name: Choices(count, drafted[name], accepted[name], seconds[name])
-        for name, count in steps.most_common()
+        name: Choices(
+            steps=len(records),
+            drafted_tokens=sum(len(record.draft) for record in records),
+            accepted_tokens=sum(record.num_accepted for record in records),
+            seconds=sum(record.total_s for record in records),
+        )
+        for name, records in sorted(groups.items(), key=lambda group: -len(group[1]))
     }
 
 

@@ -6,10 +6,11 @@ with what earlier ones have learned and leaves what it has learned itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from outrider.backends.gguf import GgufModel
 from outrider.backends.tuning import Loaded, costs_of, keep_costs, native_of
@@ -92,10 +93,12 @@ class Learned:
     def _costs(self, path: Path | None, measuring: Measuring | None) -> dict[str, CallCosts]:
         if path is not None and path.exists():
             known = import_costs(path)
-            if "draft" in self._models and known.draft is None:
-                raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
-            drafts = {"draft": known.draft} if "draft" in self._models and known.draft else {}
-            return {"target": known.target, **drafts}
+            found = {"target": known.target}
+            if "draft" in self._models:
+                if known.draft is None:
+                    raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
+                found["draft"] = known.draft
+            return found
         found = {}
         for role, (model, rows) in self._models.items():
 
@@ -110,24 +113,18 @@ class Learned:
         return found
 
     def _recall(self) -> None:
+        """Begin with what earlier sessions learned, or else with what the draft's file says of itself."""
         path = self._place()
         data, notice = read_entry(path, "starting without what was learned about acceptance")
-        if notice:
-            self.notices.append(notice)
-        if data is None:
-            self._use_pretrained()
-            return
+        self.notices += [notice] if notice else []
+        known: Mapping[str, Any] | None = data
+        if known is None and "draft" in self._models:
+            known = prior_in(native_of(self._models["draft"][0]), self.notices)
         try:
-            self.policy.knowledge.recall(data)
+            if known is not None:
+                self.policy.knowledge.recall(known)
         except (KeyError, TypeError, ValueError) as error:
             self.notices.append(f"{path}: {error}: starting without what was learned about acceptance")
-
-    def _use_pretrained(self) -> None:
-        """Begin with what the draft's own file says of its acceptance."""
-        model, _ = self._models.get("draft", (None, None))
-        prior = prior_in(native_of(model), self.notices) if model is not None else None
-        if prior is not None:
-            self.policy.knowledge.recall(prior)
 
     def _place(self) -> Path:
         """Where acceptance is kept: by the content of the model files."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.backends.bitwise import Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.backends.tuning import Loaded, open_target
 from outrider.core.contracts import Policy
@@ -124,15 +125,50 @@ class Pair:
         for and the native library cannot give equal bits.
         """
         notices = list(self.notices)
+        context_length = self._context(context_length, notices)
+        capacity_tokens = capacity_tokens or context_length * max_running
+        drafting = self._drafter_settings(lookup, corpus, progress, notices)
+        drafters = build_drafters(drafting, is_free=True)
+        target, price = self._open_target(
+            context_length, max_running, kept_sequences, capacity_tokens, bitwise, measuring, notices
+        )
+        try:
+            draft_tokens = capacity_tokens + max_running * LONGEST_DRAFT
+            drafting.draft = draft = self._open_draft(target, draft_context_length, draft_tokens)
+            policy, learned = _policy_for(target, draft, policy, measuring)
+            return Session(
+                target,
+                [*drafters, *build_drafters(drafting, is_free=False)],
+                policy,
+                template=self.template,
+                notices=notices,
+                learned=learned,
+                max_running=max_running,
+                max_pause_s=max_pause_s,
+                bitwise_price=price,
+            )
+        except BaseException:
+            target.close()
+            raise
+
+    def _context(self, context_length: int, notices: list[str]) -> int:
         trained = self.target.trained_context
         if context_length > trained:
             notices.append(
                 f"{self.target.name} was trained with a context of {trained} tokens, not {context_length}"
             )
-        context_length = context_length or trained
-        capacity_tokens = capacity_tokens or context_length * max_running
-        drafting = self._drafter_settings(lookup, corpus, progress, notices)
-        drafters = build_drafters(drafting, is_free=True)
+        return context_length or trained
+
+    def _open_target(
+        self,
+        context_length: int,
+        max_running: int,
+        kept_sequences: int,
+        capacity_tokens: int,
+        bitwise: bool | None,
+        measuring: Measuring | None,
+        notices: list[str],
+    ) -> tuple[Loaded, Price | None]:
         target, equal_calls = open_target(
             self.target,
             context_length,
@@ -145,28 +181,7 @@ class Pair:
             line = f"bit-equal text: calls of {equal_calls.sizes} tokens; {equal_calls.price}"
             apart = "; requests that run at once share no calls" if max_running > 1 else ""
             notices.append(line + apart)
-        try:
-            draft_tokens = capacity_tokens + max_running * LONGEST_DRAFT
-            draft = self._open_draft(target, draft_context_length, draft_tokens)
-            if draft is not None and self.alignment is not None:
-                drafting.draft = draft, self.alignment
-            drafters += build_drafters(drafting, is_free=False)
-            policy, learned = _policy_for(target, draft, policy, measuring)
-            notices += learned.notices if learned else []
-            return Session(
-                target,
-                drafters,
-                policy,
-                template=self.template,
-                notices=notices,
-                learned=learned,
-                max_running=max_running,
-                max_pause_s=max_pause_s,
-                bitwise_price=None if equal_calls is None else equal_calls.price,
-            )
-        except BaseException:
-            target.close()
-            raise
+        return target, None if equal_calls is None else equal_calls.price
 
     def _drafter_settings(
         self, lookup: bool, corpus: Sequence[str | Path], progress: Progress | None, notices: list[str]
@@ -181,19 +196,24 @@ class Pair:
             notices=notices,
         )
 
-    def _open_draft(self, target: Loaded, context_length: int, capacity_tokens: int) -> GgufModel | None:
+    def _open_draft(
+        self, target: Loaded, context_length: int, capacity_tokens: int
+    ) -> tuple[GgufModel, Alignment] | None:
         """The draft's context beside the target's, for as many sequences, of up to `capacity_tokens` over
         all of them; None where there is no draft."""
-        if self.draft is None:
+        if self.draft is None or self.alignment is None:
             return None
         size = target.max_sequences
         length = context_length or min(target.context_length, self.draft.trained_context)
         capacity = max(length, min(capacity_tokens, length * size))
-        return self.draft.open(length, max_sequences=size, capacity_tokens=capacity)
+        return self.draft.open(length, max_sequences=size, capacity_tokens=capacity), self.alignment
 
 
 def _policy_for(
-    target: Loaded, draft: GgufModel | None, policy: Policy | AutoSettings | None, measuring: Measuring | None
+    target: Loaded,
+    draft: tuple[GgufModel, Alignment] | None,
+    policy: Policy | AutoSettings | None,
+    measuring: Measuring | None,
 ) -> tuple[Policy | None, Learned | None]:
     """The policy in force and, where it is the automatic one, what is known about the pair. A target that
     cannot rewind is decoded plainly."""
@@ -201,7 +221,7 @@ def _policy_for(
         return policy, None
     if target.rewind == "none":
         return None, None
-    learned = Learned(policy or AutoSettings(), target, draft, measuring)
+    learned = Learned(policy or AutoSettings(), target, draft and draft[0], measuring)
     return learned.policy, learned
 
 

@@ -141,7 +141,14 @@ def read_out(
     prefill = [record for record in completion.records if record.kind == "prefill"]
     generated = len(completion.tokens)
     overall = _count(decode, None)
-    time = _decode_time(decode)
+    time = DecodeTime(
+        draft=sum(record.draft_s for record in decode),
+        draft_model=sum(record.work.model_s for record in decode),
+        verify=sum(record.verify_s for record in decode),
+        sampling=sum(record.sampling_s for record in decode),
+        other=sum(record.other_s for record in decode),
+        constraint=sum(record.constraint_s for record in decode),
+    )
     decode_s = time.draft + time.verify + time.sampling + time.other
     return Readout(
         finish_reason=completion.finish_reason,
@@ -220,17 +227,6 @@ def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
         acceptance_rate=sum(accepted) / sum(drafted) if sum(drafted) else None,
         acceptance_by_position=tuple(a / d if d else None for a, d in zip(accepted, drafted, strict=True)),
         calls_saved=saved,
-    )
-
-
-def _decode_time(decode: Sequence[StepRecord]) -> DecodeTime:
-    return DecodeTime(
-        draft=sum(record.draft_s for record in decode),
-        draft_model=sum(record.work.model_s for record in decode),
-        verify=sum(record.verify_s for record in decode),
-        sampling=sum(record.sampling_s for record in decode),
-        other=sum(record.other_s for record in decode),
-        constraint=sum(record.constraint_s for record in decode),
     )
 
 

@@ -1,8 +1,8 @@
-"""A session: text generated with a target model and its drafters."""
+"""A session generates text with a target model and its drafters; its caller holds a running generation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from outrider.backends.bitwise import BitwiseModel, Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.core.contracts import Constraint, Drafter, Model, Policy
-from outrider.core.data import Completion, Grammar, Request
-from outrider.core.errors import PromptError
+from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
+from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import MAX_PAUSE_S, Engine
 from outrider.models.chat import ChatTemplate
-from outrider.session.generation import Generation
 from outrider.session.learned import AutoSettings, Learned
 from outrider.session.schemas import Schema, parser_of, read_schema
 
@@ -33,6 +32,64 @@ DEFAULT_CONTEXT_TOKENS = 4096
 
 _MAX_NOTICES = 200
 """A session may see any number of grammars, each with something to say."""
+
+
+class Generation:
+    """A running generation: iterate over it for the text as it comes.
+
+    `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete one.
+    `cancel` ends it after the current step; so does leaving the loop early.
+    """
+
+    def __init__(
+        self, engine: Engine, request: Request, parse: Callable[[Completion], Any] | None = None
+    ) -> None:
+        self._engine = engine
+        self._parse = parse
+        self._updates = engine.stream(request)
+        self._request_id: int | None = None
+        self._cancelled = False
+        self._completion: Completion | None = None
+        self.records: list[StepRecord] = []
+
+    def __iter__(self) -> Iterator[Update]:
+        try:
+            while (update := self._next()) is not None:
+                yield update
+        except GeneratorExit:  # the loop was left: its place must not stay taken
+            self.cancel()
+            raise
+
+    def _next(self) -> Update | None:
+        try:
+            update = next(self._updates)
+        except StopIteration as end:
+            self._completion = end.value or self._completion  # asked again, an ended generator has none
+            if self._parse and self._completion and self._completion.is_complete:
+                self._completion = replace(self._completion, parsed=self._parse(self._completion))
+                self._parse = None
+            return None
+        self._request_id = update.record.request
+        self.records.append(update.record)
+        if self._cancelled:
+            self._engine.cancel(self._request_id)
+        return update
+
+    def cancel(self) -> None:
+        """End the generation after the current step (one that has not begun: after its first); its
+        completion says "cancelled"."""
+        self._cancelled = True
+        if self._request_id is not None:
+            self._engine.cancel(self._request_id)
+
+    @property
+    def completion(self) -> Completion:
+        """The finished generation; runs it to its end first."""
+        for _ in self:
+            pass
+        if self._completion is None:
+            raise SettingError("generation", "it was broken off by an error", "Start another one.")
+        return self._completion
 
 
 class Session:
@@ -79,7 +136,7 @@ class Session:
             max_running=max_running,
             max_pause_s=max_pause_s,
         )
-        self.notices = [*notices, *self.engine.notices]
+        self.notices = [*notices, *(learned.notices if learned else ()), *self.engine.notices]
         self.bitwise_price = bitwise_price
         """how much longer calls take so that texts are bit-equal; None where they are not, or it is not
         known"""
