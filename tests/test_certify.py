@@ -191,6 +191,23 @@ def test_a_fault_at_a_close_call_is_still_a_fault() -> None:
     assert not difference.near_tie and difference.speculative_margin == pytest.approx(1e-4, rel=0.1)
 
 
+def test_a_token_that_its_own_replay_does_not_give_is_no_near_tie() -> None:
+    class Once(Shaky):
+        """Wrong the first time that the token is evaluated alone."""
+
+        def decode(self, spans: Sequence[Span]) -> list[Logits]:
+            rows = FakeModel.decode(self, spans)
+            [span] = spans
+            if self._at and len(span.tokens) == 1 and span.start + 1 in self._at:
+                self._at = ()
+                rows[0][0] = -rows[0][0]
+            return rows
+
+    engine = Engine(Once(12), [ScriptedDrafter(oracle(LANGUAGE, 4))], EAGER)
+    [difference] = compare_texts(engine, GREEDY).differences
+    assert difference.position == 12 - len(PROMPT) and not difference.near_tie
+
+
 def test_the_stable_rule_is_audited_by_its_scores() -> None:
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0, seed=5)
     request = replace(GREEDY, sampling=sampling, verification=Verification("stable"))
@@ -233,6 +250,13 @@ def test_a_cached_model_is_the_model() -> None:
     assert rows.calls == calls > 0
     rows.forget()
     assert real.length(0) == 0
+
+
+def test_rows_do_not_depend_on_what_was_asked_before() -> None:
+    rows = LogitsCache(FakeModel(VOCABULARY, LANGUAGE))
+    for text in ((0, 1, 2), (1,), (1, 2, 0), (0, 2), (2, 2, 2), (0, 2, 1, 1)):
+        for row, end in zip(rows.after((*PROMPT, *text), 2), (len(text) - 1, len(text)), strict=True):
+            np.testing.assert_array_equal(row, LANGUAGE((*PROMPT, *text[:end])))
 
 
 def test_a_model_that_cannot_rewind_is_cached_too() -> None:

@@ -70,17 +70,13 @@ class Plan:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("tokens", self.num_tokens),
-            ("seeded tokens", self.num_seeded),
-            ("samples", self.samples),
-        ):
+        counts = {"tokens": self.num_tokens, "seeded tokens": self.num_seeded, "samples": self.samples}
+        for name, value in counts.items():
             if value < 1:
                 raise SettingError(name, f"{value} is too few", "Give 1 or more.")
         if not 0 < self.significance < 1:
-            raise SettingError(
-                "significance", f"{self.significance} is no probability", "Give one in (0, 1)."
-            )
+            reason = f"{self.significance} is no probability"
+            raise SettingError("significance", reason, "Give one in (0, 1).")
         if self.seed < 0:
             raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
         if self.fault is not None:

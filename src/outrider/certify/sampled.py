@@ -103,114 +103,94 @@ def sampled_tests(
     """Test every setting on the prompts of the highest entropy.
 
     Returns the tests, and how many calls of the real models all of them took. Without a draft model
-    the target itself, disturbed, is in its place.
+    the target itself, disturbed, is in its place. Seeds belong to the number of the test and of the sample.
     """
     settings = settings_under_test(plan)
     tester = _Tester(subject, plan)
-    rows, draft_rows = tester.rows, tester.draft_rows
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        if done % _REPORT_EVERY == 0:
-            progress("sampled", done, len(chosen) * len(settings) * plan.samples)
-        done += 1
-
+    rows, vocabulary = tester.rows, subject.target.vocabulary
+    tests: list[SampledTest] = []
     try:
         chosen = tester.most_uncertain(prompts)
+        total = len(chosen) * len(settings) * plan.samples
         level = plan.significance / (len(chosen) * len(settings))
-        tests: list[SampledTest] = []
         for index, start in chosen:
-            tests += tester.test(index, start, settings, level, len(tests), step)
-            draft_rows.forget()
-            rows.forget()
-        return tests, rows.calls + draft_rows.calls
+            exact: dict[SamplingParams, Exact] = {}
+            for setting in settings:
+                number, sampling = len(tests), setting.sampling
+                if sampling not in exact:
+                    rng, sound = np.random.default_rng((plan.seed, number)), tester.sound(start.answer)
+                    exact[sampling] = exact_distribution(
+                        rows, vocabulary, start.prompt, sampling, plan.samples, level, rng, sound
+                    )
+
+                def report(done: int, before: int = number * plan.samples) -> None:
+                    progress("sampled", before + done, total)
+
+                # A stream of its own: the null distribution must not be made of the samples' seeds.
+                source = np.random.SeedSequence((plan.seed, number, 1))
+                seeds = source.generate_state(plan.samples, np.uint64).tolist()
+                tests.append(tester.test(index, start, setting, exact[sampling], seeds, report))
+            tester.forget()
+        return tests, rows.calls + tester.draft_rows.calls
     finally:
-        draft_rows.forget()
-        rows.forget()
+        tester.forget()
 
 
 class _Tester:
     """A subject's models, cached, and engines on them."""
 
     def __init__(self, subject: Subject, plan: Plan) -> None:
-        self._plan = plan
-        self._target = subject.target
-        self._vocabulary = subject.target.vocabulary
-        self._constrain = subject.constrain
+        self._subject, self._plan = subject, plan
         self._draft = subject.draft or subject.target
         self.rows = LogitsCache(subject.target)
         self.draft_rows: DisturbedLogits | LogitsCache = DisturbedLogits(self.rows, plan.seed)
         if subject.draft is not None:
             self.draft_rows = LogitsCache(subject.draft)
-        self._alignment = subject.alignment or compare(self._vocabulary, self._draft.vocabulary)
+        self._alignment = subject.alignment or compare(subject.target.vocabulary, self._draft.vocabulary)
+
+    def forget(self) -> None:
+        """Free all rows, and the models' sequences."""
+        self.draft_rows.forget()
+        self.rows.forget()
 
     def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
         """Of the first few prompts those whose samples have the highest entropy, and where these start."""
+        vocabulary = self._subject.target.vocabulary
         starts = [
-            (i, find_start(self.rows, self._vocabulary, prompt, self._sound()))
+            (i, find_start(self.rows, vocabulary, prompt, self.sound()))
             for i, prompt in enumerate(prompts[:_CANDIDATES])
         ]
         starts.sort(key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True)
         return sorted(starts[: self._plan.num_sampled], key=lambda entry: entry[0])
 
-    def _sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
+    def sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
         """Makes the constraint of an answer that begins with these tokens."""
-        make, grammar = after(self._constrain, answer), self._plan.grammar
+        make, grammar = after(self._subject.constrain, answer), self._plan.grammar
         return None if make is None or grammar is None else partial(make, grammar)
 
     def test(
         self,
         index: int,
         start: Start,
-        settings: Sequence[Setting],
-        level: float,
-        num_before: int,
-        step: Callable[[], None],
-    ) -> list[SampledTest]:
-        """All settings on one prompt. Seeds belong to the number of the test and of the sample."""
-        plan = self._plan
-        exact: dict[SamplingParams, Exact] = {}
-        tests = []
-        for number, setting in enumerate(settings, num_before):
-            sampling = setting.sampling
-            if sampling not in exact:
-                rng = np.random.default_rng((plan.seed, number))
-                sound = self._sound(start.answer)
-                exact[sampling] = exact_distribution(
-                    self.rows, self._vocabulary, start.prompt, sampling, plan.samples, level, rng, sound
-                )
-            # A stream of its own: the null distribution must not be made of the samples' seeds.
-            seeds = np.random.SeedSequence((plan.seed, number, 1)).generate_state(plan.samples, np.uint64)
-            tests.append(self._sample(index, start, setting, exact[sampling], seeds.tolist(), step))
-        return tests
-
-    def _sample(
-        self,
-        index: int,
-        start: Start,
         setting: Setting,
         exact: Exact,
         seeds: Sequence[int],
-        step: Callable[[], None],
+        report: Callable[[int], None],
     ) -> SampledTest:
         """Generate one text for each seed, and test their counts."""
-        engine = self._engine(setting, start)
+        engine, grammar = self._engine(setting, start), self._plan.grammar
         request = Request(
-            start.prompt,
-            setting.sampling,
-            LENGTH,
-            verification=setting.verification,
-            grammar=self._plan.grammar,
+            start.prompt, setting.sampling, LENGTH, verification=setting.verification, grammar=grammar
         )
         texts: Counter[Text] = Counter()
         drafted = accepted = 0
-        for seed in seeds:
+        for i, seed in enumerate(seeds):
+            if i % _REPORT_EVERY == 0:
+                report(i)
             done = generate(engine, replace(request, sampling=replace(setting.sampling, seed=seed)))
             texts[done.tokens] += 1
             drafted += sum(len(record.draft) for record in done.records)
             accepted += sum(record.num_accepted for record in done.records)
-            step()
         counts, impossible = exact.counts(texts)
         statistic = None if impossible else exact.null.statistic(counts)
         return SampledTest(
@@ -237,6 +217,6 @@ class _Tester:
         # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
         policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
         fault = self._plan.fault
-        constrain = break_masks(fault, after(self._constrain, start.answer))
-        target = CachedModel(self._target, self.rows)
+        constrain = break_masks(fault, after(self._subject.constrain, start.answer))
+        target = CachedModel(self._subject.target, self.rows)
         return Engine(target, drafters, policy, verifier=judge_with(fault), constrain=constrain)

@@ -142,11 +142,10 @@ def expected_speed(answers: Sequence[Predictions], costs: StepCosts) -> Expected
     """tokens in a row that are correct from each place on; these may run past an answer's end"""
     confidences = np.concatenate([answer.confidences for answer in answers]).astype(np.float64)
     prefixes = np.zeros((limit, num_tokens))
-    """products of the confidences of 1, 2, ... tokens from each place on"""
+    """products of the confidences of 1, 2, ... tokens from each place on, as far as there are any"""
     product = np.ones(num_tokens)
     for ahead in range(min(limit, num_tokens)):
         product[: num_tokens - ahead] *= confidences[ahead:]
-        product[num_tokens - ahead :] = 0
         prefixes[ahead] = product
     for threshold in THRESHOLDS:
         confident = (prefixes >= threshold).sum(0)
