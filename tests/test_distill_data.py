@@ -225,7 +225,7 @@ def test_a_generation_that_was_killed_goes_on_to_the_same_answers(tmp_path: Path
 
 
 def test_prompts_that_do_not_fit_are_passed_over_and_told(tmp_path: Path) -> None:
-    target = speaking(context_length=32, max_batch_tokens=20)
+    target = speaking(context_length=32, max_batch_tokens=15)
     told = Told()
     questions = [question("ab" * 16), question("abcd" * 20), question("abc" * 10), question("")]
     generate(target, questions, tmp_path, max_tokens=50, on_done=told)

@@ -1,6 +1,7 @@
 """The bundled prompts: what they expand to, and that the files behind them are sound."""
 
 import json
+import random
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from outrider.core.errors import SettingError
 from outrider.distill import written
-from outrider.distill.questions import FIELD, Written, written_prompts
+from outrider.distill.questions import FIELD, Template, Written, written_prompts
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.workloads.reading import WorkloadSpec
 
@@ -179,6 +180,14 @@ def test_no_prompt_is_one_that_is_measured(prompts: list[Written]) -> None:
     assert len(measured) > 50
     for entry in prompts:
         assert measured.isdisjoint({asked(entry.prompt.messages), *entry.prompt.follow_ups})
+
+
+def test_a_template_gives_as_many_prompts_as_it_says() -> None:
+    template = Template("t", ("system", "user"), ("{a} and {a:2}", "{b} {a}?"), ("{b:2}",))
+    slots = {"a": ["x", "y", "z"], "b": ["1", "2"]}
+    capacity = template.capacity(slots)
+    made = {str(template.filled(i, slots, random.Random(0)).messages) for i in range(capacity)}
+    assert capacity == len(made) == 12
 
 
 @pytest.mark.parametrize("count", [0, -3, 10**12])

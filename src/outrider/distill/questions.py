@@ -159,7 +159,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Template:
+class Template:
     """A prompt with slots to fill. `name`: its category and number in its file, from 1; `texts`: of its
     messages, up to the user's last turn."""
 
@@ -212,9 +212,9 @@ def _fill(text: str, values: Mapping[Draw, Any]) -> str:
 
 
 @cache
-def _collection() -> tuple[Mapping[str, Sequence[_Template]], Slots]:
+def _collection() -> tuple[Mapping[str, Sequence[Template]], Slots]:
     """The templates by category, in alphabetical order, and all slots."""
-    categories: dict[str, list[_Template]] = {}
+    categories: dict[str, list[Template]] = {}
     slots: dict[str, Sequence[Any]] = {}
     folder = resources.files("outrider.distill.written")
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -231,12 +231,12 @@ def _collection() -> tuple[Mapping[str, Sequence[_Template]], Slots]:
             roles = tuple("assistant" if i % 2 else "user" for i in range(len(turns)))
             if "system" in entry:
                 roles, turns = ("system", *roles), (entry["system"], *turns)
-            made = _Template(f"{category}-{number}", roles, turns, tuple(entry.get("follow_ups", ())))
+            made = Template(f"{category}-{number}", roles, turns, tuple(entry.get("follow_ups", ())))
             categories.setdefault(category, []).append(made)
     return categories, slots
 
 
-def _in_turn(templates: Sequence[_Template], slots: Slots, seed: int) -> Iterator[Prompt]:
+def _in_turn(templates: Sequence[Template], slots: Slots, seed: int) -> Iterator[Prompt]:
     """All prompts of `templates`: one of each, then a second of each, …, until none has one left.
 
     The prompts of a template come in steps of about the golden section of their number: every one once, and
