@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import perf_counter
-from typing import Any
 
 from outrider.core.contracts import Constraint, DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
@@ -21,6 +20,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.replay import Recording
 from outrider.lab.rows import AnswerRow
+from outrider.lab.workloads.lines import text_of
 from outrider.policy import FixedPolicy
 
 PROBED_LENGTHS = (3, 1, 7, 2, 5, 15, 4, 11, 6, 8, 0, 12, 10, 16, 9, 13, 14)
@@ -257,12 +257,8 @@ def _column(workload: Workload, target: LoadedTarget, notices: list[str]) -> lis
 def _as_text(prompt: Prompt) -> Prompt:
     if isinstance(prompt.messages, str):
         return prompt
-    return replace(prompt, messages="\n\n".join(map(_text, prompt.messages)) + "\n\n")
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    texts = [text_of(message.get("content")) or "" for message in prompt.messages]
+    return replace(prompt, messages="".join(f"{text}\n\n" for text in texts))
 
 
 def record_answers(

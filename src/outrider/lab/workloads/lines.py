@@ -29,10 +29,17 @@ def prompt_of(value: Any, name: str) -> Prompt:
     if isinstance(value, str):
         raise Unreadable("it is no JSON object")
     if not isinstance(value, dict):
-        raise Unreadable(f"it is a JSON {_kind(value)}, no object")
-    name = str(next((value[key] for key in ("id", "question_id") if _is_id(value.get(key))), name))
+        kinds = {list: "array", bool: "true or false", int: "number", float: "number"}
+        raise Unreadable(f"it is a JSON {kinds.get(type(value), 'null')}, no object")
+    for key in ("question_id", "id"):
+        own = value.get(key)
+        if isinstance(own, str | int) and not isinstance(own, bool) and own != "":
+            name = str(own)
     if "turns" in value:
-        return _from_turns(value["turns"], name)
+        turns = value["turns"]
+        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
+            raise Unreadable("its turns are no list of texts")
+        return Prompt(name, ({"role": "user", "content": turns[0]},), follow_ups=tuple(turns[1:]))
     _refuse_slips(value)
     if "messages" in value:
         return Prompt(
@@ -50,27 +57,12 @@ def prompt_of(value: Any, name: str) -> Prompt:
     return Prompt(name, text, grammar=grammar_of_fields(value), max_tokens=limit)
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
-
-
-def _kind(value: Any) -> str:
-    kinds = {list: "array", bool: "true or false", int: "number", float: "number"}
-    return kinds.get(type(value), "null")
-
-
 def _refuse_slips(value: Mapping[str, Any]) -> None:
     """Raise Unreadable for a key that all but spells one of ours: it would do nothing."""
     for key in value:
         near = get_close_matches(key, _KNOWN, 1, _ALIKE)
         if near and near[0] != key:
             raise Unreadable(f"it has no use for {key!r}", f"Did you mean {near[0]!r}?")
-
-
-def _from_turns(turns: Any, name: str) -> Prompt:
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
-        raise Unreadable("its turns are no list of texts")
-    return Prompt(name, ({"role": "user", "content": turns[0]},), follow_ups=tuple(turns[1:]))
 
 
 def max_tokens_of(value: Any) -> int | None:
@@ -174,22 +166,14 @@ def _schema(value: Any, *, lenient: bool = False) -> Grammar:
     return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value), lenient=lenient)
 
 
-def _grammar(value: Any) -> Grammar:
-    return Grammar("gbnf" if "::=" in value else "lark", _string(value))
-
-
-def _regex(value: Any) -> Grammar:
-    return Grammar("regex", _string(value))
-
-
-def _choice(value: Any) -> Grammar:
-    return Grammar("choice", json.dumps([_string(part) for part in value]))
-
-
 def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
+
+
+def _grammar(value: Any) -> Grammar:
+    return Grammar("gbnf" if "::=" in value else "lark", _string(value))
 
 
 _READ: dict[str, Callable[[Any], Grammar | None]] = {
@@ -197,8 +181,8 @@ _READ: dict[str, Callable[[Any], Grammar | None]] = {
     "json_schema": _schema,
     "grammar": _grammar,
     "guided_json": _schema,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
+    "guided_regex": lambda value: Grammar("regex", _string(value)),
+    "guided_choice": lambda value: Grammar("choice", json.dumps([_string(part) for part in value])),
     "guided_grammar": _grammar,
     "guided_json_object": lambda _: _schema(_OBJECT),
 }

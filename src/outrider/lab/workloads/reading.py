@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,17 +16,9 @@ from outrider.core.errors import PromptError
 from outrider.core.params import SamplingParams
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.workloads.lines import Unreadable, prompt_of
-from outrider.lab.workloads.traffic import PassedOver, is_event, prompts_of_event
+from outrider.lab.workloads.traffic import is_event, prompts_of_event
 
 _FORMS = 'Each line is {"turns": […]}, {"messages": […]}, {"prompt": "…"} or an event of a server\'s log.'
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A prompt and the category that its line names."""
-
-    prompt: Prompt
-    category: str
 
 
 def load_workload(spec: WorkloadSpec) -> Workload:
@@ -34,27 +26,25 @@ def load_workload(spec: WorkloadSpec) -> Workload:
 
     Raises PromptError, which names the file and the line.
     """
-    reference = spec.file or spec.name
+    reference, categories = spec.file or spec.name, spec.categories
     if reference in BUILT_IN:
-        text, what, categories = _built_in(reference), f"the built-in workload {reference}", spec.categories
-        source = "built in"
+        what, source = f"the built-in workload {reference}", "built in"
+        text = (files("outrider.lab.workloads") / f"{reference}.jsonl").read_text(encoding="utf-8")
     else:
-        path, categories = _parts(reference, spec.categories)
+        path, categories = _parts(reference, categories)
         text, what, source = _text(path), str(path), str(path)
     found, passed_over = _read(text, what, spec.max_tokens)
-    chosen = _spread(_of_categories(found, categories, what), spec.prompts)
+    prompts = _of_categories(found, categories, what)
+    if spec.prompts is not None and spec.prompts < len(prompts):  # from the first on at even distances
+        prompts = [prompts[i * len(prompts) // spec.prompts] for i in range(spec.prompts)]
     skipped = [f"{count} passed over: {why}" for why, count in sorted(passed_over.items())]
     return Workload(
         name=spec.name,
-        prompts=tuple(chosen),
+        prompts=tuple(prompts),
         sampling=SamplingParams(temperature=spec.temperature, seed=spec.seed),
         max_tokens=spec.max_tokens,
         source=f"{source} ({'; '.join(skipped)})" if skipped else source,
     )
-
-
-def _built_in(name: str) -> str:
-    return (files("outrider.lab.workloads") / f"{name}.jsonl").read_text(encoding="utf-8")
 
 
 def _parts(reference: str, categories: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
@@ -78,40 +68,33 @@ def _text(path: Path) -> str:
         raise PromptError(str(path), "it is no UTF-8 text", "Name a JSON-lines file.") from None
 
 
-def _read(text: str, what: str, max_tokens: int) -> tuple[list[_Found], Counter[str]]:
-    """All prompts in the order of the file, and what of a log was passed over, by reason."""
+def _read(text: str, what: str, max_tokens: int) -> tuple[list[tuple[Prompt, str]], Counter[str]]:
+    """All prompts with their categories, in the order of the file, and what of a log was passed over, by
+    reason: requests that cannot be asked again."""
     # Not splitlines: text may hold its line ends, which JSON leaves as they are.
-    lines = [(number, _json(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    values = [(number, _json(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    found: list[tuple[Prompt, str]] = []
     passed_over: Counter[str] = Counter()
-    if any(is_event(value) for _, value in lines):
-        found = _read_log([value for _, value in lines], what, max_tokens, passed_over)
-    else:
-        found = [_read_line(value, what, number) for number, value in lines]
-    if not found:
-        raise PromptError(what, "it holds no prompts", _FORMS)
-    return list(_with_own_ids(found)), passed_over
-
-
-def _read_line(value: Any, what: str, number: int) -> _Found:
-    try:
-        return _Found(prompt_of(value, str(number)), _category(value))
-    except Unreadable as error:
-        raise PromptError(f"{what}, line {number}", str(error), error.way_out or _FORMS) from None
-
-
-def _read_log(values: Sequence[Any], what: str, max_tokens: int, passed_over: Counter[str]) -> list[_Found]:
-    """The requests of a log; those that cannot be asked again are counted in `passed_over`."""
-    found: list[_Found] = []
-    for value in values:
+    is_log = any(is_event(value) for _, value in values)
+    for number, value in values:
         try:
-            found += [_Found(prompt, "") for prompt in prompts_of_event(value, max_tokens)]
-        except PassedOver as error:
+            if is_log:
+                found += [(prompt, "") for prompt in prompts_of_event(value, max_tokens)]
+            else:
+                prompt = prompt_of(value, str(number))
+                category = value.get("category")
+                found.append((prompt, category if isinstance(category, str) else ""))
+        except Unreadable as error:
+            if not is_log:
+                raise PromptError(f"{what}, line {number}", str(error), error.way_out or _FORMS) from None
             passed_over[str(error)] += 1
-    if not found:
+    if not found and is_log:
         reasons = [f"; {why} ({count})" for why, count in sorted(passed_over.items())]
         why = "the log holds no request that could be asked again" + "".join(reasons)
         raise PromptError(what, why, "Log the bodies too: outrider serve --log-json --log-prompts.")
-    return found
+    if not found:
+        raise PromptError(what, "it holds no prompts", _FORMS)
+    return _with_own_ids(found), passed_over
 
 
 def _json(line: str) -> Any:
@@ -122,39 +105,25 @@ def _json(line: str) -> Any:
         return line
 
 
-def _category(value: Any) -> str:
-    category = value.get("category") if isinstance(value, dict) else None
-    return category if isinstance(category, str) else ""
-
-
-def _with_own_ids(found: Sequence[_Found]) -> Iterator[_Found]:
+def _with_own_ids(found: Sequence[tuple[Prompt, str]]) -> list[tuple[Prompt, str]]:
     """The same prompts; one whose id another has before it gets a number added."""
-    used: set[str] = set()
-    for each in found:
-        number, unique = 1, each.prompt.id
+    used: dict[str, tuple[Prompt, str]] = {}
+    for prompt, category in found:
+        number, unique = 1, prompt.id
         while unique in used:
             number += 1
-            unique = f"{each.prompt.id}.{number}"
-        used.add(unique)
-        yield replace(each, prompt=replace(each.prompt, id=unique))
+            unique = f"{prompt.id}.{number}"
+        used[unique] = replace(prompt, id=unique), category
+    return list(used.values())
 
 
-def _of_categories(found: Sequence[_Found], wanted: Sequence[str], what: str) -> list[Prompt]:
-    there = dict.fromkeys(each.category for each in found if each.category)
+def _of_categories(found: Sequence[tuple[Prompt, str]], wanted: Sequence[str], what: str) -> list[Prompt]:
+    there = dict.fromkeys(category for _, category in found if category)
     if missing := [category for category in wanted if category not in there]:
         known = f"It has: {', '.join(there)}." if there else "Its lines name none; leave the category out."
         raise PromptError(what, f"it has no category {missing[0]!r}", known)
-    return [each.prompt for each in found if not wanted or each.category in wanted]
+    return [prompt for prompt, category in found if not wanted or category in wanted]
 
-
-def _spread(prompts: Sequence[Prompt], number: int | None) -> list[Prompt]:
-    """At most so many, from the first on at even distances."""
-    if number is None or number >= len(prompts):
-        return list(prompts)
-    return [prompts[i * len(prompts) // number] for i in range(number)]
-
-
-# Which prompts a workload takes and how they are answered, as plans, commands and code name it.
 
 BUILT_IN: tuple[str, ...] = ("chat", "code", "edits", "json", "summaries", "agent", "reasoning")
 """Their names; the prompts of each are in the file of that name beside this module."""

@@ -22,10 +22,6 @@ from outrider.lab.workloads.lines import (
 )
 
 
-class PassedOver(Exception):
-    """Why an answered request cannot be asked again."""
-
-
 def is_event(value: Any) -> bool:
     """Whether a value is a line of the server's log."""
     return isinstance(value, dict) and isinstance(value.get("event"), str) and "level" in value
@@ -34,7 +30,7 @@ def is_event(value: Any) -> bool:
 def prompts_of_event(value: Any, max_tokens: int) -> list[Prompt]:
     """What a line of the log asked for: nothing unless it is a request that was answered.
 
-    Raises PassedOver where it asked for something that cannot be asked again.
+    Raises Unreadable where it asked for something that cannot be asked again.
     """
     if not is_event(value) or value["event"] != "request" or value.get("status") != 200:
         return []
@@ -42,17 +38,14 @@ def prompts_of_event(value: Any, max_tokens: int) -> list[Prompt]:
     if read is None or value.get("method") != "POST":
         return []
     if not isinstance(value.get("body"), str):
-        raise PassedOver("the body was not logged")
+        raise Unreadable("the body was not logged")
     try:
         body = json.loads(value["body"])
     except (ValueError, RecursionError):
-        raise PassedOver("the body is longer than what is logged") from None
+        raise Unreadable("the body is longer than what is logged") from None
     if not isinstance(body, dict):
-        raise PassedOver("the body is no object")
-    try:
-        found = read(body, str(value.get("id") or "request"))
-    except Unreadable as why:
-        raise PassedOver(str(why)) from None
+        raise Unreadable("the body is no object")
+    found = read(body, str(value.get("id") or "request"))
     return [replace(p, max_tokens=min(p.max_tokens or max_tokens, max_tokens)) for p in found]
 
 
