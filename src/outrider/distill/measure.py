@@ -16,14 +16,13 @@ from time import perf_counter
 import numpy as np
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.core.errors import InputError, PromptError
+from outrider.core.errors import PromptError
 from outrider.core.files import write_whole
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.distill.corpus import Corpus
 from outrider.distill.examples import Example
-from outrider.distill.plan import DistillPlan, make_folder
+from outrider.distill.plan import DistillPlan, make_folder, stored
 from outrider.distill.questions import asked
 from outrider.distill.report import Category, Contender, Curve, CurvePoint, Figure, Kind, Measured
 from outrider.distill.run import Distilled, Progress
@@ -298,17 +297,13 @@ def learning_curve(distilled: Distilled, plan: DistillPlan, progress: Progress) 
     points: list[CurvePoint] = []
     for part in PARTS:
         folder = plan.out / "curve" / f"{part:g}"
-        stored = folder / "point.json"
-        if not stored.exists():
+        path = folder / "point.json"
+        if not path.exists():
             make_folder(folder / "training", "Check its permissions.")
             point = _train(distilled, plan, part, steps, folder / "training", progress)
-            write_whole(stored, json.dumps(point.model_dump()) + "\n", "point of the learning curve")
+            write_whole(path, json.dumps(point.model_dump()) + "\n", "point of the learning curve")
             rmtree(folder / "training", ignore_errors=True)
-        try:
-            points.append(CurvePoint.model_validate(json.loads(stored.read_text(encoding="utf-8"))))
-        except (OSError, ValueError) as error:
-            way_out = "Remove it: it is made again."
-            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
+        points.append(stored(path, CurvePoint.model_validate, "Remove it: it is made again."))
     slope = slope_of([point.tokens for point in points], [point.agreement for point in points])
     return Curve(steps=steps, points=points, per_doubling=None if slope is None else Figure.of(slope))
 
@@ -321,10 +316,7 @@ def _train(
     settings = replace(
         distilled.settings, steps=steps, evaluate_every=steps, on_policy=0.0, warmup_steps=max(1, steps // 20)
     )
-    texts = material.texts(examples, plan.context)
-    corpus = Corpus(texts, batch_tokens=settings.batch_tokens, seed=settings.seed)
-    held_out = material.texts(material.held_out, plan.context)
-    trainer = Trainer(material.draft, corpus, held_out, distilled.costs, settings, folder)
+    trainer = material.trainer(examples, distilled.costs, settings, folder, plan.context)
 
     def on_step(trainer: Trainer) -> None:
         done = trainer.state.step / steps
