@@ -173,7 +173,9 @@ def _record(
 
 def without_draft(subject: Subject, answers: Sequence[Answer]) -> list[Contender]:
     """Plain decoding, and lookup alone."""
-    found = expect(answers, with_policy_times(answers, subject.prices()), (PLAIN, AUTO_LOOKUP))
+    found = expect(
+        answers, with_policy_times([a.scored for a in answers], subject.prices()), (PLAIN, AUTO_LOOKUP)
+    )
     plain = Contender(
         kind="none",
         answers=len(answers),
@@ -186,7 +188,7 @@ def without_draft(subject: Subject, answers: Sequence[Answer]) -> list[Contender
 def own_times(subject: Subject, costs: CallCosts, answers: Sequence[Answer]) -> OwnTimes:
     """What choosing among a draft and lookup takes in a step. Timed once: drafts are compared by their
     predictions and costs, not by how busy the machine was."""
-    return with_policy_times(answers, subject.prices(costs)).own
+    return with_policy_times([a.scored for a in answers], subject.prices(costs)).own
 
 
 def with_draft(kind: Kind, file: Path, prices: Prices, answers: Sequence[Answer]) -> Contender:

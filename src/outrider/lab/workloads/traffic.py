@@ -72,10 +72,10 @@ def _responses(body: Mapping[str, Any], name: str) -> list[Prompt]:
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not isinstance(items, list):
         raise Unreadable("the input is no conversation")
-    lead = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    first = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     text = body.get("text")
     chat = {
-        "messages": lead + _turns(items),
+        "messages": first + _turns(items),
         "tools": [_nested(tool) for tool in body.get("tools") or ()],
         "tool_choice": body.get("tool_choice"),
         "response_format": text.get("format") if isinstance(text, dict) else None,
