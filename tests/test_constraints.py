@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from grammars import (
     COMPILER,
@@ -28,7 +29,7 @@ from grammars import (
     written,
 )
 from outrider.backends.fake import FakeVocabulary
-from outrider.constraints import Compiler, GrammarConstraint
+from outrider.constraints import Compiler, GrammarConstraint, walker
 from outrider.core.data import Grammar
 from outrider.core.errors import ConstraintError, GrammarError, SettingError
 from outrider.core.params import FastForward
@@ -510,3 +511,27 @@ def test_what_others_have_met_ends_no_request(monkeypatch: pytest.MonkeyPatch) -
         for token in rng.integers(2, size=12).tolist():
             constraint.accept((token,))
             assert constraint.allowed(()) is not None
+
+
+def test_long_forced_text_is_worked_out_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_out: list[bool] = []
+    plain = walker.ForcedText.after
+
+    def after(self: walker.ForcedText, matcher: LLMatcher) -> list[int]:
+        worked_out.append(True)
+        return plain(self, matcher)
+
+    monkeypatch.setattr(walker.ForcedText, "after", after)
+    monkeypatch.setattr(walker, "_MAX_FORCING_S", 0.0)  # whatever it takes is long
+    compiled = Compiler(VOCABULARY).compile(Grammar("regex", "x{500}(a|b)y{300}"))
+    assert len(worked_out) == 1
+    constraint = compiled.start()
+    text = b""
+    while not constraint.is_complete:
+        forced = constraint.forced(())
+        assert len(forced) <= 128
+        tokens = forced or tuple(allowed(constraint)[:1])
+        constraint.accept(tokens)
+        text += b"".join(VOCABULARY.piece(token) for token in tokens if token not in END_IDS)
+    assert re.fullmatch(b"x{500}(a|b)y{300}", text)
+    assert len(worked_out) == 1  # by no request

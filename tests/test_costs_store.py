@@ -63,7 +63,17 @@ def test_a_renamed_model_and_reordered_settings_are_the_same() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[1, 2]", '"text"', "{}", '{"costs": {"schema": "other"}}', '{"costs": [1]}', b"\xff\xfe\x00"],
+    [
+        "",
+        "{",
+        "[1, 2]",
+        '"text"',
+        "{}",
+        '{"costs": {"schema": "other"}}',
+        '{"costs": [1]}',
+        b"\xff\xfe\x00",
+        "[" * 20_000,
+    ],
 )
 def test_a_damaged_or_foreign_file_is_passed_over_with_a_word(cache: Path, content: str | bytes) -> None:
     store_costs(SUBJECT, COSTS)
@@ -147,6 +157,7 @@ def test_an_export_holds_what_was_learned(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         ("no", "no JSON"),
+        ("[" * 20_000, "nested too deeply"),
         ("[]", "schema"),
         ('{"schema": "outrider.costs/1"}', "schema"),
         ('{"schema": "outrider.costs/1", "target": {}}', "schema"),

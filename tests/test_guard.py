@@ -170,11 +170,13 @@ def test_what_does_not_change_the_kernels_is_not_tried_again(tmp_path: Path) -> 
     assert len(run.tried) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'"works"'])
-def test_a_damaged_memory_is_replaced(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'"works"', b"[" * 20_000])
+def test_a_damaged_memory_is_replaced_with_a_word(tmp_path: Path, content: bytes) -> None:
     memory, run = tmp_path / "builds.json", Children(works)
     memory.write_bytes(content)
-    assert check(memory, run) == check(memory, run) == (OPTIONS, None)
+    options, notice = check(memory, run)
+    assert options == OPTIONS and notice is not None and str(memory) in notice
+    assert check(memory, run) == (OPTIONS, None)
     assert len(run.tried) == 1
 
 

@@ -174,6 +174,16 @@ def test_weights_cut_short_say_how_much_is_missing(tmp_path: Path) -> None:
     assert "download it again" in caught.value.way_out
 
 
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    data = bytearray(path.read_bytes())
+    at = data.index(b".block_count") + len(b".block_count") + 4
+    data[at : at + 4] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"its field llama\.block_count is 0"):
+        read_card(path)
+
+
 @pytest.fixture(scope="module")
 def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", arch="qwen2moe").read_bytes()

@@ -315,6 +315,8 @@ def test_a_timeout_of_the_applications_own_is_a_failure(caplog: pytest.LogCaptur
         ("[::1]:8080", {}, True),
         ("evil.example", {}, False),
         ("127.0.0.1.evil.example", {}, False),
+        ("evil.example@127.0.0.1", {}, False),
+        ("127.0.0.1/evil.example", {}, False),
         ("localhost.evil.example:8080", {}, False),
         ("[", {}, False),
         ("llm.example", {"allowed_host": ["llm.example"]}, True),

@@ -407,6 +407,8 @@ def test_tokens_of_texts_as_llama_cpp_and_vllm_have_them(served: Serving) -> Non
     assert tokens(prompt="ab", return_token_strs=True)["token_strs"] == ["a", "b"]
     assert served.post("/detokenize", tokens=[97, 256, 98]).json() == {"content": "ab", "prompt": "ab"}
     assert served.post("/detokenize", tokens=[]).json()["content"] == ""
+    long = served.post("/tokenize", content="a" * 1_000_001).json()["error"]
+    assert long["param"] == "content" and "more than 1,000,000 characters" in long["message"]
     assert served.post("/detokenize", tokens=[300]).json()["error"]["param"] == "tokens"
     assert tokens(content="a", prompt="b")["error"]["param"] == "content"
 

@@ -21,7 +21,7 @@ from outrider.bench.teacher import DEFAULT_TOP, Floats64, Teacher, log_softmax, 
 from outrider.core.contracts import Model
 from outrider.core.data import Row
 from outrider.core.errors import InputError, SettingError, VocabularyMismatch
-from outrider.core.files import write_whole
+from outrider.core.files import parse_json, write_whole
 from outrider.lab.rows import AnswerRow, QualityRow
 from outrider.models.gguf import ModelCard
 from outrider.models.reference import without_quantization
@@ -198,7 +198,7 @@ def _claim(folder: Path, name: str, top: int) -> None:
 def _index(folder: Path) -> dict[str, object]:
     path = folder / _INDEX
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = "it holds no reference's distributions"
         raise InputError(str(folder), reason, "Keep the reference's first (save_reference).") from error

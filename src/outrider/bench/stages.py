@@ -16,7 +16,7 @@ from outrider.costs import CallCosts
 from outrider.lab.curves import draft_costs, own_times, target_costs
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
-from outrider.lab.predict import Prices, bounds_s, predict, with_policy_times
+from outrider.lab.predict import OwnTimes, Prices, bounds_s, policy_times, predict
 from outrider.lab.progress import Meter
 from outrider.lab.record import Case, Scored, cases_of, record_case
 from outrider.lab.rows import (
@@ -125,15 +125,18 @@ class Stages:
         curve = self._loader.costs(self.target, "target")
         if self.plan.costs is None:  # else it is another machine's, perhaps
             curve = target_costs(curve, answers)
+        plain_s, token_s = own_times(answers)
         scored = [case for w in self.ledger.workloads for case in self.ledger.scored(w.name, None)]
-        own = with_policy_times(scored, Prices(curve, None, own_times(answers))).own
+        prices = Prices(curve, None, OwnTimes({"plain": plain_s}, token_s))
+        kinds = {"lookup": Setting.of("lookup 8"), "auto": AUTO_LOOKUP}
+        own_s = {kind: plain_s + s for kind, s in policy_times(scored, prices, kinds).items()}
         self.ledger.append(
             CostsRow(
                 model=self.name,
                 role="target",
                 curve=curve.as_json(),
-                own_s=dict(own.step_s),
-                own_token_s=own.token_s,
+                own_s={"plain": plain_s, **own_s},
+                own_token_s=token_s,
             )
         )
 

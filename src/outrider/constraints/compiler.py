@@ -15,7 +15,7 @@ from outrider.constraints.complaints import place, reason
 from outrider.constraints.sources import NAMES, lark_source
 from outrider.constraints.tokenizer import Tokenizer, tokenizer_for
 from outrider.constraints.trigger import after
-from outrider.constraints.walker import GrammarConstraint, Walker
+from outrider.constraints.walker import ForcedText, GrammarConstraint, Walker
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
@@ -49,6 +49,10 @@ class Compiled:
         self._vocabulary = vocabulary  # the tokenizer refers to it weakly
         self._makers = {"mask": compile_mask} | ({"guide": compile_guide} if compile_guide else {})
         self._matchers = {name: make() for name, make in self._makers.items()}
+        forcing = (
+            self._matchers["mask"] if grammar.fast_forward == "canonical" else self._matchers.get("guide")
+        )
+        self._forced_text = ForcedText(forcing)
         self.notices = notices + tuple(self._matchers["mask"].get_grammar_warnings())
 
     def start(self) -> GrammarConstraint:
@@ -62,6 +66,7 @@ class Compiled:
                 tokenizer.size,
                 tokenizer.ends,
                 by_mask=forcing and name == "mask",
+                forced_text=self._forced_text,
             )
             for name, matcher in self._matchers.items()
         }

@@ -9,6 +9,7 @@ on with a matcher that was compiled anew, and fails only if it comes to the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
@@ -20,13 +21,36 @@ from outrider.core.errors import ConstraintError
 
 _Answer = TypeVar("_Answer")
 
+_MAX_FORCED = 128
+"""tokens of forced text for one draft"""
+_MAX_FORCING_S = 0.02
+"""llguidance works forced text out to its end, however long. Where that took longer, it is not done again
+while other requests wait."""
+
+
+class ForcedText:
+    """The forced text at a grammar's start, worked out when it is compiled, and whether that takes long; all
+    requests of the grammar share it."""
+
+    def __init__(self, matcher: LLMatcher | None) -> None:
+        self.is_slow = False
+        self.first = self.after(matcher.deep_copy()) if matcher is not None else []
+
+    def after(self, matcher: LLMatcher) -> list[int]:
+        """The tokens that the matcher forces next, to the end of the forced text."""
+        began_s = perf_counter()
+        tokens: list[int] = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+        self.is_slow |= perf_counter() - began_s > _MAX_FORCING_S
+        return tokens
+
 
 class Walker:
     """One matcher and the drafted tokens that it is known to take. It must never see an end token:
     that matchers can be taken back over one is not to be relied on.
 
     `renew` compiles the matcher anew. `by_mask` looks every token up in the mask before it: a matcher
-    with forcing takes other splits of the forced text than its mask allows.
+    with forcing takes other splits of the forced text than its mask allows. `forced_text` is that of the
+    grammar, for a walker that is asked for it.
     """
 
     def __init__(
@@ -37,6 +61,7 @@ class Walker:
         ends: Sequence[int],
         *,
         by_mask: bool = False,
+        forced_text: ForcedText | None = None,
     ) -> None:
         self._pristine = pristine
         self._renew = renew
@@ -50,6 +75,7 @@ class Walker:
         self._masks: list[Mask | None] = [None]
         self._at = 0
         """so many tokens of the path has the matcher read"""
+        self._forced_text = forced_text or ForcedText(None)
 
     def reach(self, drafted: Sequence[int]) -> int:
         """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
@@ -87,18 +113,20 @@ class Walker:
         return known
 
     def forced(self, drafted: Sequence[int]) -> list[int]:
-        """The tokens that the matcher would force after these; none if they may not follow."""
+        """The tokens that the matcher would force after these, 128 at most; none if they may not follow, or
+        where working them out again would take long."""
         return self._twice(lambda: self._forced(drafted))
 
     def _forced(self, drafted: Sequence[int]) -> list[int]:
+        if self._forced_text.is_slow:  # only what was worked out when the grammar was compiled
+            first, place = self._forced_text.first, len(self._final) + len(drafted)
+            return first[place : place + _MAX_FORCED] if first[:place] == [*self._final, *drafted] else []
         if self._reach(drafted) < len(drafted):
             return []
         self._go(len(drafted))
-        if self._matcher.is_stopped():
-            return []
-        tokens = self._matcher.compute_ff_tokens()
+        tokens = self._forced_text.after(self._matcher)
         self._check()
-        return tokens
+        return tokens[:_MAX_FORCED]
 
     def is_accepting(self, drafted: Sequence[int] = ()) -> bool:
         """Whether the text may end after these tokens."""

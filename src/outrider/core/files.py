@@ -1,9 +1,11 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all, and JSON that is read back."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from outrider.core.errors import SettingError
 
@@ -43,3 +45,12 @@ def _replace(path: Path, data: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for anything else, and where it is nested too deeply to be
+    read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.core.contracts import Model
 from outrider.core.errors import ModelFileError, OutriderError, SettingError
-from outrider.core.files import check_writable, write_whole
+from outrider.core.files import check_writable, parse_json, write_whole
 from outrider.costs.calibrate import CallTimer, Clock, Rows, Samples
 from outrider.costs.curve import SCHEMA, CallCosts
 from outrider.models.hub import cache_dir
@@ -113,7 +113,7 @@ def _place(subject: Subject) -> Path:
 def read_entry(path: Path, consequence: str) -> tuple[dict[str, Any] | None, str | None]:
     """A JSON object from the cache and no line; or None, with one where a file is there but unusable."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def export_costs(path: Path, pair: PairCosts) -> None:
 def import_costs(path: Path) -> PairCosts:
     """Read what `export_costs` wrote. Raises SettingError, which names the file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = f"it cannot be read ({(error.strerror or str(error)).lower()})"
         raise SettingError(

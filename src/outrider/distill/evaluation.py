@@ -22,12 +22,13 @@ from torch import Tensor
 
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.tuning import costs_of
+from outrider.core.errors import InputError
 from outrider.core.files import write_whole
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.distill.corpus import Batch, Text, batch_of
 from outrider.distill.losses import acceptance, loss_of
-from outrider.distill.plan import Loss, stored
+from outrider.distill.plan import Loss
 from outrider.distill.report import Evaluation
 from outrider.lab.models import ModelFile
 from outrider.models import read_card
@@ -55,19 +56,20 @@ class StepCosts:
     draft_s: float
 
 
-def measure_costs(target: ModelFile, draft: Path, path: Path, threads: int) -> StepCosts:
+def measure_costs(target: ModelFile, draft: Path, stored: Path, threads: int) -> StepCosts:
     """Costs of a target's calls and of a step of the draft in the file `draft`, weights untrained or not.
 
-    Taken from the file `path` where they were written there before: the choice of the best draft depends on
-    them, and a run that is resumed must choose as it began. Raises InputError when that file is damaged,
+    Taken from `stored` where they were written there before: the choice of the best draft depends on them,
+    and a run that is resumed must choose as it began. Raises InputError when that file is damaged,
     BackendError when a call fails.
     """
-    if path.exists():
-
-        def read(found: Any) -> StepCosts:
+    if stored.exists():
+        try:
+            found = json.loads(stored.read_text(encoding="utf-8"))
             return StepCosts(tuple(map(float, found["target_s"])), float(found["draft_s"]))
-
-        return stored(path, read, "Remove it: the costs are measured again.")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            way_out = "Remove it: the costs are measured again."
+            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
     options = LoadOptions(threads=threads)
     large = _curve(target.path, options, "all")
     small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
@@ -75,7 +77,7 @@ def measure_costs(target: ModelFile, draft: Path, path: Path, threads: int) -> S
         tuple(large.call_s(n + 1, context=_CONTEXT_TOKENS) for n in range(_MAX_DRAFTED + 1)),
         small.call_s(1, context=_CONTEXT_TOKENS),
     )
-    write_whole(path, json.dumps(asdict(costs)) + "\n", "prices")
+    write_whole(stored, json.dumps(asdict(costs)) + "\n", "prices")
     return costs
 
 

@@ -60,6 +60,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     """The target of a plan, open for its answers; a notice says who makes the calls, and why.
     Raises ModelFileError or OutOfMemory."""
     device = device_of()
+    dtype = torch.bfloat16 if has_fast_half(device) else torch.float32
     uses_torch, why = _choose(file, plan, device)
     at_once = plan.data.parallel or _AT_ONCE["torch" if uses_torch else "llama.cpp"]
     weights = load_weights(file.path, file.card, LoadOptions(threads=plan.threads), notices)
@@ -69,7 +70,6 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
         target = LoadedTarget(file.name, native, template_of(weights, file.card))
         model: Model = native
         if uses_torch:
-            dtype = torch.bfloat16 if has_fast_half(device) else torch.float32
             network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)
             model = TorchModel(file.name, network, native.vocabulary, at_once, length)
         notices.append(why)

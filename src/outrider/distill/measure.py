@@ -16,13 +16,14 @@ from time import perf_counter
 import numpy as np
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.core.errors import PromptError
+from outrider.core.errors import InputError, PromptError
 from outrider.core.files import write_whole
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
+from outrider.distill.corpus import Corpus
 from outrider.distill.examples import Example
-from outrider.distill.plan import DistillPlan, make_folder, stored
+from outrider.distill.plan import DistillPlan, make_folder
 from outrider.distill.questions import asked
 from outrider.distill.report import Category, Contender, Curve, CurvePoint, Figure, Kind, Measured
 from outrider.distill.run import Distilled, Progress
@@ -173,9 +174,7 @@ def _record(
 
 def without_draft(subject: Subject, answers: Sequence[Answer]) -> list[Contender]:
     """Plain decoding, and lookup alone."""
-    found = expect(
-        answers, with_policy_times([a.scored for a in answers], subject.prices()), (PLAIN, AUTO_LOOKUP)
-    )
+    found = expect(answers, with_policy_times(answers, subject.prices()), (PLAIN, AUTO_LOOKUP))
     plain = Contender(
         kind="none",
         answers=len(answers),
@@ -188,7 +187,7 @@ def without_draft(subject: Subject, answers: Sequence[Answer]) -> list[Contender
 def own_times(subject: Subject, costs: CallCosts, answers: Sequence[Answer]) -> OwnTimes:
     """What choosing among a draft and lookup takes in a step. Timed once: drafts are compared by their
     predictions and costs, not by how busy the machine was."""
-    return with_policy_times([a.scored for a in answers], subject.prices(costs)).own
+    return with_policy_times(answers, subject.prices(costs)).own
 
 
 def with_draft(kind: Kind, file: Path, prices: Prices, answers: Sequence[Answer]) -> Contender:
@@ -299,13 +298,17 @@ def learning_curve(distilled: Distilled, plan: DistillPlan, progress: Progress) 
     points: list[CurvePoint] = []
     for part in PARTS:
         folder = plan.out / "curve" / f"{part:g}"
-        path = folder / "point.json"
-        if not path.exists():
+        stored = folder / "point.json"
+        if not stored.exists():
             make_folder(folder / "training", "Check its permissions.")
             point = _train(distilled, plan, part, steps, folder / "training", progress)
-            write_whole(path, json.dumps(point.model_dump()) + "\n", "point of the learning curve")
+            write_whole(stored, json.dumps(point.model_dump()) + "\n", "point of the learning curve")
             rmtree(folder / "training", ignore_errors=True)
-        points.append(stored(path, CurvePoint.model_validate, "Remove it: it is made again."))
+        try:
+            points.append(CurvePoint.model_validate(json.loads(stored.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as error:
+            way_out = "Remove it: it is made again."
+            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
     slope = slope_of([point.tokens for point in points], [point.agreement for point in points])
     return Curve(steps=steps, points=points, per_doubling=None if slope is None else Figure.of(slope))
 
@@ -318,7 +321,10 @@ def _train(
     settings = replace(
         distilled.settings, steps=steps, evaluate_every=steps, on_policy=0.0, warmup_steps=max(1, steps // 20)
     )
-    trainer = material.trainer(examples, distilled.costs, settings, folder, plan.context)
+    texts = material.texts(examples, plan.context)
+    corpus = Corpus(texts, batch_tokens=settings.batch_tokens, seed=settings.seed)
+    held_out = material.texts(material.held_out, plan.context)
+    trainer = Trainer(material.draft, corpus, held_out, distilled.costs, settings, folder)
 
     def on_step(trainer: Trainer) -> None:
         done = trainer.state.step / steps

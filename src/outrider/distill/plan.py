@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import write_whole
 
-T = TypeVar("T")
 Loss = Literal["kl", "tv", "hybrid"]
 LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
 Start = Literal["prune", "random", "continue"]
@@ -176,19 +175,15 @@ def make_folder(folder: Path, way_out: str = "Name another folder.") -> None:
         raise SettingError(str(folder), reason, way_out) from error
 
 
-def stored(path: Path, read: Callable[[Any], T], way_out: str) -> T:
-    """What a run has stored, as `read` makes it of the file's JSON. Raises InputError when it is damaged."""
-    try:
-        return read(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(str(path), f"it is damaged ({error})", way_out) from error
-
-
 def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
     if not path.exists():
         write_whole(path, json.dumps(wanted, indent=1) + "\n", "plan")
         return
-    found = stored(path, dict, "Remove it, or name another folder.")
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        way_out = "Remove it, or name another folder."
+        raise InputError(str(path), f"it is damaged ({error})", way_out) from error
     if changed := [key for key in wanted if found.get(key) != wanted[key]]:
         reason = f"it holds {holds} ({', '.join(changed)} differ)"
         way_out = "Give the same options to go on with it, or name another folder."

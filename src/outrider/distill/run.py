@@ -6,6 +6,7 @@ stopped goes on where it was.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import PromptError, SettingError
+from outrider.core.errors import InputError, PromptError, SettingError
 from outrider.core.files import write_whole
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Corpus, Text, text_of
@@ -27,12 +28,12 @@ from outrider.distill.generate import Teacher, generate, open_teacher
 from outrider.distill.hugging_face import write_safetensors
 from outrider.distill.network import keep_freed_memory
 from outrider.distill.on_policy import OnPolicy
-from outrider.distill.plan import DistillPlan, claim, claim_answers, stored
+from outrider.distill.plan import DistillPlan, claim, claim_answers
 from outrider.distill.questions import Asked, asked, is_held_out
 from outrider.distill.report import Data, Draft, Report, Training
 from outrider.distill.starting import first_draft
 from outrider.distill.subset import Subset, coverage
-from outrider.distill.train import OwnTexts, Trainer, TrainingSettings
+from outrider.distill.train import Trainer, TrainingSettings
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
@@ -77,20 +78,6 @@ class Material:
         seen = (replace(example, prompt=example.prompt[-self.window :]) for example in examples)
         found = (text_of(example, self.subset, max_tokens) for example in seen)
         return [text for text in found if text is not None]
-
-    def trainer(
-        self,
-        examples: Sequence[Example],
-        costs: StepCosts,
-        settings: TrainingSettings,
-        folder: Path,
-        context: int,
-        own_texts: OwnTexts | None = None,
-    ) -> Trainer:
-        """A training on these answers, of up to `context` tokens each, judged on those held out."""
-        texts, held_out = (self.texts(side, context) for side in (examples, self.held_out))
-        corpus = Corpus(texts, batch_tokens=settings.batch_tokens, seed=settings.seed)
-        return Trainer(self.draft, corpus, held_out, costs, settings, folder, own_texts=own_texts)
 
 
 def _check_draft(file: ModelFile, vocabulary: Vocabulary, plan: DistillPlan) -> None:
@@ -303,20 +290,22 @@ def _train(
     teacher: Teacher, material: Material, costs: StepCosts, plan: DistillPlan, progress: Progress
 ) -> Trainer:
     wanted = plan.training
+    corpus = Corpus(
+        material.texts(material.training, plan.context), batch_tokens=wanted.batch_tokens, seed=wanted.seed
+    )
     own = None
     if wanted.on_policy:
         own = OnPolicy(
             material.training, teacher.model, material.subset, _OWN_TEXTS, plan.context, wanted.seed
         ).texts
-    trainer_of = partial(
-        material.trainer, material.training, costs, folder=plan.out, context=plan.context, own_texts=own
-    )
+    held_out = material.texts(material.held_out, plan.context)
+    trainer_of = partial(Trainer, material.draft, corpus, costs=costs, folder=plan.out, own_texts=own)
     steps = wanted.steps
     if steps is None:
         # In the trial the whole second half is on the draft's own text.
         trial = replace(_settings(plan, _TRIAL_STEPS), on_policy=1.0)
-        steps = _steps(plan, lambda: trainer_of(settings=trial))
-    trainer = trainer_of(settings=_settings(plan, steps))
+        steps = _steps(plan, lambda: trainer_of(held_out=held_out[:1], settings=trial))
+    trainer = trainer_of(held_out=held_out, settings=_settings(plan, steps))
 
     def on_step(trainer: Trainer) -> None:
         done = trainer.state.step
@@ -351,7 +340,10 @@ def _steps(plan: DistillPlan, trial: Callable[[], Trainer]) -> int:
     depends on their number."""
     path = plan.out / "steps.json"
     if path.exists():
-        return stored(path, int, "Remove it and checkpoint.pt.")
+        try:
+            return int(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(str(path), f"it is damaged ({error})", "Remove it and checkpoint.pt.") from error
     times = trial().time_steps(_TRIAL_STEPS)
     early_s, late_s = median(times[1 : _TRIAL_STEPS // 2]), median(times[_TRIAL_STEPS // 2 :])
     own_ratio = plan.training.on_policy / 2

@@ -26,6 +26,7 @@ from struct import calcsize, pack, unpack
 import numpy as np
 
 from outrider.core.errors import InputError, SettingError
+from outrider.core.files import parse_json
 from outrider.drafters.contexts import BYTES, ContextIndex, Laid, Places
 from outrider.models.hub import cache_dir
 
@@ -113,7 +114,7 @@ def load(path: Path) -> tuple[ContextIndex, About]:
         raise _damaged(path, "its last bytes are not those of an index")
     if zlib.crc32(memoryview(stored)[:end]) != checksum:
         raise _damaged(path, "its checksum is wrong")
-    about = json.loads(stored[end - footer_bytes : end])
+    about = parse_json(stored[end - footer_bytes : end])
     num_stored, num_places = about.pop("num_stored"), about.pop("num_places")
     places = np.frombuffer(stored, np.int32, num_places, offset=num_stored * BYTES)
     os.utime(path)  # used: not to be swept away

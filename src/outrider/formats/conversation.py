@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from outrider.core.errors import PromptError
+from outrider.core.files import parse_json
 
 Message = dict[str, Any]
 
@@ -60,7 +61,7 @@ def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):

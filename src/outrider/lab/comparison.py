@@ -173,5 +173,5 @@ def find_divergence(
 
 def is_deterministic(request: Request) -> bool:
     """Whether equal outputs can be demanded: the text depends on no draft. Lenient ones do."""
-    fixed = request.sampling.is_greedy or request.verification.rule == "stable"
-    return fixed and not request.verification.is_lossy
+    settled = request.sampling.is_greedy or request.verification.rule == "stable"
+    return settled and not request.verification.is_lossy

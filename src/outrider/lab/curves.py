@@ -17,7 +17,6 @@ import numpy as np
 
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
-from outrider.lab.predict import OwnTimes
 from outrider.lab.rows import AnswerRow, CostsRow
 
 _MIN_CALLS = 3
@@ -54,7 +53,7 @@ def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts
     return CallCosts(points, prefill_token_s=measured.prefill_token_s, window=measured.window)
 
 
-def own_times(answers: Sequence[AnswerRow]) -> OwnTimes:
+def own_times(answers: Sequence[AnswerRow]) -> tuple[float, float]:
     """The engine's own seconds in a plain step, and how many more for each drafted token that was checked."""
     own: dict[int, list[float]] = defaultdict(list)
     for answer in answers:
@@ -66,7 +65,7 @@ def own_times(answers: Sequence[AnswerRow]) -> OwnTimes:
         for num_tokens, seconds in own.items()
         if num_tokens > 3 and len(seconds) >= _MIN_CALLS
     ]
-    return OwnTimes({"plain": plain_s}, max(median(rises), 0.0) if rises else 0.0)
+    return plain_s, max(median(rises), 0.0) if rises else 0.0
 
 
 def draft_costs(measured: CallCosts, records: Sequence[StepRecord], target: CallCosts) -> CallCosts:

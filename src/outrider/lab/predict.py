@@ -117,20 +117,20 @@ def bounds_s(cases: Sequence[Scored], prices: Prices) -> Iterator[float]:
         yield hindsight_bound(case.recording, prices.target, drafts, free=free, own_s=own_s)
 
 
-def with_policy_times(cases: Sequence[Scored], prices: Prices) -> Prices:
-    """The prices with the time that looking up and choosing take in a step: timed while replaying, where no
-    model call is made."""
-    plain_s = prices.own.step_s.get("plain", 0.0)
-    steps = {"plain": plain_s}
-    auto = AUTO_LOOKUP if prices.draft is None else AUTO
-    for kind, setting in (("lookup", Setting("lookup", 4)), ("auto", auto)):
+def policy_times(
+    cases: Sequence[Scored], prices: Prices, settings: Mapping[str, Setting]
+) -> dict[str, float]:
+    """Seconds that the choosing and looking up of these settings take in a step: timed while replaying, where
+    no model call is made."""
+    found = {}
+    for kind, setting in settings.items():
         per_step = []
         for case in cases[:_TIMED_CASES]:
             before = perf_counter()
             [outcome] = predict([case], setting, prices)
             per_step.append((perf_counter() - before) / max(outcome.target_calls, 1))
-        steps[kind] = plain_s + (median(per_step) if per_step else 0.0)
-    return replace(prices, own=replace(prices.own, step_s=steps))
+        found[kind] = median(per_step) if per_step else 0.0
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,16 @@ class Expectation:
             llama_cpp_default=self.over(default, PLAIN.name) if default in self.seconds else None,
             bound=self.over(BOUND, PLAIN.name),
         )
+
+
+def with_policy_times(answers: Sequence[Answer], prices: Prices) -> Prices:
+    """The prices with the time that looking up and choosing take in a step, measured while replaying."""
+    auto = AUTO_LOOKUP if prices.draft is None else AUTO
+    cases = [answer.scored for answer in answers]
+    spent = policy_times(cases, prices, {"lookup": Setting("lookup", 4), "auto": auto})
+    plain_s = prices.own.step_s.get("plain", 0.0)
+    steps = {"plain": plain_s} | {kind: plain_s + seconds for kind, seconds in spent.items()}
+    return replace(prices, own=replace(prices.own, step_s=steps))
 
 
 def expect(

@@ -1,4 +1,4 @@
-"""How far a sweep has come, and how long it will still take."""
+"""How far a sweep has come, and how long the rest will take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_RATIO = 2.0
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`stage` is what is being done, `detail` on what; `done` is the part of everything, 0 to 1, `left_s` the
-    seconds that may still be needed, None while nothing is known."""
+    seconds that the rest may take, None while nothing is known."""
 
     stage: str
     done: float
@@ -22,13 +22,13 @@ class Progress:
 
 
 class Meter:
-    """Adds up what each part of the work is expected to take, and reports it.
+    """Adds up what each part of the work is expected to take, and tells of it.
 
     Parts have any names; what is expected of one is replaced when more is known, and is 0 when it is over.
     """
 
-    def __init__(self, report: Callable[[Progress], None], clock: Callable[[], float] = perf_counter) -> None:
-        self._report = report
+    def __init__(self, tell: Callable[[Progress], None], clock: Callable[[], float] = perf_counter) -> None:
+        self._tell = tell
         self._clock = clock
         self._started_s = clock()
         self._expected_s: dict[str, float] = {}
@@ -42,7 +42,7 @@ class Meter:
         self._expected_s[part] = max(seconds, 0.0)
 
     def known(self) -> None:
-        """From now on the expectations come from measured times."""
+        """From now on the expectations rest on measured times."""
         if not self._is_known:
             self._is_known, self._known_s = True, self._clock()
 
@@ -54,11 +54,11 @@ class Meter:
         self._done_s += done_s if self._is_known else 0.0
 
     def say(self, stage: str, detail: str = "") -> None:
-        """Report how far it is."""
+        """Tell how far it is."""
         left_s = sum(self._expected_s.values()) * self._slowness()
         spent_s = self._clock() - self._started_s
         done = spent_s / (spent_s + left_s) if spent_s + left_s > 0 else 0.0
-        self._report(Progress(stage, min(done, 1.0), left_s if self._is_known else None, detail))
+        self._tell(Progress(stage, min(done, 1.0), left_s if self._is_known else None, detail))
 
     def _slowness(self) -> float:
         """What everything took lately over what was expected of it."""

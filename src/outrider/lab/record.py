@@ -45,7 +45,7 @@ class Case:
 
     @property
     def earlier(self) -> list[str]:
-        """The cases whose answers come before it."""
+        """The cases whose answers stand in front of it."""
         return [Case(self.workload, self.prompt, turn).id for turn in range(self.turn)]
 
 
@@ -170,12 +170,12 @@ class _KnownAnswer:
 # A few answers of the target's own, decoded plainly within a time: what everything else is replayed on.
 
 ANSWER_TOKENS = 64
-"""The most of an answer: many short answers say more about other prompts than few long ones."""
+"""The most of an answer: many short answers tell more about other prompts than few long ones."""
 _MIN_TOKENS = 16
 _SHORT_TOKENS = 8
 """Nothing can be saved on shorter answers, so they say nothing about drafts."""
 _MIN_ANSWERS = 4
-"""Made even if the time is up: fewer say too little about others."""
+"""Made even if the time is up: fewer tell too little about others."""
 _MAX_ANSWERS = 24
 _WANTED_ANSWERS = 8
 """An answer may take such a part of the time: a slow target makes shorter ones, not fewer."""

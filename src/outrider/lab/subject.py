@@ -17,7 +17,7 @@ from outrider.lab.curves import draft_costs, own_times, target_costs
 from outrider.lab.facts import tokenizer_fault
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
-from outrider.lab.predict import DRAFT, Prices
+from outrider.lab.predict import DRAFT, OwnTimes, Prices
 from outrider.lab.record import Answer, Case, request_of
 from outrider.lab.replay import Offers, record_offers
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
@@ -123,7 +123,8 @@ class Subject:
 
     def prices(self, draft: CallCosts | None = None, prior: PretrainedCalibration | None = None) -> Prices:
         """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
-        return Prices(self.costs, draft, own_times([answer.row for answer in self.answers]), prior)
+        plain_s, token_s = own_times([answer.row for answer in self.answers])
+        return Prices(self.costs, draft, OwnTimes({"plain": plain_s}, token_s), prior)
 
 
 def why_unusable(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ _MAX_DIMENSIONS = 4
 _MIN_FIELD_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _DOWNLOAD_AGAIN = "Download it again."
+_POSITIVE = (".block_count",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,15 @@ class _Reader:
         fields = dict(self._field() for _ in range(num_fields))
         self._check_room(num_tensors, _MIN_TENSOR_BYTES, "tensors")
         tensors = tuple(self._tensor() for _ in range(num_tensors))
+        self._check_shape(fields)
         self._check_weights(tensors, fields.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT))
         return Header(fields, tensors, self._size)
+
+    def _check_shape(self, fields: Mapping[str, Value]) -> None:
+        """Refuse sizes that llama.cpp asserts to be positive: it would end the process."""
+        for key, value in fields.items():
+            if key.endswith(_POSITIVE) and not (isinstance(value, int) and value > 0):
+                raise self._error(f"its field {key} is {value}", _DOWNLOAD_AGAIN)
 
     def _check_kind(self) -> None:
         magic = self._data[:4]

@@ -7,12 +7,12 @@ can come with it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from outrider.core.data import TokenEstimate
+from outrider.core.files import parse_json
 from outrider.costs import CallCosts
 from outrider.policy.state import PolicyState
 
@@ -51,7 +51,7 @@ def pretrained_calibration(
 
 def read_calibration(text: str) -> PretrainedCalibration:
     """What a file says. Raises ValueError where it is damaged."""
-    data: PretrainedCalibration = json.loads(text)
+    data: PretrainedCalibration = parse_json(text)
     PolicyState(CallCosts(), {}).recall(data)
     return data
 

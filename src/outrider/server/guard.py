@@ -20,6 +20,8 @@ from outrider.server.keys import ApiKey, Caller, Clock, KeyRing, RateLimiter
 from outrider.server.logs import RequestLog
 from outrider.server.settings import ServeSettings, is_loopback
 
+_NOT_IN_HOST = frozenset("@/\\?#")
+"""What no Host header holds, and what would make another address of it."""
 _HEALTH, _PAGE, _METRICS = "/health", "/", "/metrics"
 
 _DEFAULT_HEADERS = {
@@ -226,6 +228,8 @@ def check_origins(
 
 def _hostname(host: str) -> str | None:
     """The name of a Host header, without the port; None where it is none."""
+    if not _NOT_IN_HOST.isdisjoint(host):
+        return None
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

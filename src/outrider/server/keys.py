@@ -11,7 +11,6 @@ A file of keys is TOML with a `[[key]]` table for each, or JSON lines (`.jsonl`)
 from __future__ import annotations
 
 import hmac
-import json
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.core.errors import SettingError
+from outrider.core.files import parse_json
 from outrider.server.errors import Problem
 from outrider.server.settings import ServeSettings
 
@@ -152,7 +152,7 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -28,6 +28,8 @@ from outrider.server.protocol.requests import (
 )
 from outrider.server.service import Service
 
+_MAX_CHARACTERS = 1_000_000
+"""of a text for /tokenize: seconds on a core"""
 _MAX_CONTROLS = 10_000
 """The time to read them grows with the square of their number: a tenth of a second for so many."""
 _CALL_SIZES = 32
@@ -130,6 +132,8 @@ def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
         return tokens_of(service, render(service, body.messages, [], "none", {}))
     name, text = ("content", body.content or "") if body.prompt is None else ("prompt", body.prompt)
+    if len(text) > _MAX_CHARACTERS:
+        raise invalid_field(name, f"it has more than {_MAX_CHARACTERS:,} characters. Send it in parts.")
     given = body.add_special if body.add_special is not None else body.add_special_tokens
     add_special = given if given is not None else name == "prompt"
     parse_special = body.parse_special is not False

@@ -1,4 +1,4 @@
-"""Why the automatic policy chose what it chose, and what it gained: from step records and costs.
+"""Why the automatic policy chose what it chose, and what it was worth: from step records and costs.
 
 - `Estimate.speedup`: the seconds that plain decoding would have taken for the same tokens, one call
   each at the cost of such calls in this very run, over the seconds that the decoding took. What the
@@ -162,7 +162,7 @@ def _choices(decode: Sequence[StepRecord]) -> dict[str, Choices]:
 
 
 def _advice(calls_s: Sequence[float], draft_s: float | None, acceptance: dict[str, float]) -> tuple[str, ...]:
-    """What would make this pair faster on this machine, as far as the costs show."""
+    """What would make this pair faster on this machine, as far as the costs tell."""
     found = []
     plain_s = calls_s[0]
     accepted = acceptance.get("draft", 0.8)

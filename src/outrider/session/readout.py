@@ -15,7 +15,7 @@ Definitions (tokens and seconds throughout):
 - `calls_saved`, for each drafter: its tokens that were emitted in front of the last one of their step.
   Plain decoding would have made a call for each; the step's own call counts for its last token. Over all
   drafters they are generated tokens - target calls (and those of steps that emitted nothing).
-- `prefill_s`: evaluating the prompt, by the target and by the draft. `decode_s`: everything else.
+- `prefill_s`: evaluating the prompt, by the target and by the draft. `decode_s`: all the rest.
 - `time_s`: where `decode_s` went. `draft` is proposing (`draft_model` of it in the draft model's
   calls), `verify` the target's calls, `sampling` logits to tokens, `other` everything else.
   `constraint` of these is working out what a grammar allows and forces; `constraint_share` is that

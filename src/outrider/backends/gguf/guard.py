@@ -66,7 +66,8 @@ def check_build(
     kernels = "" if options.extra_buffer_types else " | plain kernels"
     place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
     key = f"{_TRIAL} | {build} | {model_kind} {file} | {place}"
-    outcomes = read_entry(memory, "")[0] or {}
+    known, damaged = read_entry(memory, "builds are tried out again")
+    outcomes = known or {}
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
         outcome = _try_out(path, options, build, run or _run_child)
@@ -84,7 +85,7 @@ def check_build(
             f"{_SMALL_BATCH} tokens at a time"
         )
         return _in_small_batches(options), notice
-    return options, None
+    return options, damaged
 
 
 def _version(build: str) -> str:

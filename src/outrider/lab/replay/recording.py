@@ -1,7 +1,7 @@
 """An answer of the target's, and what each draft model offers at every position of it.
 
 As long as a draft is accepted, what a draft model offers next depends on the target's text alone, so its
-most likely token after every prefix of the answer says what any draft would have gained. After a
+most likely token after every prefix of the answer says what any draft would have been worth. After a
 wrong token the draft goes on by itself: `departures` keep those tokens, for their confidence decides
 when a policy gives up. What lookups offer needs no recording: they are run again.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import FinishReason, Mask, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
-from outrider.core.files import write_whole
+from outrider.core.files import parse_json, write_whole
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
@@ -99,7 +99,7 @@ def read_recordings(path: Path) -> list[Recording]:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            if "prompt" in (data := json.loads(line)):
+            if "prompt" in (data := parse_json(line)):
                 found.append(from_json(data))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             reason = f"no recording ({type(error).__name__}: {error})"
@@ -132,7 +132,7 @@ def record_offers(
 ) -> Offers:
     """What the draft `model` would offer after every prefix of `answer`, all ids the target's.
 
-    `constrain` makes a fresh constraint of the request, where it has one: offers are made under its masks.
+    `constrain` makes the request's constraint anew, where it has one: offers are made under its masks.
     The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
     do not fit its context.
     """

@@ -1,4 +1,4 @@
-"""One line of a prompt file: Spec-Bench's shape, a chat request's, or a text as it is."""
+"""One line of a prompt file: Spec-Bench's shape, a chat request's, or a text as it stands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Unreadable(Exception):
 
 
 def prompt_of(value: Any, name: str) -> Prompt:
-    """The prompt that a line's value means; `name` is its id where it has none. Raises Unreadable."""
+    """The prompt that a line's value stands for; `name` is its id where it has none. Raises Unreadable."""
     if isinstance(value, str):
         raise Unreadable("it is no JSON object")
     if not isinstance(value, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from outrider.core.errors import PromptError
+from outrider.core.files import parse_json
 from outrider.core.params import SamplingParams
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.workloads.lines import Unreadable, prompt_of
@@ -100,7 +100,7 @@ def _read(text: str, what: str, max_tokens: int) -> tuple[list[tuple[Prompt, str
 def _json(line: str) -> Any:
     """What a line says; the line itself where it is no JSON."""
     try:
-        return json.loads(line)
+        return parse_json(line)
     except (ValueError, RecursionError):
         return line
 

@@ -6,11 +6,11 @@ How the answer is sampled is the workload's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from outrider.core.files import parse_json
 from outrider.lab.prompts import Prompt
 from outrider.lab.workloads.lines import (
     Unreadable,
@@ -40,7 +40,7 @@ def prompts_of_event(value: Any, max_tokens: int) -> list[Prompt]:
     if not isinstance(value.get("body"), str):
         raise Unreadable("the body was not logged")
     try:
-        body = json.loads(value["body"])
+        body = parse_json(value["body"])
     except (ValueError, RecursionError):
         raise Unreadable("the body is longer than what is logged") from None
     if not isinstance(body, dict):
@@ -72,10 +72,10 @@ def _responses(body: Mapping[str, Any], name: str) -> list[Prompt]:
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not isinstance(items, list):
         raise Unreadable("the input is no conversation")
-    first = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    lead = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     text = body.get("text")
     chat = {
-        "messages": first + _turns(items),
+        "messages": lead + _turns(items),
         "tools": [_nested(tool) for tool in body.get("tools") or ()],
         "tool_choice": body.get("tool_choice"),
         "response_format": text.get("format") if isinstance(text, dict) else None,
