@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from outrider.costs import CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
-from outrider.lab.models import ModelFacts, ModelFile, model_facts
+from outrider.lab.models import ModelFacts, ModelFile, bytes_read, card_fields
 from outrider.lab.prompts import Prompt
 from outrider.lab.rows import ModelRow, Role
 from outrider.models.chat import ChatTemplate
@@ -93,12 +93,21 @@ class Loaded:
     def facts(self) -> ModelFacts:
         """The model as it is now: its memory grows with use."""
         memory = None if self._model is None else self._grown()
-        found = model_facts(self._file.name, self._file.card, memory)
-        return replace(found, library=self.weights.library_line)
+        card = self._file.card
+        return ModelFacts(
+            name=self._file.name,
+            path=str(card.path),
+            experts=card.expert_count,
+            experts_used=card.expert_used_count,
+            bytes_per_token=bytes_read(card),
+            memory_bytes=memory,
+            library=self.weights.library_line,
+            **card_fields(card),
+        )
 
     def row(self, role: Role) -> ModelRow:
         """What a sweep writes down about the open model."""
-        model, card = self._model, self._file.card
+        model = self._model
         assert model is not None, "open it first"
         effective = asdict(model.options) | {
             "threads": model.threads,
@@ -112,15 +121,10 @@ class Loaded:
             role=role,
             path=str(self._file.path),
             fingerprint=self._file.fingerprint,
-            architecture=card.architecture,
-            quantization=card.quantization,
-            parameters=card.parameters,
-            active_parameters=card.active_parameters,
-            file_bytes=card.file_bytes,
-            trained_context=card.context_length,
             effective=effective | ({"notices": list(self._notices)} if self._notices else {}),
             backend=model.options.backend,
             memory_bytes=self.opened_bytes or None,
+            **card_fields(self._file.card),
         )
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gguf.constants import Keys
 
@@ -163,22 +164,16 @@ class ModelFacts:
     """what runs it here, and why"""
 
 
-def model_facts(name: str, card: ModelCard, memory_bytes: int | None) -> ModelFacts:
-    """A model's card as the report shows it. Raises ModelFileError for a file that can no longer be read."""
-    return ModelFacts(
-        name=name,
-        path=str(card.path),
-        architecture=card.architecture,
-        quantization=card.quantization,
-        parameters=card.parameters,
-        active_parameters=card.active_parameters,
-        experts=card.expert_count,
-        experts_used=card.expert_used_count,
-        file_bytes=card.file_bytes,
-        bytes_per_token=bytes_read(card),
-        trained_context=card.context_length,
-        memory_bytes=memory_bytes,
-    )
+def card_fields(card: ModelCard) -> dict[str, Any]:
+    """What reports and sweeps show of a model's card, by the names that they have there."""
+    return {
+        "architecture": card.architecture,
+        "quantization": card.quantization,
+        "parameters": card.parameters,
+        "active_parameters": card.active_parameters,
+        "file_bytes": card.file_bytes,
+        "trained_context": card.context_length,
+    }
 
 
 def bytes_read(card: ModelCard) -> int:

@@ -16,6 +16,7 @@ from outrider.core.contracts import Constraint, DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
 from outrider.core.errors import ConstraintError, GrammarError, OutriderError, PromptError
 from outrider.costs import CallCosts
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.replay import Recording
@@ -118,10 +119,9 @@ def _probe(
 ) -> Iterator[tuple[int, int, float, float]]:
     """Calls over every number of tokens; the prompt's KV is still there."""
     engine = target.engine
-    known = _KnownAnswer(plain.tokens, number * _PROBED_CALLS)
-    engine.equip((known,), FixedPolicy(max(PROBED_LENGTHS), 0, 0.0))
+    engine.equip((_KnownAnswer(number * _PROBED_CALLS),), FixedPolicy(max(PROBED_LENGTHS), 0, 0.0))
     try:
-        again = engine.generate(replace(request, speculate=True))
+        again = engine.generate(replace(request, speculate=True, prediction=plain.tokens))
     except OutriderError:  # the answer itself is there
         return
     for record in again.records:
@@ -129,45 +129,23 @@ def _probe(
             yield _call(record)
 
 
-class _KnownAnswer:
-    """A Drafter that knows the answer, and offers so much of it as the next length says."""
+class _KnownAnswer(PredictionDrafter):
+    """Offers so much of an answer that is known to be right as the next length says."""
 
-    name = "known answer"
-    is_free = True
-
-    def __init__(self, answer: Sequence[int], first: int) -> None:
-        self._answer = answer
-        self._done = 0
+    def __init__(self, first: int) -> None:
+        super().__init__()
         self._asked = first
-
-    def begin(self, sequence: int, request: Request) -> None:
-        del sequence, request
-        self._done = 0
-
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        del sequence
-        self._done += len(tokens)
-
-    def end(self, sequence: int) -> None:
-        """Nothing is left to do."""
-
-    def reset(self) -> None:
-        self._done = 0
 
     def propose(
         self, requests: Sequence[DraftRequest], stopping: StoppingRule
     ) -> tuple[list[Draft], DraftWork]:
-        del stopping
         [request] = requests
-        length = PROBED_LENGTHS[self._asked % len(PROBED_LENGTHS)]
+        length = min(PROBED_LENGTHS[self._asked % len(PROBED_LENGTHS)], request.max_tokens)
         self._asked += 1
-        start = self._done + len(request.prefix)
-        tokens = tuple(self._answer[start : start + min(length, request.max_tokens)])
-        size = len(tokens)
-        return [Draft(tokens, None, (0.99,) * size, (self.name,) * size)], DraftWork()
+        if length == 0:
+            return [Draft()], DraftWork()
+        return super().propose([replace(request, max_tokens=length)], stopping)
 
-
-# A few answers of the target's own, decoded plainly within a time: what everything else is replayed on.
 
 ANSWER_TOKENS = 64
 """The most of an answer: many short answers tell more about other prompts than few long ones."""
