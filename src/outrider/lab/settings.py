@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from outrider.core.contracts import Policy
 from outrider.core.errors import SettingError
@@ -98,12 +98,10 @@ class Setting:
         match = _NAME.fullmatch(name)
         p_min = float(match["p_min"] or 0) if match else 0.0
         if not match or not 0 <= p_min <= 1 or int(match["length"]) < 1:
-            why = "it is no setting"
-            raise SettingError(repr(name), why, "Write plain, auto, lookup 8, model 3 or both 8/0.75.")
-        who: Drafters = (
-            "lookup" if match["who"] == "lookup" else "model" if match["who"] == "model" else "both"
-        )
-        return cls(who, int(match["length"]), p_min)
+            raise SettingError(
+                repr(name), "it is no setting", "Write plain, auto, lookup 8, model 3 or both 8/0.75."
+            )
+        return cls(cast(Drafters, match["who"]), int(match["length"]), p_min)
 
 
 def _copy(curve: CallCosts) -> CallCosts:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from outrider.core.data import Piece
@@ -38,12 +37,6 @@ need; higher, and much of it waits for nothing and still comes out in bursts, wh
 
 _MAX_RELEASES = 16
 """Parts that the text of a step is let out in: finer ones are not seen, and each costs a wake-up."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Release:
-    at_s: float
-    pieces: tuple[Piece, ...]
 
 
 class Pacer:
@@ -62,7 +55,7 @@ class Pacer:
 
     def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._releases: deque[_Release] = deque()
+        self._releases: deque[tuple[float, tuple[Piece, ...]]] = deque()  # when due, and what
         self._arrived_s: float | None = None
         self._last_s = 0.0  # when the last release was, or will be, due
         self._interval_s = 0.0  # between the releases of the last text
@@ -70,7 +63,7 @@ class Pacer:
     @property
     def next_s(self) -> float | None:
         """When something is due next; None when nothing is held."""
-        return self._releases[0].at_s if self._releases else None
+        return self._releases[0][0] if self._releases else None
 
     def push(self, now_s: float, pieces: Sequence[Piece]) -> None:
         """A step has ended, with this text or none; what an earlier step left is due at once."""
@@ -88,8 +81,8 @@ class Pacer:
     def due(self, now_s: float) -> tuple[Piece, ...]:
         """What is to be shown by now and was not handed out yet."""
         pieces: list[Piece] = []
-        while self._releases and self._releases[0].at_s <= now_s:
-            pieces += self._releases.popleft().pieces
+        while self._releases and self._releases[0][0] <= now_s:
+            pieces += self._releases.popleft()[1]
         return tuple(pieces)
 
     def flush(self) -> tuple[Piece, ...]:
@@ -116,19 +109,12 @@ class Pacer:
         return [first_s + index * between_s for index in range(num_releases)]
 
     def _release(self, times_s: Sequence[float], pieces: Sequence[Piece]) -> None:
-        """Let the text out in as many parts as there are times."""
-        for at_s, part in zip(times_s, _parts(pieces, len(times_s)), strict=True):
-            self._releases.append(_Release(at_s, part))
+        """Let the text out in as many parts as there are times, of the same length, give or take a character;
+        each knows its sources."""
+        characters = [Piece(character, piece.source) for piece in pieces for character in piece.text]
+        cuts = [len(characters) * index // len(times_s) for index in range(len(times_s) + 1)]
+        for at_s, (start, end) in zip(times_s, pairwise(cuts), strict=True):
+            runs = groupby(characters[start:end], key=lambda piece: piece.source)
+            part = tuple(Piece("".join(piece.text for piece in run), source) for source, run in runs)
+            self._releases.append((at_s, part))
         self._last_s = times_s[-1]
-
-
-def _parts(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
-    """The text cut into parts of the same length, give or take a character; each knows its sources."""
-    characters = [Piece(character, piece.source) for piece in pieces for character in piece.text]
-    cuts = [len(characters) * index // count for index in range(count + 1)]
-    return [_joined(characters[start:end]) for start, end in pairwise(cuts)]
-
-
-def _joined(characters: Sequence[Piece]) -> tuple[Piece, ...]:
-    by_source = groupby(characters, key=lambda piece: piece.source)
-    return tuple(Piece("".join(piece.text for piece in run), source) for source, run in by_source)
