@@ -26,7 +26,7 @@ _HEAVY_S = 0.25
 """What takes so long to compile may hold a hundred megabytes and more; few of these are kept."""
 
 _MAX_LEXER_STATES = 50_000
-"""Of all requests together that share a compiled grammar, until it is compiled anew; each takes 1 to 2 kB."""
+"""Of all requests that share a compiled grammar, until it is compiled again; each takes 1 to 2 kB."""
 
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 

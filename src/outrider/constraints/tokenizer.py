@@ -70,7 +70,7 @@ class _Described:
             self.tokens[token] = vocabulary.spelling(token)
         self._vocabulary = weakref.ref(vocabulary)
         plain = b"".join(self.tokens[t] for t in self._tokenize("{")) == b"{"
-        self._cut: Callable[[str], list[int]] = self._tokenize if plain else self._tokenize_behind_sentinel
+        self._cut: Callable[[str], list[int]] = self._tokenize if plain else self._tokenize_after_sentinel
 
     def __call__(self, text: bytes | str) -> list[int]:
         return self._cut(text if isinstance(text, str) else text.decode("utf-8"))
@@ -79,7 +79,7 @@ class _Described:
         vocabulary = self._vocabulary()
         return [] if vocabulary is None else vocabulary.tokenize(text, add_special=False)
 
-    def _tokenize_behind_sentinel(self, text: str) -> list[int]:
+    def _tokenize_after_sentinel(self, text: str) -> list[int]:
         """For tokenizers that put a blank before the first word: the sentinel takes it."""
         tokens = self._tokenize(_SENTINEL + text)
         for i, token in enumerate(tokens):

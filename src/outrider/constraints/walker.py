@@ -3,7 +3,7 @@
 The masks along the last draft are kept: target and draft model ask for the same positions, and each
 is worked out once. llguidance's errors are final for a matcher, so one that failed is replaced by one that
 reads the final tokens again. Its limits count what all copies of a matcher have met: who runs into one goes
-on with a matcher that was compiled anew, and fails only if it comes to the same end.
+on with a matcher that was compiled again, and fails only if it comes to the same end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Walker:
     """One matcher and the drafted tokens that it is known to take. It must never see an end token:
     that matchers can be taken back over one is not to be relied on.
 
-    `renew` compiles the matcher anew. `by_mask` looks every token up in the mask before it: a matcher
+    `renew` compiles the matcher again. `by_mask` looks every token up in the mask before it: a matcher
     with forcing takes other splits of the forced text than its mask allows. `forced_text` is that of the
     grammar, for a walker that is asked for it.
     """
@@ -235,7 +235,7 @@ class GrammarConstraint:
         self._ended = False
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        return None if self._behind_end(drafted) else self._walker.mask(drafted)
+        return None if self._after_end(drafted) else self._walker.mask(drafted)
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
         try:
@@ -244,7 +244,7 @@ class GrammarConstraint:
             return 0
 
     def _permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
-        if self._behind_end(drafted):
+        if self._after_end(drafted):
             return 0
         text = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         text_tokens = [*drafted, *tokens[:text]]
@@ -255,7 +255,7 @@ class GrammarConstraint:
 
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
         guide = self._walker if self._forcing else self._guide
-        if guide is None or self._behind_end(drafted):
+        if guide is None or self._after_end(drafted):
             return ()
         try:
             tokens = guide.forced(drafted)
@@ -291,5 +291,5 @@ class GrammarConstraint:
         mask = self._walker.mask(())
         return bool(np.count_nonzero(mask) == sum(mask[end] for end in self._ends))
 
-    def _behind_end(self, drafted: Sequence[int]) -> bool:
+    def _after_end(self, drafted: Sequence[int]) -> bool:
         return self._ended or not self._ends.isdisjoint(drafted)

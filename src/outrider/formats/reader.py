@@ -82,7 +82,7 @@ class Reader:
     Calls are looked for if there are `names` of tools. `separates` says whether reasoning is split off; if
     not, it is content like the rest, in which no call is looked for. `opened` says that the prompt ends
     inside the reasoning. What turns out to be no call is content, and a call that breaks off keeps what
-    has come of it. White space next to a marker belongs to it, unless text stands on both sides.
+    has come of it. White space next to a marker belongs to it, unless there is text on both sides.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class _CallReader:
     """Finds calls as their text comes in, character by character; fulfils `scan.Sink`.
 
     A call is certain with its name and the first character of its arguments. White space around calls
-    belongs to them, unless content stands on both sides.
+    belongs to them, unless there is content on both sides.
     """
 
     def __init__(self, syntax: CallSyntax, names: Collection[str], events: EventBuffer) -> None:

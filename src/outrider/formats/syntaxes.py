@@ -152,7 +152,7 @@ def _named(character: str, sink: Sink) -> Scan[None]:
 
 class Objects:
     """Calls that are nothing but JSON objects with a name and, under `key`, the arguments: Llama 3's, and
-    those of models that know no tools. `separator` stands between them.
+    those of models that know no tools. `separator` is put between them.
 
     Where an answer may call tools, but need not, a line that begins with an object whose first
     key is the name of a tool is a call; so is what follows a marker (Llama's <|python_tag|>).

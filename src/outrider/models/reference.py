@@ -78,7 +78,7 @@ def _own_draft() -> Path:
     path = embedded_draft()
     if path is None:
         reason = "this installation came without the embedded default's draft"
-        raise ModelFileError(DEFAULT_DRAFT, reason, "Install Outrider anew, or name a draft of your own.")
+        raise ModelFileError(DEFAULT_DRAFT, reason, "Install Outrider again, or name a draft of your own.")
     return path
 
 

@@ -28,9 +28,9 @@ class Analysis:
         self._regular = self._find_regular()
         self._nullable: set[str] = set()
         self._firsts: dict[str, CharSet] = {name: () for name in rules}
-        self._settle_firsts()
+        self._compute_firsts()
         self.follows: dict[str, CharSet] = {name: () for name in rules}
-        self._settle_follows()
+        self._compute_follows()
 
     def is_regular(self, node: Node) -> bool:
         """Whether the part is a regular expression: no rule in it leads back to itself."""
@@ -66,14 +66,14 @@ class Analysis:
             case Reference(name):
                 return self._firsts[name]
             case Sequence(items):
-                return self.behind(items, ())
+                return self.first_of(items, ())
             case Choice(options):
                 return union(*map(self.first, options))
             case Repeat(item):
                 return self.first(item)
 
-    def behind(self, items: tuple[Node, ...], follow: CharSet) -> CharSet:
-        """The characters that come first in a sequence with `follow` behind it."""
+    def first_of(self, items: tuple[Node, ...], follow: CharSet) -> CharSet:
+        """The characters that come first in a sequence with `follow` after it."""
         sets: list[CharSet] = []
         for item in items:
             sets.append(self.first(item))
@@ -92,7 +92,7 @@ class Analysis:
             growing = len(regular) > before
         return regular
 
-    def _settle_firsts(self) -> None:
+    def _compute_firsts(self) -> None:
         growing = True
         while growing:
             before = (len(self._nullable), dict(self._firsts))
@@ -102,26 +102,26 @@ class Analysis:
                 self._firsts[name] = self.first(node)
             growing = before != (len(self._nullable), self._firsts)
 
-    def _settle_follows(self) -> None:
+    def _compute_follows(self) -> None:
         growing = True
         while growing:
             before = dict(self.follows)
             for name, node in self._rules.items():
-                self._pass_on(node, self.follows[name])
+                self._propagate(node, self.follows[name])
             growing = before != self.follows
 
-    def _pass_on(self, node: Node, follow: CharSet) -> None:
+    def _propagate(self, node: Node, follow: CharSet) -> None:
         match node:
             case Reference(name):
                 self.follows[name] = union(self.follows[name], follow)
             case Sequence(items):
                 for i, item in enumerate(items):
-                    self._pass_on(item, self.behind(items[i + 1 :], follow))
+                    self._propagate(item, self.first_of(items[i + 1 :], follow))
             case Choice(options):
                 for option in options:
-                    self._pass_on(option, follow)
+                    self._propagate(option, follow)
             case Repeat(item, _, most):
-                self._pass_on(item, follow if most == 1 else union(self.first(item), follow))
+                self._propagate(item, follow if most == 1 else union(self.first(item), follow))
             case _:
                 pass
 

@@ -42,7 +42,7 @@ def gbnf_to_lark(text: str) -> str:
 class _Writer:
     def __init__(self, rules: dict[str, Node], analysis: Analysis, cut: set[Node]) -> None:
         self.follows: dict[Node, CharSet] = {}
-        """what can stand behind each lexeme"""
+        """the characters that can follow each lexeme"""
         self._rules = rules
         self._analysis = analysis
         self._cut = cut
@@ -64,7 +64,7 @@ class _Writer:
         return "\n".join([*lines, ""])
 
     def _expression(self, node: Node, follow: CharSet) -> str:
-        """The part as the body of a rule, where `follow` may stand behind it."""
+        """The part as the body of a rule, where `follow` may come after it."""
         if self._analysis.is_regular(node):
             lexeme = self._body(node)
             if lexeme not in self._cut:
@@ -72,8 +72,8 @@ class _Writer:
                 return self._terminal(lexeme)
         match node:
             case Sequence(items):
-                behind = [self._analysis.behind(items[i + 1 :], follow) for i in range(len(items))]
-                return _joined(list(map(self._expression, items, behind)))
+                after = [self._analysis.first_of(items[i + 1 :], follow) for i in range(len(items))]
+                return _joined(list(map(self._expression, items, after)))
             case Choice(options):
                 return f"({' | '.join(self._expression(option, follow) for option in options)})"
             case Repeat(item, least, most):
@@ -141,8 +141,8 @@ _UNROLLED = 8
 
 
 def too_greedy(rules: Mapping[str, Node], follows: Mapping[Node, CharSet]) -> set[Node]:
-    """Those of some lexemes that would take text which belongs behind a lexeme. `follows` says what can
-    stand behind each. A lexeme with more characters than are looked at counts as harmless."""
+    """Those of some lexemes that would take text which belongs after a lexeme. `follows` says what can
+    follow each. A lexeme with more characters than are looked at counts as harmless."""
     return _Automaton(rules, follows).too_greedy()
 
 
@@ -159,8 +159,8 @@ class _Automaton:
         self._chars: list[CharSet] = []
         self._next: list[set[int]] = []
         self._owners: list[Node] = []
-        self._behind: dict[int, CharSet] = {}
-        """by the positions that a lexeme may end with: what can stand behind it"""
+        self._follow_at: dict[int, CharSet] = {}
+        """by the positions that a lexeme may end with: what can follow it"""
         self._firsts: set[int] = set()
         for node, follow in follows.items():
             before = len(self._chars)
@@ -168,7 +168,7 @@ class _Automaton:
             self._owners += [node] * (len(self._chars) - before)
             if shape is not None:
                 self._firsts |= shape.firsts
-                self._behind |= dict.fromkeys(shape.lasts, follow)
+                self._follow_at |= dict.fromkeys(shape.lasts, follow)
 
     def too_greedy(self) -> set[Node]:
         greedy: set[Node] = set()
@@ -178,8 +178,8 @@ class _Automaton:
         while open_states and len(seen) <= _MAX_STATES:
             for read in self._steps(open_states.pop()):
                 following = frozenset(j for i in read for j in self._next[i])
-                behind = union(*(self._behind[i] for i in read if i in self._behind))
-                greedy.update(self._owners[j] for j in following if overlap(self._chars[j], behind))
+                follow = union(*(self._follow_at[i] for i in read if i in self._follow_at))
+                greedy.update(self._owners[j] for j in following if overlap(self._chars[j], follow))
                 if following not in seen:
                     seen.add(following)
                     open_states.append(following)

@@ -77,7 +77,7 @@ def escaped(key: str) -> str:
 
 
 def target(root: Node, pointer: str, reference: object) -> tuple[str, Any]:
-    """Where a `$ref` at `pointer` points to, and what stands there. Raises GrammarError for nowhere, and
+    """Where a `$ref` at `pointer` points to, and what is there. Raises GrammarError for nowhere, and
     for other documents: none is ever fetched."""
     if not isinstance(reference, str):
         raise GrammarError("schema", f"{pointer}/$ref has to be a string", "Correct it.")

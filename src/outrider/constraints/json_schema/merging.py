@@ -1,7 +1,7 @@
 """How much a schema grows when its parts are merged.
 
-What stands side by side (`allOf`, or a `$ref` with other keywords) has to hold at once, so the compiler
-merges it, each time anew: parts that name the next one twice double with every level. A few hundred bytes
+Schemas side by side (`allOf`, or a `$ref` with other keywords) have to hold at once, so the compiler
+merges them, each time again: parts that name the next one twice double with every level. A few hundred bytes
 can so come to more than any memory holds, and the compiler has no limit of its own for that.
 """
 

@@ -42,7 +42,7 @@ _CAUSES = (
 
 
 def prepare(text: str, options: dict[str, object], *, lenient: bool) -> tuple[str, tuple[str, ...]]:
-    """The schema in the form that stands behind `%json`, and notices of what was left out.
+    """The schema in the form that follows `%json`, and notices of what was left out.
 
     `options` are llguidance's own, and replace those in the schema. Raises GrammarError.
     """

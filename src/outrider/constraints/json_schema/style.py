@@ -24,7 +24,7 @@ _ESCAPES = 'nrbtf\\"'
 
 
 def writing_options(style: JsonStyle) -> dict[str, object]:
-    """How JSON is to be written: what has to stand under "x-guidance" in a schema. The patterns of white
-    space match at most once between two tokens of JSON, and never before or behind the whole text:
+    """How JSON is to be written: what belongs under "x-guidance" in a schema. The patterns of white
+    space match at most once between two tokens of JSON, and never before or after the whole text:
     nothing can go on for ever."""
     return {**_OPTIONS[style], "json_allowed_escapes": _ESCAPES}

@@ -57,7 +57,7 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
         raise VocabularyMismatch(
             f"draft {draft.part_of.name}",
             report.map_fault,
-            "Take a draft that was made for this target (`outrider distill` makes one), or fetch it anew.",
+            "Take a draft that was made for this target (`outrider distill` makes one), or fetch it again.",
         )
     raise VocabularyMismatch(
         f"draft tokenizer {report.draft_kind} for target tokenizer {report.target_kind}",
