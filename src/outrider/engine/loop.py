@@ -28,6 +28,7 @@ from outrider.core.data import (
     Update,
 )
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
+from outrider.engine.interrupts import deferred
 from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
 from outrider.engine.sequence import Plan, Shared, Verified, complete
 from outrider.engine.sequence import Sequence as Running
@@ -222,20 +223,25 @@ class Engine:
     def stream(self, request: Request) -> Generator[Update, None, Completion]:
         """Run one request and yield each step's update; the generator returns the Completion.
 
-        Closing the generator cancels the request. Raises ConstraintError when a constrained output
-        cannot go on.
+        Closing the generator cancels the request. Ctrl-C is raised between steps. Raises ConstraintError
+        when a constrained output cannot go on.
         """
-        request_id, num_read = self.submit(request), 0
-        sequence = self._running[-1]
+        num_read, sequence = 0, None
         try:
+            with deferred():
+                self.submit(request)
+                sequence = self._running[-1]
             while sequence.finish_reason is None or num_read < len(sequence.updates):
                 if num_read == len(sequence.updates):  # else another request's stream made the step
-                    self.step()
+                    with deferred():
+                        self.step()
                 unread = sequence.updates[num_read:]
                 num_read += len(unread)
                 yield from unread
         finally:
-            self.cancel(request_id)
+            if sequence is not None:
+                with deferred():
+                    self.cancel(sequence.id)
         if sequence.error is not None:
             raise sequence.error
         return complete(sequence)

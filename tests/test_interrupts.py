@@ -1,0 +1,125 @@
+"""Ctrl-C at any line of the library: the next request is answered as by a fresh session."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import outrider
+from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
+from outrider.core.params import SamplingParams
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine.interrupts import deferred
+from outrider.session import Session
+
+PACKAGE = str(Path(outrider.__file__).parent)
+VOCABULARY = FakeVocabulary("abcdefgh, ")
+
+
+def session() -> Session:
+    target = FakeModel(VOCABULARY, random_logits(VOCABULARY.size, seed=1))
+    return Session(target, [SuffixDrafter()])
+
+
+def text(of: Session) -> str:
+    return of.generate("abc, abc, ", max_tokens=20, sampling=SamplingParams(temperature=0)).text
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[None]:
+    """Press Ctrl-C when so many lines of the package have run."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def lines_of_a_request() -> int:
+    """How many lines of the package a request takes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    asked = session()
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        text(asked)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("times", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_request_after_an_interrupted_one_is_answered_as_the_first(times: int) -> None:
+    rng = random.Random(0)
+    expected, num_lines, asked = text(session()), lines_of_a_request(), session()
+    num_interrupts = 0
+    for _ in range(times):
+        try:
+            with interrupted_at(rng.randint(1, num_lines)):
+                text(asked)
+        except KeyboardInterrupt:
+            num_interrupts += 1
+        assert asked.engine.num_running == 0
+        assert text(asked) == expected
+    assert num_interrupts > 10
+
+
+def test_a_second_one_is_raised_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("it went on")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_program_that_handles_it_itself_goes_on_doing_so() -> None:
+    handled: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: handled.append(number))
+    try:
+        with deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert handled == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_leave_the_signal_alone() -> None:
+    found: list[object] = []
+
+    def run() -> None:
+        with deferred():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [signal.default_int_handler]
