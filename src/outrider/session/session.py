@@ -38,7 +38,7 @@ class Generation:
     """A running generation: iterate over it for the text as it comes.
 
     `completion` is there when the iteration has ended; `parse` makes its `parsed` of a complete one.
-    `cancel` ends it after the current step; so does leaving the loop early.
+    `cancel` ends it after the current step; so do leaving the loop early, `close`, and the end of a `with`.
     """
 
     def __init__(
@@ -81,6 +81,18 @@ class Generation:
         self._cancelled = True
         if self._request_id is not None:
             self._engine.cancel(self._request_id)
+
+    def close(self) -> None:
+        """End the generation now. What there is of it is in `records`."""
+        self._updates.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @property
     def completion(self) -> Completion:
@@ -185,7 +197,7 @@ class Session:
         *,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_end: bool = False,
         speculate: bool = True,
         verification: Verification | None = None,
@@ -200,9 +212,20 @@ class Session:
         `schema` limits the output to JSON and parses it (`Completion.parsed`): a Pydantic model gives an
         object of it, a JSON schema plain data. `grammar` beside it says how (its `text` does not matter);
         with an `after`, what follows it is parsed.
-        Raises GrammarError for what cannot be enforced.
+        Raises GrammarError for what cannot be enforced, InputError for what makes no sense.
         """
         parse = None
+        for name, value, kind in (
+            ("max_tokens", max_tokens, int),
+            ("sampling", sampling, SamplingParams),
+            ("verification", verification, Verification),
+            ("grammar", grammar, Grammar),
+            ("prediction", prediction, str),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise SettingError(
+                    name, f"it is a {type(value).__name__}", f"Give a {kind.__name__}, or None."
+                )
         if schema is not None:
             text, parse_text = read_schema(schema)
             grammar = replace(grammar or Grammar("json_schema"), kind="json_schema", text=text)
@@ -211,7 +234,7 @@ class Session:
             prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
             sampling=sampling or SamplingParams(),
             max_tokens=max_tokens,
-            stop=tuple(stop),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_end=ignore_end,
             speculate=speculate,
             verification=verification or Verification(),
@@ -278,7 +301,11 @@ def close_model(model: Model) -> None:
 
 
 def _as_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
-    """The prompt if it is one of tokens (integers of any kind), else nothing."""
+    """The prompt if it is one of tokens (integers of any kind), else nothing. Raises PromptError for what is
+    neither text, nor messages, nor tokens."""
+    if not isinstance(prompt, str | Sequence) and not hasattr(prompt, "__array__"):
+        what = f"it is a {type(prompt).__name__}"
+        raise PromptError("prompt", what, "Give a text, a conversation, or tokens.")
     if isinstance(prompt, str) or not all(isinstance(token, Integral) for token in prompt):
         return ()
     return tuple(int(token) for token in cast("Sequence[int]", prompt))
@@ -297,9 +324,11 @@ def encode(
     elif len(prompt) == 0:
         tokens = []
     elif template is None:
-        raise PromptError("conversation", f"{target.name} has no chat template", "Give a plain text (--raw).")
+        raise PromptError(
+            "conversation", f"{target.name} has no chat template", "Give the prompt as one text."
+        )
     else:
         tokens = template.tokenize(template.render(prompt), vocabulary)
     if not tokens:
-        raise PromptError("prompt", "it is empty", "Give some text (-p, -f, or standard input).")
+        raise PromptError("prompt", "it is empty", "Give some text.")
     return tuple(tokens)
