@@ -120,6 +120,8 @@ def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
 
 def estimate_line(estimate: Estimate) -> str:
     """The speed-up as far as one run shows it."""
+    if estimate.is_vague:
+        return "not known: its calls took too different times (a busy machine?); --compare measures it"
     return (
         f"about {estimate.speedup:.2f}x over plain decoding ({estimate.low:.2f} to {estimate.high:.2f}), "
         "estimated; --compare measures it"

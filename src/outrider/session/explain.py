@@ -42,6 +42,11 @@ class Estimate:
     low: float
     high: float
 
+    @property
+    def is_vague(self) -> bool:
+        """Whether the interval is wider than a factor of two: then it is not shown as a number."""
+        return self.high > 2 * self.low
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
