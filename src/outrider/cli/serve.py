@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from rich.console import Console
 from rich.text import Text
@@ -14,6 +15,7 @@ from outrider.cli.run import load_pair, open_session
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import Assembly
 from outrider.server.keys import KeyRing, key_ring
+from outrider.server.loading import Loading
 from outrider.server.logs import log_to_stderr
 from outrider.server.running import Server, address_of, bind, close, tls_context
 from outrider.server.settings import Configuration, ServeSettings, is_loopback
@@ -34,8 +36,11 @@ def serve(configuration: Configuration) -> int:
     errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
     sockets = bind(settings.host, settings.port)
     try:
-        pair = load_pair(plan, errors)
-        with _open(settings, plan, pair, errors) as session:
+        with ExitStack() as stack:
+            with Loading(sockets, tls) as loading:
+                pair = load_pair(plan, errors)
+                loading.doing = "opening contexts and measuring what calls cost here"
+                session = stack.enter_context(_open(settings, plan, pair, errors))
             assembly = Assembly.start(session, settings, ring, plan.verification)
             address = address_of(sockets, tls=tls is not None)
 
