@@ -24,6 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 SOURCE = Path(__file__).parents[1] / "src" / "outrider"
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
 
 
 def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -115,3 +117,16 @@ def plant(source: Path, file: str, statement: str) -> None:
         (source / f"{part}.py").touch()
     (source / file).parent.mkdir(exist_ok=True)
     (source / file).write_text(statement, encoding="utf-8")
+
+
+def test_files_and_functions_can_be_read_at_once() -> None:
+    too_long = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        sizes = {"the file": len(text.splitlines())} if len(text.splitlines()) > MAX_FILE_LINES else {}
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                sizes |= {node.name: lines} if lines > MAX_FUNCTION_LINES else {}
+        too_long += [f"{file.relative_to(SOURCE)}: {name}, {lines} lines" for name, lines in sizes.items()]
+    assert too_long == []
