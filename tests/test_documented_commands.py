@@ -1,0 +1,71 @@
+"""Every command line of the README and of docs/: the program takes it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.cli import commands
+from outrider.cli.main import app
+from outrider.core.schema import Group
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_INLINE = re.compile(r"`outrider ([a-z][^`]* [^`]*)`")
+_PATTERN = re.compile(r"\[-|\|[A-Z]|…(?!\")|^bench [a-z]+$")
+"""How a command is called, not a line to be typed."""
+_LINE = re.compile(r"^(?:    |\$ |)(?:\.venv/bin/)?outrider (.+)$")
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Page and command line of each; lines that a backslash continues are one."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        in_block = False
+        for line in text.splitlines():
+            if line.startswith("```"):
+                in_block = not in_block
+            elif (in_block or line.startswith("    ")) and (found := _LINE.match(line)):
+                yield page.name, found[1]
+            else:
+                yield from ((page.name, code) for code in _INLINE.findall(line))
+
+
+COMMANDS = sorted({(page, line) for page, line in documented() if not _PATTERN.search(line)})
+
+
+def test_there_are_such_lines() -> None:
+    assert len(COMMANDS) > 35
+    assert {command.split()[0] for _, command in COMMANDS} >= {
+        "run",
+        "serve",
+        "check",
+        "bench",
+        "verify",
+    }
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_the_program_takes_it(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    carried_out: list[Group] = []
+
+    def carry_out(_: commands.CommandSpec, settings: Group) -> int:
+        carried_out.append(settings)
+        return 0
+
+    monkeypatch.setattr(commands, "_carry_out", carry_out)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words = []
+    for word in lexer:  # to a comment, a pipe or a redirection
+        if set(word) <= set("|&;<>"):
+            break
+        words.append(word)
+    with pytest.raises(SystemExit) as ended:
+        app(words, prog_name="outrider")
+    assert ended.value.code == 0, (page, line)
+    assert carried_out or set(words) & {"--help", "-h", "--version"}
