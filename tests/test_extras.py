@@ -64,7 +64,8 @@ def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -
         require_extra("outrider serve", "serve", "run it elsewhere")
     assert str(caught.value) == (
         "outrider serve: FastAPI, Uvicorn and prometheus-client are not installed. "
-        "They come with the extra serve: pip install 'outrider[serve]', in a checkout '.[serve]'; or run it elsewhere."
+        "They come with the extra serve: pip install 'outrider[serve]', in a checkout '.[serve]'; "
+        "or run it elsewhere."
     )
 
 
