@@ -47,6 +47,30 @@ def test_the_first_offer_is_taken() -> None:
     assert lengths(FixedPolicy()) == (0, "")
 
 
+class Forcing:
+    """A Constraint that forces 3 and 4 after a 1, and allows everything."""
+
+    is_complete = is_accepted = False
+
+    def allowed(self, drafted: Sequence[int]) -> None:
+        del drafted
+
+    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
+        del drafted
+        return len(tokens)
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        return (3, 4) if drafted and drafted[-1] == 1 else ()
+
+    def accept(self, tokens: Sequence[int]) -> None: ...
+
+
+def test_fixed_lengths_draft_forced_text_after_an_offer() -> None:
+    request = DraftRequest(0, 100, sampler(), constraint=Forcing())
+    [draft], _ = FixedPolicy().propose([offering("one", [2, 1])], [request])
+    assert draft.tokens == (2, 1, 3, 4) and draft.sources == ("one", "one", "grammar", "grammar")
+
+
 def test_each_sequence_is_asked_until_it_has_an_offer() -> None:
     questions: list[tuple[str, list[int]]] = []
 

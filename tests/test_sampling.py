@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engines import VOCABULARY, sampler
 from outrider.backends.fake import FakeVocabulary
 from outrider.core.data import Distribution, Logits
 from outrider.core.errors import BackendError
@@ -282,3 +284,17 @@ def test_every_row_stands_behind_the_drafted_tokens_before_it() -> None:
     assert lazy.ratio(0, 1) == lazy.ratio(1, 0) == 1
     assert lazy.ratio(-2, 1) == pytest.approx(math.exp(-1)) and lazy.ratio(0, 2) == 0
     assert rows.tolist() == [[2, 1, 0]] * 3
+
+
+def test_a_ban_holds_while_an_end_is_barred() -> None:
+    row = np.linspace(1, 0, VOCABULARY.size).astype(np.float32)
+    settings = SamplingParams(temperature=0.0, banned=(0,), min_tokens=3)
+    assert sampler(settings).distribution(row, ()).tokens.tolist() == [1]
+
+
+def test_xtc_spares_the_last_of_equals_as_llama_cpp_does() -> None:
+    row = np.full(VOCABULARY.size, -np.inf, dtype=np.float32)
+    row[:3] = np.log([0.4, 0.3, 0.3])
+    off = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    settings = replace(off, xtc_probability=1.0, xtc_threshold=0.1)
+    assert sampler(settings).distribution(row, ()).tokens.tolist() == [2]

@@ -109,6 +109,18 @@ def test_little_is_kept_while_nothing_is_reused_and_more_where_it_would_have_bee
     assert engine.used_tokens > 3600
 
 
+@pytest.mark.parametrize("between", ["another scope", "a reset"])
+def test_what_may_not_be_reused_is_no_reason_to_keep_more(between: str) -> None:
+    engine = Engine(language_model(max_sequences=40, context_length=1000, capacity_tokens=20_000))
+    texts = [tuple((i + j * (i + 2)) % 5 for j in range(900)) for i in range(4)]
+    for number in range(5):
+        if between == "a reset":
+            engine.reset()
+        for text in texts:
+            reused(engine, text, scope=str(number) if between == "another scope" else "")
+    assert engine.used_tokens < 2100 + 1000  # as after the first time
+
+
 def test_a_request_that_might_not_fit_beside_the_others_has_to_wait() -> None:
     engine = Engine(language_model(max_sequences=8, capacity_tokens=260))
     engine.submit(request(LONG, max_tokens=50))

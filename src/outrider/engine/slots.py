@@ -117,9 +117,8 @@ class Slots:
     def give_back(self, slot: int) -> None:
         """The request on a slot has ended; what it stored is kept until the room is needed."""
         held = self._running.pop(slot)
-        stored = self._target.length(slot)
-        if stored:
-            self._kept[slot] = _Held(held.tokens[:stored], held.scope)
+        if self._target.length(slot):
+            self._kept[slot] = held
         budget = max(_MIN_KEPT_TOKENS, self._reusable * self._target.capacity_tokens)
         while len(self._kept) > 1 and sum(map(self._target.length, self._kept)) > budget:
             self._forget(next(iter(self._kept)))
