@@ -1,6 +1,7 @@
 """Imports inside src/outrider run one way: downward through this table, never sideways."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,3 +131,15 @@ def test_files_and_functions_can_be_read_at_once() -> None:
                 sizes |= {node.name: lines} if lines > MAX_FUNCTION_LINES else {}
         too_long += [f"{file.relative_to(SOURCE)}: {name}, {lines} lines" for name, lines in sizes.items()]
     assert too_long == []
+
+
+def test_the_document_of_the_architecture_names_what_there_is() -> None:
+    document = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z]+)/` \| (.*) \|$", document, re.MULTILINE)
+    assert {part for part, _ in rows} == {part for part in LEVELS if not part.startswith("__")}
+    for part, text in rows:
+        for name in re.findall(r"`([a-z_]+)/?`", text):
+            assert list((SOURCE / part).rglob(f"{name}.py")) or list((SOURCE / part).rglob(name)), (
+                part,
+                name,
+            )
