@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from outrider.constraints.gbnf.nodes import (
     Chars,
     CharSet,
@@ -18,43 +20,36 @@ from outrider.core.errors import GrammarError
 
 
 class Analysis:
-    """Sets of characters count too much rather than too little. Grammars are mostly written from the top
-    down, so what a rule has from those it refers to is gathered from the last rule on. Raises
-    GrammarError for a rule that no finite text follows."""
+    """Sets of characters count too much rather than too little. Raises GrammarError for a rule that no finite
+    text follows."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
-        self._rules = rules
-        _check_that_rules_end(rules)
-        self._regular = self._find_regular()
-        self._nullable: set[str] = set()
-        self._firsts: dict[str, CharSet] = {name: () for name in rules}
-        self._compute_firsts()
-        self.follows: dict[str, CharSet] = {name: () for name in rules}
-        self._compute_follows()
+        ending = _closure(rules, _ends)
+        if endless := [name for name in rules if name not in ending]:
+            why = f"the rule {endless[0]} can never be complete: it always leads to itself"
+            raise GrammarError("grammar", why, "Give it a way out.")
+        self._regular = _closure(rules, _is_regular)
+        self._nullable = _closure(rules, _is_nullable)
+        self._firsts: dict[str, CharSet] = dict.fromkeys(rules, ())
+        before: dict[str, CharSet] = {}
+        while before != self._firsts:
+            before = dict(self._firsts)
+            for name, node in reversed(rules.items()):
+                self._firsts[name] = self.first(node)
+        self.follows: dict[str, CharSet] = dict.fromkeys(rules, ())
+        before = {}
+        while before != self.follows:
+            before = dict(self.follows)
+            for name, node in rules.items():
+                self._propagate(node, self.follows[name])
 
     def is_regular(self, node: Node) -> bool:
         """Whether the part is a regular expression: no rule in it leads back to itself."""
-        match node:
-            case Token():
-                return False
-            case Reference(name):
-                return name in self._regular
-            case _:
-                return all(map(self.is_regular, children(node)))
+        return _is_regular(node, self._regular)
 
     def nullable(self, node: Node) -> bool:
         """Whether the part matches the empty text."""
-        match node:
-            case Chars() | Token():
-                return False
-            case Sequence(items):
-                return all(map(self.nullable, items))
-            case Choice(options):
-                return any(map(self.nullable, options))
-            case Repeat(item, least):
-                return least == 0 or self.nullable(item)
-            case Reference(name):
-                return name in self._nullable
+        return _is_nullable(node, self._nullable)
 
     def first(self, node: Node) -> CharSet:
         """The characters that the part may begin with."""
@@ -81,35 +76,6 @@ class Analysis:
                 return union(*sets)
         return union(*sets, follow)
 
-    def _find_regular(self) -> set[str]:
-        regular: set[str] = set()
-        growing = True
-        while growing:
-            before = len(regular)
-            for name, node in reversed(self._rules.items()):
-                if name not in regular and _made_of(node, regular):
-                    regular.add(name)
-            growing = len(regular) > before
-        return regular
-
-    def _compute_firsts(self) -> None:
-        growing = True
-        while growing:
-            before = (len(self._nullable), dict(self._firsts))
-            for name, node in reversed(self._rules.items()):
-                if self.nullable(node):
-                    self._nullable.add(name)
-                self._firsts[name] = self.first(node)
-            growing = before != (len(self._nullable), self._firsts)
-
-    def _compute_follows(self) -> None:
-        growing = True
-        while growing:
-            before = dict(self.follows)
-            for name, node in self._rules.items():
-                self._propagate(node, self.follows[name])
-            growing = before != self.follows
-
     def _propagate(self, node: Node, follow: CharSet) -> None:
         match node:
             case Reference(name):
@@ -126,32 +92,44 @@ class Analysis:
                 pass
 
 
-def _made_of(node: Node, regular: set[str]) -> bool:
+def _closure(rules: dict[str, Node], holds: Callable[[Node, Collection[str]], bool]) -> set[str]:
+    """The rules for which `holds`, given the rules for which it does: the least such set. Grammars are mostly
+    written from the top down, so it is gathered from the last rule on."""
+    found: set[str] = set()
+    num_before = -1
+    while len(found) > num_before:
+        num_before = len(found)
+        for name, node in reversed(rules.items()):
+            if name not in found and holds(node, found):
+                found.add(name)
+    return found
+
+
+def _is_regular(node: Node, regular: Collection[str]) -> bool:
     match node:
         case Token():
             return False
         case Reference(name):
             return name in regular
         case _:
-            return all(_made_of(child, regular) for child in children(node))
+            return all(_is_regular(child, regular) for child in children(node))
 
 
-def _check_that_rules_end(rules: dict[str, Node]) -> None:
-    ending: set[str] = set()
-    growing = True
-    while growing:
-        before = len(ending)
-        for name, node in reversed(rules.items()):
-            if name not in ending and _ends(node, ending):
-                ending.add(name)
-        growing = len(ending) > before
-    for name in rules:
-        if name not in ending:
-            why = f"the rule {name} can never be complete: it always leads to itself"
-            raise GrammarError("grammar", why, "Give it a way out.")
+def _is_nullable(node: Node, nullable: Collection[str]) -> bool:
+    match node:
+        case Chars() | Token():
+            return False
+        case Reference(name):
+            return name in nullable
+        case Choice(options):
+            return any(_is_nullable(option, nullable) for option in options)
+        case Repeat(item, least):
+            return least == 0 or _is_nullable(item, nullable)
+        case _:
+            return all(_is_nullable(child, nullable) for child in children(node))
 
 
-def _ends(node: Node, ending: set[str]) -> bool:
+def _ends(node: Node, ending: Collection[str]) -> bool:
     match node:
         case Reference(name):
             return name in ending
