@@ -1,8 +1,11 @@
-"""The HTML report: one file that needs no network, no script and no other file."""
+"""The HTML report: one file that needs no network and no other file, and a script for what is folded only."""
 
 from __future__ import annotations
 
+import gzip
+import re
 import shlex
+from base64 import b64encode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -22,14 +25,22 @@ def page(results: Results) -> str:
     """The whole document. The same rows give the same text."""
     view = View(results)
     drawn = [make(view) for make in PICTURES]
-    loader = PackageLoader("outrider.bench", "report")
+    drawings = _Drawings()
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("outrider.bench", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters |= {"words": _words, "printable": numbers.printable}
-    style, *_ = loader.get_source(environment, "page.css")
+    environment.filters |= {
+        "words": _words,
+        "printable": numbers.printable,
+        "packed": _packed,
+        "drawing": drawings.shared,
+    }
     return environment.get_template("page.html").render(
-        style=style,
+        drawings=drawings,
         name=str(results.head.plan.get("name") or "sweep"),
         where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
         verdicts=[words.verdict(view, target) for target in results.targets],
@@ -46,3 +57,45 @@ def page(results: Results) -> str:
 def _words(text: str) -> Markup:
     """A sentence within HTML; a figure stays on a line with its percent sign."""
     return Markup(str(escape(numbers.printable(text))).replace(" %", "&nbsp;%"))
+
+
+def _packed(html: str) -> str:
+    """HTML as an attribute, which the page's script unpacks when it is asked for."""
+    return b64encode(gzip.compress(html.encode(), mtime=0)).decode()
+
+
+_STYLE = r' style="([^"]*)"'
+
+
+class _Drawings:
+    """What the drawings of a page have in common, once: styles, and markers, clips and hatches."""
+
+    def __init__(self) -> None:
+        self.styles: dict[str, str] = {}
+        """class by its declarations"""
+        self.definitions: dict[str, str] = {}
+        """name by the element, which has NAME in its place"""
+
+    def shared(self, svg: str) -> Markup:
+        """A drawing without groups that do nothing, its styles and definitions those of the page."""
+        names: dict[str, str] = {}
+        groups: list[str] = []
+
+        def classed(found: re.Match[str]) -> str:
+            return f' class="{self.styles.setdefault(found[1], f"s{len(self.styles)}")}"'
+
+        def defined(found: re.Match[str]) -> str:
+            for name, element in re.findall(r'(?=<[a-zA-Z]+ id="([^"]+)")(.*?(?=<\w+ id=|$))', found[1]):
+                key = re.sub(_STYLE, classed, element.replace(f'"{name}"', '"NAME"'))
+                names[name] = self.definitions.setdefault(key, f"d{len(self.definitions)}")
+            return ""
+
+        def grouped(found: re.Match[str]) -> str:
+            if found[0] != "</g>":
+                groups.append(found[0])
+            return "" if (groups[-1] if found[0] != "</g>" else groups.pop()) == "<g>" else found[0]
+
+        svg = re.sub(r"<defs>(.*?)</defs>", defined, svg.replace("<g/>", ""))
+        svg = re.sub(r"#([\w.-]+)", lambda found: f"#{names.get(found[1], found[1])}", svg)
+        svg = re.sub(r"<g>|<g [^>]*>|</g>", grouped, svg)
+        return Markup(re.sub(_STYLE, classed, svg))
