@@ -64,7 +64,8 @@ def _packed(html: str) -> str:
     return b64encode(gzip.compress(html.encode(), mtime=0)).decode()
 
 
-_STYLE = r' style="([^"]*)"'
+_STYLE = r'(<\w[^<>]*) style="([^"]*)"'
+"""within a tag: a model may be called what looks like one"""
 
 
 class _Drawings:
@@ -82,7 +83,7 @@ class _Drawings:
         groups: list[str] = []
 
         def classed(found: re.Match[str]) -> str:
-            return f' class="{self.styles.setdefault(found[1], f"s{len(self.styles)}")}"'
+            return f'{found[1]} class="{self.styles.setdefault(found[2], f"s{len(self.styles)}")}"'
 
         def defined(found: re.Match[str]) -> str:
             for name, element in re.findall(r'(?=<[a-zA-Z]+ id="([^"]+)")(.*?(?=<\w+ id=|$))', found[1]):
