@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, CallPoint
 from timed_models import noise, stairs_s
@@ -349,3 +350,25 @@ def test_damaged_data_is_refused_by_name(damage: dict[str, object], complaint: s
     with pytest.raises(SettingError, match=complaint) as caught:
         CallCosts.from_json(curve(stairs_s).as_json() | damage, "mine.json")
     assert str(caught.value).startswith("mine.json")
+
+
+def test_recorded_calls_correct_a_curve() -> None:
+    measured = CallCosts([CallPoint(1, 0.1), CallPoint(4, 0.2)], prefill_token_s=0.01, window=50)
+    calls = [(1, 0, 0.2)] * 3 + [(2, 0, 0.5 * measured.call_s(2, context=0))] * 3 + [(4, 0, 9.0)] * 2
+    corrected = measured.corrected(calls)
+    assert corrected.calls_s(4, context=0)[[0, 1, 3]] == pytest.approx([0.2, 0.0667, 0.1], rel=1e-3)
+    assert corrected.window == 50
+    assert corrected.prefill_s(10) == pytest.approx(0.1)
+    assert measured.corrected([(1, 0, 50.0)] * 3).call_s(1, context=0) == pytest.approx(0.4)
+    assert measured.corrected([(4, 0, 9.0)] * 2) is measured
+
+
+def test_steps_correct_a_drafts_curve_by_what_the_target_did_not_take_longer() -> None:
+    target, draft = CallCosts([CallPoint(1, 0.1)]), CallCosts([CallPoint(1, 0.01)])
+    work = DraftWork(calls=2, call_tokens=(1, 1), model_s=0.08, prefill_tokens=4, prefill_s=0.4)
+    verify_s = 2 * target.call_s(1, context=0)
+    slow = StepRecord(0, 0, "decode", 0, 1, Draft(), 0, (5,), work, 0.12, verify_s, 0.0, 0.0, 0.4)
+    corrected = draft.corrected_by_drafts([slow], target)
+    assert corrected.call_s(1, context=0) == pytest.approx(0.02 + 0.01)
+    assert corrected.prefill_s(10) == pytest.approx(0.5)
+    assert draft.corrected_by_drafts([], target) is draft

@@ -13,7 +13,7 @@ from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.plan import Plan
 from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
 from outrider.costs import CallCosts
-from outrider.lab.curves import draft_costs, own_times, target_costs
+from outrider.lab.curves import own_times, target_costs
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.predict import OwnTimes, Prices, bounds_s, policy_times, predict
@@ -201,7 +201,7 @@ class Stages:
         curve = self._loader.costs(draft, "draft")
         if self.plan.costs is None:
             records = probe_draft(self.target, draft, probed)
-            curve = draft_costs(curve, records, self.ledger.prices(None).target)
+            curve = curve.corrected_by_drafts(records, self.ledger.prices(None).target)
         self.ledger.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
         self._meter.did(f"score {draft.name}", 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
 from outrider.costs.points import MAX_TOKENS, CallPoint, Curve, fit
 from outrider.costs.refinement import CONTEXT, SCALE, SEQUENCES, SHAPE, Refinement
@@ -27,6 +28,10 @@ _LASTING_CALLS = 8
 """Calls for which a drift must last to be spoken of."""
 _LEARNED_CALLS = 8
 """Calls of a size that make it a point of a refined curve."""
+_MIN_CALLS = 3
+"""of a size that make its ratio known, in a correction by recorded calls"""
+_MAX_RATIO = 4.0
+"""A larger ratio is a disturbance of the machine."""
 _PREFILL_MIN_TOKENS = 16
 """Shorter reads of a prompt are calls like others, and say nothing about long ones."""
 
@@ -182,15 +187,67 @@ class CallCosts:
         weights[SCALE] = scale
         old, new = CallCosts(self.points), CallCosts(self.points)
         new._learned.state = self._learned.state * weights
-        points = [replace(p, seconds=p.seconds * _at(new, p) / _at(old, p)) for p in self.points]
-        measured = {point.num_tokens for point in self.points if point.num_sequences == 1}
-        for i in np.flatnonzero(self._learned.seen >= _LEARNED_CALLS) if shape else ():
-            if (size := int(i) + 1) not in measured:
-                points.append(CallPoint(size, new.call_s(size, context=0)))
-        if not any(point.num_tokens == 1 for point in points):
-            points.append(CallPoint(1, new.call_s(1, context=0), spread_ratio=0.2))
+        learned = np.flatnonzero(self._learned.seen >= _LEARNED_CALLS) + 1 if shape else ()
+        added = [CallPoint(int(n), old.call_s(int(n), context=0)) for n in learned]
+        if not any(point.num_tokens == 1 for point in (*self.points, *added)):
+            added.append(CallPoint(1, old.call_s(1, context=0), spread_ratio=0.2))
         token_s = median(self._prefill_token_s) if self._prefill_token_s else None
-        return CallCosts(points, prefill_token_s=token_s, window=self.window)
+        return self._rescaled(lambda p: _at(new, p) / _at(old, p), added, token_s)
+
+    def corrected(self, calls: Iterable[tuple[int, int, float]]) -> CallCosts:
+        """The curve as real calls show it, each given by its tokens, its context and its seconds.
+
+        Every size takes the median ratio of its real calls to the curve, other sizes their neighbours'.
+        """
+        ratios: dict[int, list[float]] = {}
+        for num_tokens, context, seconds in calls:
+            ratio = seconds / self.call_s(num_tokens, context=context)
+            ratios.setdefault(num_tokens, []).append(ratio)
+        known = {
+            n: _bounded(median(found)) for n, found in sorted(ratios.items()) if len(found) >= _MIN_CALLS
+        }
+        if not known:
+            return self
+        sizes, values = np.log(list(known)), list(known.values())
+        spread = next((point.spread_ratio for point in self.points), 0.05)
+        added = [CallPoint(n, self.call_s(n, context=0), spread_ratio=spread) for n in known]
+        return self._rescaled(
+            lambda p: float(np.interp(np.log(p.num_tokens), sizes, values)), added, self.prefill_token_s
+        )
+
+    def corrected_by_drafts(self, records: Sequence[StepRecord], target: CallCosts) -> CallCosts:
+        """A draft model's curve as the steps show it in which it drafted, with the engine's own time for
+        each of its tokens made part of its calls.
+
+        All times are those of a machine on which the `target`'s calls take what its curve says: a slow
+        moment shows in the target's calls of the same steps, and is taken out.
+        """
+        steps = [record for record in records if record.work.calls]
+        if not steps:
+            return self
+        slowness = median(r.verify_s / target.call_s(r.num_evaluated, context=r.position) for r in steps)
+        expected_s = [sum(self.call_s(n, context=r.position) for n in r.work.call_tokens) for r in steps]
+        ratios = [r.work.model_s / s for r, s in zip(steps, expected_s, strict=True)]
+        ratio = _bounded(median(ratios) / slowness)
+        own_s = median(max(r.draft_s - r.work.model_s, 0.0) / r.work.calls for r in steps) / slowness
+        read_s = sum(record.work.prefill_s for record in records) / slowness
+        read_tokens = sum(record.work.prefill_tokens for record in records)
+        token_s = read_s / read_tokens if read_s and read_tokens else self.prefill_token_s
+        return self._rescaled(lambda _point: ratio, (), token_s, own_s)
+
+    def _rescaled(
+        self,
+        ratio_of: Callable[[CallPoint], float],
+        added: Iterable[CallPoint],
+        prefill_token_s: float | None,
+        extra_s: float = 0.0,
+    ) -> CallCosts:
+        """The curve through its points and those of `added` whose size it lacks, the time of each multiplied
+        by its ratio and lengthened by `extra_s`."""
+        there = {point.num_tokens for point in self.points if point.num_sequences == 1}
+        points = [*self.points, *(point for point in added if point.num_tokens not in there)]
+        points = [replace(p, seconds=p.seconds * ratio_of(p) + extra_s) for p in points]
+        return CallCosts(points, prefill_token_s=prefill_token_s, window=self.window)
 
     # As plain data
 
@@ -229,6 +286,10 @@ class CallCosts:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"it is damaged ({type(error).__name__}: {error})"
             raise SettingError(what, reason, "Measure anew: outrider costs.") from None
+
+
+def _bounded(ratio: float) -> float:
+    return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
 
 
 def _at(costs: CallCosts, point: CallPoint) -> float:

@@ -13,7 +13,7 @@ from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.curves import draft_costs, own_times, target_costs
+from outrider.lab.curves import own_times, target_costs
 from outrider.lab.facts import tokenizer_fault
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
@@ -196,7 +196,7 @@ def offers_along(
         if known is None:
             progress(f"{file.name} drafts", None)
             few = [(answer.question.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
-            costs = draft_costs(costs, probe_draft(subject.target, loaded, few), subject.costs)
+            costs = costs.corrected_by_drafts(probe_draft(subject.target, loaded, few), subject.costs)
         prior = loaded.prior
         return replace(found, facts=draft.facts(), costs=costs, answers=tuple(answers), prior=prior)
 
