@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.backends.gguf.registry import DIALECTS
 from outrider.bench.plan import Plan, make_plan, parse_lengths, plan_text, read_plan
 from outrider.core.errors import HubError, ModelFileError, SettingError
 from outrider.lab.models import ModelFile, find_models
@@ -227,3 +228,9 @@ def test_what_leads_nowhere_is_named(folder: Path) -> None:
         assert caught.value.what == str(reference) and why in caught.value.why and caught.value.way_out
     with pytest.raises(HubError, match="not in the hub's cache"):
         found("hf:no-one/no-model")
+
+
+def test_every_registered_library_can_be_swept(tmp_path: Path) -> None:
+    names = [row.name for row in DIALECTS]
+    assert make_plan({"backends": names}).backends == tuple(names)
+    assert "FILE: backends: 'toy' is not known; choose one of auto" in refusal(tmp_path, "backends = 'toy'")

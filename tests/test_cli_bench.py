@@ -172,7 +172,7 @@ def test_every_flag_arrives(run: Run, sweep: Sweep, tmp_path: Path) -> None:
         ("--contestant x=serve", "--contestant: its command does not say {port}"),
         ("--workload none.jsonl", "none.jsonl: no such file"),
         ("--workload other/file", "other/file: it holds no prompts"),
-        ("--backend cuda", "--backend: 'cuda': input should be 'auto', 'llama.cpp' or 'ik'"),
+        ("--backend cuda", "--backend: 'cuda' is not known; choose one of auto, ik, llama.cpp"),
         ("--backend auto,ik", "several backends: auto takes one of them by itself"),
         ("-ngl some", "-ngl some: it is no number of layers"),
         ("--costs none.json", "none.json: there is no such file"),

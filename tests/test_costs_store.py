@@ -80,7 +80,7 @@ def test_a_damaged_or_foreign_file_is_passed_over_with_a_word(cache: Path, conte
     [file] = cache.iterdir()
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     found, notice = load_costs(SUBJECT)
-    assert found is None and notice is not None and str(file) in notice and "measuring anew" in notice
+    assert found is None and notice is not None and str(file) in notice and "measuring again" in notice
     assert store_costs(SUBJECT, COSTS) is None and load_costs(SUBJECT)[0] is not None
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf import BACKENDS, LoadOptions
 from outrider.core.errors import SettingError
 from outrider.lab.models import DEFAULT
 from outrider.lab.settings import PLAIN, Setting
@@ -132,9 +132,7 @@ class Plan(Part):
     mlock: bool = False
     full_window: bool = True
     extra_buffer_types: bool = True
-    backends: Annotated[
-        tuple[Literal["auto", "llama.cpp", "ik"], ...], BeforeValidator(several), Field(min_length=1)
-    ] = ("auto",)
+    backends: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)] = ("auto",)
     """native libraries, each target under each; "auto": the one that is faster for it"""
     library: str = ""
 
@@ -163,6 +161,13 @@ class Plan(Part):
         except SettingError as error:
             raise ValueError(f"{error.what}: {error.why}; {_lower(error.way_out).rstrip('.')}") from None
         return tuple(dict.fromkeys(setting.name for setting in found if setting != PLAIN))
+
+    @field_validator("backends")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in names if name not in BACKENDS]:
+            raise ValueError(f"{unknown[0]!r} is not known; choose one of {', '.join(BACKENDS)}")
+        return names
 
     @field_validator("p_mins", "drafters", "backends")
     @classmethod

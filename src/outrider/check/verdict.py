@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.costs.worth import expected_tokens
+from outrider.costs.break_even import expected_tokens
 from outrider.lab.statistics import Interval
 
 Outcome = Literal["pays", "undecided", "does not pay", "cannot work"]

@@ -1,5 +1,6 @@
 """What calls of a model cost on this machine: measured, kept, and refined by every real call."""
 
+from outrider.costs.break_even import best_call, break_even, good_sizes, token_s
 from outrider.costs.calibrate import calibrate
 from outrider.costs.curve import SCHEMA, CallCosts
 from outrider.costs.points import MAX_TOKENS, CallPoint
@@ -13,7 +14,6 @@ from outrider.costs.store import (
     store_costs,
     store_refined,
 )
-from outrider.costs.worth import best_call, break_even, good_sizes, token_s
 
 __all__ = [
     "MAX_TOKENS",

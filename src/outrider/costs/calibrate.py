@@ -18,7 +18,7 @@ from outrider.costs.points import MAX_TOKENS, CallPoint
 DEFAULT_SECONDS = 6.0
 
 Progress = Callable[[float], None]
-"""Told how much of the time is spent, from 0 to 1."""
+"""Called with how much of the time is spent, from 0 to 1."""
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4
@@ -83,7 +83,7 @@ def calibrate(
 
 
 class _Plan:
-    """What was sampled so far, and what is worth sampling next."""
+    """What was sampled so far, and what to sample next."""
 
     def __init__(
         self, timer: CallTimer, clock: Clock, seconds: float, progress: Progress, rng: random.Random
@@ -280,7 +280,7 @@ class CallTimer:
 
 
 def ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
-    """Tokens of ordinary text, drawn anew each time: what a call costs may depend on them where a
+    """Tokens of ordinary text, drawn again each time: what a call costs may depend on them where a
     model sends tokens to different experts."""
     drawn = [rng.randrange(vocabulary.size) for _ in range(8 * MAX_TOKENS)]
     ordinary = [t for t in drawn if not vocabulary.is_control(t) and not vocabulary.ends_generation(t)]

@@ -273,7 +273,7 @@ class CallCosts:
     def from_json(cls, data: Any, what: str = "costs") -> CallCosts:
         """The curve of `as_json`. Raises SettingError, which names `what`, for anything else."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise SettingError(what, f"it is not of the schema {SCHEMA}", "Measure anew: outrider costs.")
+            raise SettingError(what, f"it is not of the schema {SCHEMA}", "Measure again: outrider costs.")
         try:
             token_s = data.get("prefill_token_s")
             if token_s is not None and not 0 < (token_s := float(token_s)) < math.inf:
@@ -285,7 +285,7 @@ class CallCosts:
             raise SettingError(what, f"{error.what}: {error.why}", error.way_out) from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"it is damaged ({type(error).__name__}: {error})"
-            raise SettingError(what, reason, "Measure anew: outrider costs.") from None
+            raise SettingError(what, reason, "Measure again: outrider costs.") from None
 
 
 def _bounded(ratio: float) -> float:

@@ -1,6 +1,6 @@
 """Where measured curves are kept: by model file, library build, machine and settings.
 
-A curve belongs to what it was measured with; any change of that measures anew. Files that cannot be
+A curve belongs to what it was measured with; any change of that means measuring again. Files that cannot be
 read are passed over and replaced, with a line that says so.
 """
 
@@ -85,13 +85,13 @@ def costs_dir() -> Path:
 def load_costs(subject: Subject) -> tuple[CallCosts | None, str | None]:
     """The stored curve, or None, and what to tell the user: a file that was there but cannot be used."""
     path = _place(subject)
-    data, notice = read_entry(path, "measuring anew")
+    data, notice = read_entry(path, "measuring again")
     if data is None:
         return None, notice
     try:
         return CallCosts.from_json(data.get("costs"), str(path)), None
     except SettingError as error:
-        return None, f"{path}: {error.why}: measuring anew"
+        return None, f"{path}: {error.why}: measuring again"
 
 
 def store_costs(subject: Subject, costs: CallCosts) -> str | None:
@@ -169,9 +169,9 @@ def import_costs(path: Path) -> PairCosts:
             str(path), reason, "Name a file that `outrider costs --costs FILE` wrote."
         ) from error
     except ValueError as error:
-        raise SettingError(str(path), f"it is no JSON ({error})", "Write it anew: outrider costs.") from None
+        raise SettingError(str(path), f"it is no JSON ({error})", "Write it again: outrider costs.") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or "target" not in data:
-        raise SettingError(str(path), f"it is not of the schema {SCHEMA}", "Write it anew: outrider costs.")
+        raise SettingError(str(path), f"it is not of the schema {SCHEMA}", "Write it again: outrider costs.")
     draft, about = data.get("draft"), data.get("about")
     return PairCosts(
         CallCosts.from_json(data["target"], f"{path}, target"),

@@ -18,7 +18,7 @@ from typing import Any
 
 from outrider.core.data import StepRecord
 from outrider.costs import CallCosts, break_even
-from outrider.costs.worth import expected_tokens
+from outrider.costs.break_even import expected_tokens
 from outrider.policy import AutoPolicy
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)

@@ -70,7 +70,7 @@ class BitwiseModel:
         self.max_batch_tokens = self.inner.max_batch_tokens
         self.max_rows = self.inner.max_rows
         if sizes.most > min(self.max_rows, self.max_batch_tokens):
-            raise BackendError(self.name, f"it makes no calls of {sizes.most} tokens", "Probe it anew.")
+            raise BackendError(self.name, f"it makes no calls of {sizes.most} tokens", "Probe it again.")
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         check_spans(self, spans)  # a lane would find out too late, when others have been evaluated

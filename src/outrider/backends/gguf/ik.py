@@ -109,7 +109,7 @@ attention it is a multiple."""
 class Dialect(Library):
     """ik_llama.cpp: other kernels for the same files, on processors above all."""
 
-    backend, title = "ik", "ik_llama.cpp"
+    backend = "ik"
     ModelParams, ContextParams, QuantizeParams = _ModelParams, (_ContextParams,), _QuantizeParams
     Batch = structure("llama_batch", BATCH_FIELDS, fields(INT, "all_pos_0", "all_pos_1", "all_seq_id"))
     keeps_windows = False

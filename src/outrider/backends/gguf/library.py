@@ -33,6 +33,7 @@ from outrider.backends.gguf.declare import (
     functions,
 )
 from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions, physical_cores
+from outrider.backends.gguf.registry import TITLES
 from outrider.core.errors import BackendError
 
 # Where an assertion of a library fails, it would start a debugger and print its stack.
@@ -139,9 +140,7 @@ class Library(ABC):
     another way than is declared here."""
 
     backend: ClassVar[str]
-    """the name of the dialect: "llama.cpp" or "ik" """
-    title: ClassVar[str]
-    """its name in messages"""
+    """the name of its row in `gguf.registry`"""
     signatures: ClassVar[Signatures]
     """the functions of this dialect alone"""
     names: ClassVar[Mapping[str, str]] = {}
@@ -164,6 +163,8 @@ class Library(ABC):
 
     def __init__(self, file: LibraryFile, functions: ctypes.CDLL) -> None:
         self.file = file
+        self.title = TITLES[self.backend]
+        """its name in messages"""
         self.functions: Any = functions
         """the C functions by mainline's names; each takes what is declared for it"""
         self._declare({**SHARED, **self.signatures})

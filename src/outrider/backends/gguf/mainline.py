@@ -74,7 +74,7 @@ _QuantizeParams = structure(
 class Dialect(Library):
     """llama.cpp of ggml-org."""
 
-    backend, title = "llama.cpp", "llama.cpp"
+    backend = "llama.cpp"
     ModelParams, ContextParams, QuantizeParams = _ModelParams, _ContextParams, _QuantizeParams
     Batch = structure("llama_batch", BATCH_FIELDS)
     keeps_windows = True

@@ -120,14 +120,14 @@ class GgufModel:
         self._may_have_gaps = False
 
     def _make_room(self, context: int, spans: Sequence[Span]) -> bool:
-        """Whether a call that found no room is worth another try, after what it stored was taken back."""
+        """Whether a call that found no room is to be tried again, after what it stored was taken back."""
         self._undo(spans)
         kept = all(self._lengths[span.sequence] == span.start for span in spans)
         return kept and self._library.make_room(context)
 
     def _undo(self, spans: Sequence[Span]) -> None:
         """A failed call may have stored some of its micro-batches. Where they cannot be taken back,
-        or have pushed out what the sequence still needs, the sequence starts anew."""
+        or have pushed out what the sequence still needs, the sequence starts again empty."""
         for span in spans:
             self._lengths[span.sequence] = span.start
             removed = self._forget(span.sequence, span.start)

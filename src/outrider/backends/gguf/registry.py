@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A dialect: its name as a backend, the module that declares it (as its `Dialect`), a function that only
-    it has, and the packages that bring a library of it (distribution and module, the preferred one first)."""
+    """A dialect: its name as a backend and in messages, the module that declares it (as its `Dialect`), a
+    function that only it has, and the packages that bring a library of it (distribution and module, the
+    preferred one first)."""
 
     name: str
+    title: str
     module: str
     marker: str
     packages: tuple[tuple[str, str], ...]
@@ -19,11 +21,13 @@ class Dialect:
 DIALECTS = (
     Dialect(
         "ik",
+        "ik_llama.cpp",
         "outrider.backends.gguf.ik",
         "llama_kv_cache_seq_rm",
         (("ik-llama-cpp-python-cuda", "ik_llama_cpp"), ("ik-llama-cpp-python", "ik_llama_cpp")),
     ),
     Dialect(
+        "llama.cpp",
         "llama.cpp",
         "outrider.backends.gguf.mainline",
         "llama_memory_seq_rm",
@@ -31,3 +35,4 @@ DIALECTS = (
     ),
 )
 """The preferred one first."""
+TITLES = {row.name: row.title for row in DIALECTS}

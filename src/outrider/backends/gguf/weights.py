@@ -127,5 +127,5 @@ def _failure(path: Path, library: Library) -> ModelFileError:
     reason = last_error(f"{library.title} could not load it").replace("error loading model: ", "")
     if speaks_of_memory(reason.replace(str(path), "")):
         raise OutOfMemory(str(path), reason, "Choose a smaller quantization, or offload fewer layers (-ngl).")
-    way_out = f"Fetch the file anew, or choose a model that this build of {library.title} supports."
+    way_out = f"Fetch the file again, or choose a model that this build of {library.title} supports."
     return ModelFileError(str(path), reason, way_out)

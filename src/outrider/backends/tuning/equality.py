@@ -159,7 +159,7 @@ def _remembered(weights: Weights, what: str, find: Callable[[], Equality]) -> Eq
         if data is not None:
             return Equality.from_json(data)
     except (KeyError, TypeError, ValueError):
-        pass  # damaged: found out anew
+        pass  # damaged: found out again
     found = find()
     write_entry(place, {"model": weights.name, "about": what, **found.as_json()})
     return found

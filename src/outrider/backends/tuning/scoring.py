@@ -11,6 +11,7 @@ from pathlib import Path
 
 from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import GgufModel, LoadOptions, physical_cores, processor_name
+from outrider.backends.gguf.registry import TITLES
 from outrider.backends.native import native_library
 from outrider.backends.native.tools import cpu_id
 from outrider.costs import (
@@ -40,7 +41,6 @@ _MIN_GAIN = 0.02
 _MAX_PLAIN_LOSS = 0.02
 """A set whose calls over a single token are slower than the first's by more than this is never chosen."""
 
-_TITLES = {"ik": "ik_llama.cpp"}
 _CHECKED_TOKENS = 4
 """of the call over a draft that two libraries are compared by, in words"""
 _ABOUT_EQUAL = 0.05
@@ -149,7 +149,7 @@ def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
 
 def _title(options: LoadOptions) -> str:
     """The library that is named, in words."""
-    title = _TITLES.get(options.backend, options.backend)
+    title = TITLES.get(options.backend, options.backend)
     return f"{title} built for this CPU" if options.library == str(native_library()) else title
 
 

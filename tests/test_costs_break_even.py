@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.costs import best_call, break_even, good_sizes, token_s
-from outrider.costs.worth import expected_tokens
+from outrider.costs.break_even import expected_tokens
 
 CURVES = st.lists(st.floats(0.5, 8.0), min_size=9, max_size=9).map(lambda rest: [1.0, *rest])
 
