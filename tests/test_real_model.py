@@ -85,7 +85,7 @@ def test_a_model_is_its_own_best_draft(pair: Pair) -> None:
     readouts = [read_out(complete(session, prompt, GREEDY)) for prompt in PROMPTS]
     drafted = sum(readout.drafted_tokens for readout in readouts)
     accepted = sum(readout.accepted_tokens for readout in readouts)
-    assert accepted / drafted > 0.95
+    assert accepted / drafted > 0.9  # a call over several tokens rounds otherwise: near-ties may flip
     # 48 tokens are six calls of eight, were there no near-tie.
     assert 6 * len(PROMPTS) <= sum(readout.target_calls for readout in readouts) <= 7 * len(PROMPTS)
 
