@@ -9,11 +9,9 @@ import pytest
 
 from engines import GREEDY, VOCABULARY, ScriptedDrafter, oracle
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.cli.report import estimate_line
 from outrider.core.data import Completion, Draft, DraftWork, FinishReason, Request, StepRecord
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
-from outrider.session.explain import Estimate
 from outrider.session.readout import Emission, character_gaps, read_out
 
 
@@ -160,11 +158,3 @@ def test_calls_saved_and_the_time_of_a_constraint() -> None:
     assert sum(saved.values()) == readout.generated_tokens - readout.target_calls + 1
     assert readout.time_s.constraint == 1.0 and readout.constraint_share == 1.0 / readout.decode_s
     assert read_out(completion(*RECORDS)).time_s.constraint == 0
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "shown"),
-    [(0.9, 1.2, "about 1.06x"), (0.6, 1.2, "about 1.06x"), (0.0, 13.76, "not known")],
-)
-def test_an_estimate_is_a_number_only_where_it_says_something(low: float, high: float, shown: str) -> None:
-    assert estimate_line(Estimate(1.06, low, high)).startswith(shown)

@@ -19,8 +19,8 @@ from outrider.lab.replay import Offers, Recording, hindsight_bound, record_offer
 from outrider.models.vocab import Alignment
 from outrider.policy import AutoPolicy
 from outrider.session import Session
-from outrider.session.explain import Estimate, estimate_speedup
 from outrider.session.readout import read_out
+from outrider.session.speedup import Estimate, estimate_speedup
 from policy.choices import AUTO, PLAIN, Choice, autos, settings
 from policy.curves import WRONG, CallTimes, time_calls
 
@@ -119,7 +119,7 @@ class Bench:
         policy = self._auto[number]
         engine.policy = policy if mode is AUTO else mode.policy(self._target_times.curve, {})
         completion = engine.generate(self.request(tokens, speculate=mode is not PLAIN))
-        return Run(completion, estimate_speedup(completion.records, policy) if mode is AUTO else None)
+        return Run(completion, estimate_speedup(completion.records, policy)[0] if mode is AUTO else None)
 
     def request(self, tokens: tuple[int, ...], *, speculate: bool) -> Request:
         sampling = SamplingParams(temperature=0, seed=0)

@@ -17,7 +17,7 @@ from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
 from outrider.policy.forced import FORCED
 from outrider.session import Session, settings_of
-from outrider.session.explain import Choices, Estimate, Explanation
+from outrider.session.explain import Choices, Explanation
 from outrider.session.readout import DrafterCounts, Latency, Readout
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
@@ -101,8 +101,8 @@ def print_readout(
     rows["rule"] = readout.rule + drawn
     if readout.generated_tokens:
         rows["time"] = _time_line(readout) + (_constraint_part(readout) if grammar else "")
-    if estimate and explanation and explanation.estimate:
-        rows["speed-up"] = estimate_line(explanation.estimate)
+    if estimate and explanation and readout.generated_tokens:
+        rows["speed-up"] = estimate_line(explanation)
     if readout.burst_latency_s:
         rows["between bursts"] = _latency_line(readout.burst_latency_s)
     if readout.character_gap_s and readout.paced_character_gap_s:
@@ -118,10 +118,11 @@ def _draft_calls_line(readout: Readout, explanation: Explanation | None) -> str:
     return f"0: to pay at what calls take here, {needed:.0%} of its tokens would have to be right (--explain)"
 
 
-def estimate_line(estimate: Estimate) -> str:
+def estimate_line(explanation: Explanation) -> str:
     """The speed-up as far as one run shows it."""
-    if estimate.is_vague:
-        return "not known: its calls took too different times (a busy machine?); --compare measures it"
+    estimate = explanation.estimate
+    if estimate is None:
+        return f"not known: {explanation.estimate_unknown}; --compare measures it"
     return (
         f"about {estimate.speedup:.2f}x over plain decoding ({estimate.low:.2f} to {estimate.high:.2f}), "
         "estimated; --compare measures it"
@@ -292,8 +293,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
             for name, share in explanation.acceptance.items()
         )
     rows["chosen"] = "; ".join(_choice(name, made) for name, made in explanation.choices.items()) or "nothing"
-    if explanation.estimate:
-        rows["speed-up"] = estimate_line(explanation.estimate)
+    rows["speed-up"] = estimate_line(explanation)
     if explanation.advice:
         rows["would help"] = "; ".join(explanation.advice)
     print_rows(console, rows.items())

@@ -1,25 +1,17 @@
-"""Why the automatic policy chose what it chose, and what it was worth: from step records and costs.
-
-- `Estimate.speedup`: the seconds that plain decoding would have taken for the same tokens, one call
-  each at the cost of such calls in this very run, over the seconds that the decoding took. What the
-  draft model spent on the prompt counts against it. The interval is twice the standard error of the
-  plain call's time in this run, at least 1 %. Where requests share their calls, plain decoding is
-  thought to be in the same company: each of its calls is this step's without anybody's drafts.
-"""
+"""Why the automatic policy chose what it chose: from step records and costs."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median, pstdev
 from typing import Any
 
 from outrider.core.data import StepRecord
-from outrider.costs import CallCosts, break_even
+from outrider.costs import break_even
 from outrider.costs.break_even import expected_tokens
 from outrider.policy import AutoPolicy
+from outrider.session.speedup import Estimate, estimate_speedup
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """sizes of calls that the explanation shows"""
@@ -30,22 +22,6 @@ _CHEAP_DRAFT = 0.1
 _MAX_FIXED_LENGTH = 16
 _MIN_ADVISED_RATIO = 1.1
 """of speeds: a smaller gain is not advised"""
-_MIN_INTERVAL = 0.01
-_MIN_PLAIN_CALLS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The estimated speed-up over plain decoding, with an interval."""
-
-    speedup: float
-    low: float
-    high: float
-
-    @property
-    def is_vague(self) -> bool:
-        """Whether the interval is wider than a factor of two: then it is not shown as a number."""
-        return self.high > 2 * self.low
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +48,8 @@ class Explanation:
     brier: dict[str, float]
     choices: dict[str, Choices]
     estimate: Estimate | None
+    estimate_unknown: str | None
+    """why there is no estimate"""
     advice: tuple[str, ...]
 
     @property
@@ -85,45 +63,6 @@ class Explanation:
         return asdict(self)
 
 
-def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> Estimate | None:
-    """How much faster than plain decoding a request was; None where nothing was decoded or no call's cost
-    is known."""
-    decode = [record for record in records if record.kind == "decode"]
-    costs = policy.knowledge.costs
-    spent_s = sum(r.total_s for r in decode)
-    if not decode or not costs.is_known or spent_s <= 0:
-        return None
-    # What a step takes beside calls and drafting, which plain decoding would take as well.
-    own_s = median(record.sampling_s + record.other_s for record in decode)
-    expected_s = 0.0
-    for record in decode:
-        # The call that plain decoding would have made for each token, in the same company.
-        together = record.batch_tokens - record.batch_drafted
-        for place in range(record.position, record.position + len(record.tokens)):
-            expected_s += costs.call_s(together, context=place, num_sequences=record.num_sequences) + own_s
-    ratio, error = _plain_ratio(decode, costs)
-    speedup = expected_s * ratio / spent_s
-    return Estimate(speedup, speedup * max(1 - error, 0.0), speedup * (1 + error))
-
-
-def _plain_ratio(decode: Sequence[StepRecord], costs: CallCosts) -> tuple[float, float]:
-    """Real against expected times of this run's calls over a single token, and how far that is to be
-    trusted: calls over more tokens are taken where there are too few."""
-    ratios = [
-        r.verify_s / costs.call_s(1, context=r.position)
-        for r in decode
-        if r.num_evaluated == r.batch_tokens == 1
-    ]
-    if len(ratios) < _MIN_PLAIN_CALLS:
-        ratios = [
-            r.verify_s / costs.call_s(r.batch_tokens, context=r.position, num_sequences=r.num_sequences)
-            for r in decode
-        ]
-    middle = sorted(ratios)[len(ratios) // 10 : len(ratios) - len(ratios) // 10]
-    error = 2 * pstdev(middle) / math.sqrt(len(middle)) if len(middle) > 1 else 0.1
-    return sum(middle) / len(middle), max(error, _MIN_INTERVAL)
-
-
 def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     """The explanation of one request's choices."""
     knowledge = policy.knowledge
@@ -135,6 +74,7 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     accepted = {
         name: sum(known.accepted) / sum(known.counts) for name, known in knowledge.calibration.items()
     }
+    estimate, unknown = estimate_speedup(records, policy)
     return Explanation(
         target_calls_s={n: float(calls_s[n - 1]) for n in SIZES},
         draft_step_s=draft_s,
@@ -146,7 +86,8 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
         acceptance=accepted,
         brier={name: known.brier or 0.0 for name, known in knowledge.calibration.items()},
         choices=_choices(decode),
-        estimate=estimate_speedup(records, policy),
+        estimate=estimate,
+        estimate_unknown=unknown,
         advice=_advice(calls_s.tolist(), draft_s, accepted),
     )
 

@@ -16,8 +16,8 @@ from outrider.formats.reader import EventBuffer
 from outrider.policy import AutoPolicy
 from outrider.server.jobs import Job
 from outrider.server.prepare.plan import Plan
-from outrider.session.explain import Estimate, estimate_speedup
 from outrider.session.readout import Readout, read_out
+from outrider.session.speedup import Estimate, estimate_speedup
 
 _MIN_LOGPROB = -9_999.0
 """What OpenAI gives for a token that is next to impossible; JSON has no infinity."""
@@ -291,5 +291,4 @@ def estimate_of(completion: Completion, policy: AutoPolicy | None) -> tuple[Esti
     """How much faster than plain decoding an answer was, or why nobody knows."""
     if policy is None:
         return None, "what calls cost is not measured under this policy"
-    estimate = estimate_speedup(completion.records, policy)
-    return estimate, None if estimate else "what calls cost is not known yet"
+    return estimate_speedup(completion.records, policy)

@@ -21,7 +21,7 @@ class Gauge {
     this.shown_ms = performance.now();
     set("rate", number(reply.perSecond, 1));
     set("per-call", number(reply.perCall, 2));
-    const estimate = shown(reply.report?.estimated_speedup);
+    const estimate = reply.report?.estimated_speedup;
     set("speedup-name", reply.report ? "speed-up, estimated" : "speed-up so far");
     if (estimate) set("speedup", `${number(estimate.speedup, 2)}×`);
     else set("speedup", this.plain_s && !reply.report ? times(reply.perSecond * this.plain_s) : "–");
@@ -47,17 +47,12 @@ function summaryOf(reply) {
   const parts = reply.generated >= 0 ? [counted(reply.generated, "token")] : [];
   if (reply.report) {
     const { target_calls: calls } = reply.report;
-    const estimate = shown(reply.report.estimated_speedup);
+    const estimate = reply.report.estimated_speedup;
     parts.push(`${counted(calls, "target call")}, ${number(reply.perCall, 2)} tokens each`);
     if (estimate) parts.push(`about ${speedupOf(estimate)} over plain decoding`);
   }
   if (Number.isFinite(reply.perSecond)) parts.push(`${number(reply.perSecond, 1)} tokens/s`);
   return parts.join(" · ");
-}
-
-/** An estimate whose interval is at most a factor of two wide; else nothing. */
-function shown(estimate) {
-  return estimate && estimate.high <= 2 * estimate.low ? estimate : null;
 }
 
 function speedupOf({ speedup, low, high }) {

@@ -1,0 +1,144 @@
+"""How much faster than plain decoding an answer was, estimated from its own steps.
+
+The estimate is the time that plain decoding would have taken, over the time that was spent:
+
+- A step without a draft is what plain decoding would have done, but for the time spent on drafters. So it
+  counts with its own time, however busy the machine was, and an answer without drafts has a ratio near 1.
+- A step with a draft counts with a call over one token for each token it emitted: as long as the cost curve
+  says, times what the answer's calls without a draft took against the curve. Where there are fewer than four
+  of those, all its calls are the yardstick.
+- Where requests share their calls, plain decoding is thought to be in the same company: each of its calls
+  is this step's without anybody's drafts.
+
+The interval is twice the jackknife's standard error over blocks of successive steps, which keep a slow
+phase together: H. R. Künsch, "The jackknife and the bootstrap for general stationary observations"
+(Annals of Statistics 17, 1989). There is no estimate where the steps say too little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.data import StepRecord
+from outrider.costs import CallCosts
+from outrider.policy import AutoPolicy
+
+_MIN_PLAIN_CALLS = 4
+_MAX_BLOCKS = 16
+_MIN_ERROR = 0.01
+_CURVE_ERROR = 0.1
+"""of a cost curve's call over one token against its larger ones, where no call of the answer shows it"""
+_MAX_WIDTH = 2.0
+"""of an interval that is given as a number: its upper end over its lower"""
+_BUSY = 1.25
+"""from this ratio on to the measured times the machine is not as it was measured: then an estimate has to be
+within a tenth or so"""
+_MAX_BUSY_WIDTH = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The estimated speed-up over plain decoding, with an interval."""
+
+    speedup: float
+    low: float
+    high: float
+
+
+class _Steps(NamedTuple):
+    """Seconds of each step; shape (steps,)."""
+
+    spent: npt.NDArray[np.float64]
+    plain: npt.NDArray[np.float64]
+    """of plain decoding, without the calls that `curve` holds"""
+    curve: npt.NDArray[np.float64]
+    """by the cost curve, of the calls that plain decoding would have made for the tokens of a draft's step"""
+    ratio: npt.NDArray[np.float64]
+    """what the call took against the curve"""
+    is_yardstick: npt.NDArray[np.bool_]
+
+    def speedup(self) -> float:
+        """The estimate from these steps."""
+        ratio = self.ratio[self.is_yardstick]
+        yardstick = ratio.mean() if len(ratio) else self.ratio.mean()
+        return float((self.plain.sum() + yardstick * self.curve.sum()) / self.spent.sum())
+
+    def without(self, block: npt.NDArray[np.intp]) -> _Steps:
+        return _Steps(*(np.delete(field, block) for field in self))
+
+
+def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple[Estimate | None, str | None]:
+    """How much faster than plain decoding a request was; or None, and why nobody knows.
+
+    The draft model's reading of the prompt counts against it.
+    """
+    decode = [record for record in records if record.kind == "decode"]
+    costs = policy.knowledge.costs
+    if not decode:
+        return None, "no token was generated"
+    if not costs.is_known or not any(record.total_s for record in decode):
+        return None, "what calls cost is not known yet"
+    steps = _steps(decode, costs)
+    speedup, error = steps.speedup(), _error(steps)
+    estimate = Estimate(speedup, max(speedup - error, 0.0), speedup + error)
+    slowness = _slowness(decode, costs)
+    if slowness >= _BUSY and estimate.high > _MAX_BUSY_WIDTH * estimate.low:
+        return None, f"calls took {slowness:.2f}x the measured time (does another program use the CPU?)"
+    if estimate.high > _MAX_WIDTH * estimate.low:
+        return None, "its calls took too different times, or were too few"
+    return estimate, None
+
+
+def _steps(decode: Sequence[StepRecord], costs: CallCosts) -> _Steps:
+    """What each step took, and plain decoding in its place."""
+    # What a step takes beside calls and drafting, which plain decoding would take as well.
+    own_s = median(record.sampling_s + record.other_s for record in decode)
+    drafted = [record.num_evaluated > 1 for record in decode]
+    num_plain = len(decode) - sum(drafted)
+    rows = []
+    for record, has_draft in zip(decode, drafted, strict=True):
+        together, sequences = record.batch_tokens - record.batch_drafted, record.num_sequences
+        call_s = costs.call_s(record.batch_tokens, context=record.position, num_sequences=sequences)
+        places = range(record.position, record.position + len(record.tokens))
+        calls_s = [costs.call_s(together, context=place, num_sequences=sequences) for place in places]
+        ratio = record.verify_s / call_s
+        if has_draft:
+            plain_s, curve_s = own_s * len(calls_s), sum(calls_s)
+        else:
+            alone_s = costs.call_s(together, context=record.position, num_sequences=sequences)
+            plain_s, curve_s = alone_s * ratio + record.sampling_s + record.other_s, 0.0
+        is_yardstick = num_plain < _MIN_PLAIN_CALLS or not has_draft
+        rows.append((record.total_s, plain_s, curve_s, ratio, is_yardstick))
+    spent, plain, curve, ratios, yardstick = np.array(rows).T
+    return _Steps(spent, plain, curve, ratios, yardstick.astype(bool))
+
+
+def _slowness(decode: Sequence[StepRecord], costs: CallCosts) -> float:
+    """What the calls took against what they take as measured; 1 where nothing was measured."""
+    if not costs.is_measured:
+        return 1.0
+    measured = CallCosts(costs.points)
+    return sum(record.verify_s for record in decode) / sum(
+        measured.call_s(r.batch_tokens, context=r.position, num_sequences=r.num_sequences) for r in decode
+    )
+
+
+def _error(steps: _Steps) -> float:
+    """Twice the standard error of the estimate."""
+    num_steps, speedup = len(steps.spent), steps.speedup()
+    error = _MIN_ERROR
+    if steps.curve.any() and steps.is_yardstick.all():
+        error = _CURVE_ERROR
+    if num_steps < _MIN_PLAIN_CALLS:
+        return speedup * max(error, _CURVE_ERROR)
+    blocks = np.array_split(np.arange(num_steps), min(num_steps, _MAX_BLOCKS))
+    found = np.array([steps.without(block).speedup() for block in blocks])
+    variance = (len(blocks) - 1) * found.var()
+    return math.hypot(speedup * error, 2 * math.sqrt(variance))
