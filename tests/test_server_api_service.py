@@ -152,7 +152,9 @@ def test_costs_and_the_speedup_are_told() -> None:
         assert status["policy"] == "auto"
         account = served.post(CHAT, messages=user("Say [[one two one two one two]]")).json()["outrider"]
         estimate = account["estimated_speedup"]
-        assert estimate["low"] < estimate["speedup"] < estimate["high"]
+        # Whether so short an answer shows it depends on the clock: it is a number or a reason.
+        assert (estimate is None) == isinstance(account["estimated_speedup_unknown"], str)
+        assert estimate is None or estimate["low"] < estimate["speedup"] < estimate["high"]
         assert account["estimated_speedup_unknown"] is None
         assert account["policy"] == "auto"
 
