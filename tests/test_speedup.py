@@ -92,7 +92,7 @@ def machine(
 
 
 @pytest.mark.parametrize(("kind", "least_given"), [("quiet", 1.0), ("busy", 0.0), ("phases", 0.0)])
-def test_what_is_given_is_within_a_tenth_of_the_truth(kind: str, least_given: float) -> None:
+def test_a_number_is_within_a_tenth_of_the_truth_or_not_given(kind: str, least_given: float) -> None:
     """200 answers of 120 steps, a third of them with drafts."""
     errors = []
     for seed in range(200):
@@ -103,7 +103,7 @@ def test_what_is_given_is_within_a_tenth_of_the_truth(kind: str, least_given: fl
         if found:
             errors.append(abs(found.speedup / speedup(80, 40, slowness.mean()) - 1))
     assert len(errors) >= least_given * 200
-    assert not errors or np.quantile(errors, 0.9) < 0.1
+    assert sum(error > 0.1 for error in errors) <= 0.02 * 200
 
 
 def test_a_busy_machine_is_named() -> None:

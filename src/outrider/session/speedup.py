@@ -62,16 +62,18 @@ class _Steps(NamedTuple):
     """by the cost curve, of the calls that plain decoding would have made for the tokens of a draft's step"""
     ratio: npt.NDArray[np.float64]
     """what the call took against the curve"""
-    is_yardstick: npt.NDArray[np.bool_]
+    is_yardstick: npt.NDArray[np.float64]
+    """1 where that tells what a plain call takes, else 0"""
 
     def speedup(self) -> float:
         """The estimate from these steps."""
-        ratio = self.ratio[self.is_yardstick]
-        yardstick = ratio.mean() if len(ratio) else self.ratio.mean()
+        weights = self.is_yardstick if self.is_yardstick.any() else None
+        yardstick = np.average(self.ratio, weights=weights)
         return float((self.plain.sum() + yardstick * self.curve.sum()) / self.spent.sum())
 
-    def without(self, block: npt.NDArray[np.intp]) -> _Steps:
-        return _Steps(*(np.delete(field, block) for field in self))
+    def where(self, kept: npt.NDArray[np.bool_]) -> _Steps:
+        """Some of the steps."""
+        return _Steps(*(field[kept] for field in self))
 
 
 def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple[Estimate | None, str | None]:
@@ -116,8 +118,7 @@ def _steps(decode: Sequence[StepRecord], costs: CallCosts) -> _Steps:
             plain_s, curve_s = alone_s * ratio + record.sampling_s + record.other_s, 0.0
         is_yardstick = num_plain < _MIN_PLAIN_CALLS or not has_draft
         rows.append((record.total_s, plain_s, curve_s, ratio, is_yardstick))
-    spent, plain, curve, ratios, yardstick = np.array(rows).T
-    return _Steps(spent, plain, curve, ratios, yardstick.astype(bool))
+    return _Steps(*np.array(rows, dtype=np.float64).T)
 
 
 def _slowness(decode: Sequence[StepRecord], costs: CallCosts) -> float:
@@ -138,7 +139,8 @@ def _error(steps: _Steps) -> float:
         error = _CURVE_ERROR
     if num_steps < _MIN_PLAIN_CALLS:
         return speedup * max(error, _CURVE_ERROR)
-    blocks = np.array_split(np.arange(num_steps), min(num_steps, _MAX_BLOCKS))
-    found = np.array([steps.without(block).speedup() for block in blocks])
-    variance = (len(blocks) - 1) * found.var()
+    num_blocks = min(num_steps, _MAX_BLOCKS)
+    block_of = np.arange(num_steps) * num_blocks // num_steps
+    found = np.array([steps.where(block_of != block).speedup() for block in range(num_blocks)])
+    variance = (num_blocks - 1) * found.var()
     return math.hypot(speedup * error, 2 * math.sqrt(variance))
