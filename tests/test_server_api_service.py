@@ -155,7 +155,6 @@ def test_costs_and_the_speedup_are_told() -> None:
         # Whether so short an answer shows it depends on the clock: it is a number or a reason.
         assert (estimate is None) == isinstance(account["estimated_speedup_unknown"], str)
         assert estimate is None or estimate["low"] < estimate["speedup"] < estimate["high"]
-        assert account["estimated_speedup_unknown"] is None
         assert account["policy"] == "auto"
 
 
