@@ -14,6 +14,7 @@ from first_calls import remembering
 from outrider.backends.gguf import guard, libraries
 from outrider.backends.gguf import options as load_options
 from outrider.backends.tuning import options
+from outrider.costs import other_programs
 from outrider.models import cache_dir
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ settings.load_profile("full" if "CI" in os.environ else "quick")
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 vars(load_options)["_cpu_quota"] = lambda: 1
 load_options.physical_cores.cache_clear()
+
+# Whatever else runs on the machine: nothing is measured again for it.
+vars(other_programs)["STAT"] = Path(os.devnull)
 
 # A cache of the run's own, with the user's models in it: no call was measured yet, and there is no build for
 # the machine's own CPU. The processes of a run share it.

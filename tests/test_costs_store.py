@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,16 @@ from outrider.costs import (
     export_costs,
     fingerprint,
     import_costs,
-    load_costs,
-    store_costs,
+    known_costs,
+    other_programs,
+    store,
     store_refined,
 )
+from outrider.costs.other_programs import CpuTime, OtherPrograms, read_cpu_time
 
 SUBJECT = Subject("m", "abc", "build 1", "cpu; 2 cores", (("threads", 2), ("rows", "all")))
-COSTS = CallCosts([CallPoint(1, 0.1), CallPoint(4, 0.2), CallPoint(8, 0.5)], prefill_token_s=0.01)
+_SECONDS = {1: 0.1, 2: 0.12, 3: 0.18, 4: 0.2, 5: 0.3, 6: 0.4, 7: 0.45, 8: 0.5}
+COSTS = CallCosts([CallPoint(n, seconds) for n, seconds in _SECONDS.items()], prefill_token_s=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +36,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "costs"
 
 
-def test_a_stored_curve_is_found_again() -> None:
-    assert load_costs(SUBJECT) == (None, None)
-    assert store_costs(SUBJECT, COSTS) is None
-    found, notice = load_costs(SUBJECT)
-    assert notice is None and found is not None
+def measured(subject: Subject = SUBJECT, *, fresh: bool = False) -> tuple[CallCosts, list[str]] | None:
+    """What `known_costs` makes of a measurement that gives COSTS; None where it measured nothing."""
+    calls = []
+
+    def measure() -> CallCosts:
+        calls.append(1)
+        return COSTS
+
+    found = known_costs(subject, measure, fresh=fresh)
+    return found if calls else None
+
+
+def stored(subject: Subject = SUBJECT) -> CallCosts:
+    """The curve that is kept; measuring fails the test."""
+    return known_costs(subject, lambda: pytest.fail("it was measured again"))[0]
+
+
+def test_a_measured_curve_is_found_again() -> None:
+    assert measured() == (COSTS, [])
+    found = stored()
     assert found.points == COSTS.points and found.prefill_token_s == 0.01
+    assert measured(fresh=True) == (COSTS, [])
 
 
 @pytest.mark.parametrize(
@@ -51,14 +71,13 @@ def test_a_stored_curve_is_found_again() -> None:
     ],
 )
 def test_any_other_subject_has_none(changes: dict[str, str]) -> None:
-    store_costs(SUBJECT, COSTS)
-    assert load_costs(replace(SUBJECT, **changes)) == (None, None)  # type: ignore[arg-type]
+    measured()
+    assert measured(replace(SUBJECT, **changes)) == (COSTS, [])  # type: ignore[arg-type]
 
 
 def test_a_renamed_model_and_reordered_settings_are_the_same() -> None:
-    store_costs(SUBJECT, COSTS)
-    found, _ = load_costs(replace(SUBJECT, model="other", settings=SUBJECT.settings[::-1]))
-    assert found is not None
+    measured()
+    assert stored(replace(SUBJECT, model="other", settings=SUBJECT.settings[::-1])).points == COSTS.points
 
 
 @pytest.mark.parametrize(
@@ -76,40 +95,111 @@ def test_a_renamed_model_and_reordered_settings_are_the_same() -> None:
     ],
 )
 def test_a_damaged_or_foreign_file_is_passed_over_with_a_word(cache: Path, content: str | bytes) -> None:
-    store_costs(SUBJECT, COSTS)
+    measured()
     [file] = cache.iterdir()
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    found, notice = load_costs(SUBJECT)
-    assert found is None and notice is not None and str(file) in notice and "measuring again" in notice
-    assert store_costs(SUBJECT, COSTS) is None and load_costs(SUBJECT)[0] is not None
+    again = measured()
+    assert again is not None
+    [notice] = again[1]
+    assert str(file) in notice and "measuring again" in notice
+    assert stored().points == COSTS.points
 
 
 def test_a_cache_that_cannot_be_written_costs_a_line_and_no_more(cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text("in the way")
-    assert "not kept" in str(store_costs(SUBJECT, COSTS))
+    assert "not kept" in str(measured())
+
+
+# Beside other programs
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, *cores: float) -> None:
+    """Other programs are watched so often, and keep so many cores busy each time."""
+    seen = iter(cores)
+    monkeypatch.setattr(OtherPrograms, "cores", lambda self: self.seen)
+    monkeypatch.setattr(OtherPrograms, "__init__", lambda self: setattr(self, "seen", next(seen)))
+    monkeypatch.setattr(store, "is_quiet", lambda spare: not OtherPrograms().disturb(spare))
+
+
+def known(seconds: float) -> tuple[float, list[str]]:
+    """Seconds of a call over one token, as they are known or measured now, with one spare core; notices."""
+    points = [replace(point, seconds=seconds * point.num_tokens) for point in COSTS.points]
+    costs, notices = known_costs(SUBJECT, lambda: CallCosts(points), spare_cores=1.0)
+    return round(costs.call_s(1, context=0), 6), notices
+
+
+def test_costs_measured_beside_other_programs_are_measured_again_when_these_are_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside(monkeypatch, 1.5, 1.5, 0.1, 1.3, 0.1, 1.2)
+    assert known(0.3) == (0.3, [store.BUSY])
+    assert known(0.2) == (0.3, [store.BUSY]), "they still are: it would be no better"
+    assert known(0.2) == (0.2, [store.BUSY]), "they were when it began, and not for long"
+    assert known(0.1) == (0.1, []), "what a spare core does disturbs nothing"
+    assert known(9.9) == (0.1, []), "nobody is watched any more"
+
+
+def test_what_a_session_teaches_does_not_make_such_costs_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside(monkeypatch, 2.0)
+    known(0.3)
+    costs = CallCosts(COSTS.points)
+    for _ in range(40):
+        costs.observe(1, 0.2, context=0)
+    store_refined(SUBJECT, costs)
+    beside(monkeypatch, 0.0, 0.0)
+    assert known(0.2) == (0.2, [])
+
+
+def test_only_the_work_of_others_counts() -> None:
+    times = [CpuTime(10.0, 100.0, 5.0), CpuTime(14.0, 112.0, 11.0)]
+    others = OtherPrograms(lambda: times.pop(0))
+    assert others.cores() == pytest.approx((12 - 6) / 4)
+    assert OtherPrograms(lambda: None).cores() == 0.0, "where the system does not say"
+    times = [CpuTime(10.0, 100.0, 5.0), CpuTime(10.1, 101.0, 5.0)]
+    assert OtherPrograms(lambda: times.pop(0)).cores() == 0.0, "it counts too coarsely for so short a time"
+    times = [CpuTime(10.0, 100.0, 5.0), CpuTime(12.0, 101.9, 7.0)]
+    assert OtherPrograms(lambda: times.pop(0)).cores() == 0.0, "it may count the own work later"
+
+
+def test_the_cores_of_this_process_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat, core = tmp_path / "stat", min(os.sched_getaffinity(0))
+    monkeypatch.setattr(other_programs, "STAT", stat)
+    stat.write_text(f"cpu 9 9 9 9\ncpu{core} 100 20 3 5000 600 7 8 9 50 60\ncpu999 7 7 7 7 7 7 7 7\nintr 5\n")
+    found = read_cpu_time()
+    assert found is not None and found.busy_s * os.sysconf("SC_CLK_TCK") == 100 + 20 + 3 + 7 + 8 + 9
+    stat.write_text(f"cpu{core} many\n")
+    assert read_cpu_time() is None
+    stat.unlink()
+    assert read_cpu_time() is None
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not say")
+def test_what_the_system_counts_includes_the_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_programs, "STAT", Path("/proc/stat"))
+    first = read_cpu_time()
+    assert first is not None
+    while (last := read_cpu_time()) is not None and last.own_s < first.own_s + 0.2:
+        pass
+    assert last is not None and last.busy_s >= first.busy_s + 0.15 and last.wall_s > first.wall_s
 
 
 def test_a_session_moves_the_stored_curve_only_a_part_of_the_way() -> None:
-    store_costs(SUBJECT, COSTS)
-    session, _ = load_costs(SUBJECT)
-    assert session is not None
+    measured()
+    session = stored()
     for i in range(100):
         session.observe(1 if i % 2 else 8, 2 * (0.1 if i % 2 else 0.5), context=0)
     store_refined(SUBJECT, session)
-    kept, _ = load_costs(SUBJECT)
-    assert kept is not None and kept.call_s(1, context=0) == pytest.approx(0.1 * 2**0.2, rel=0.05)
+    assert stored().call_s(1, context=0) == pytest.approx(0.1 * 2**0.2, rel=0.05)
 
 
 def test_a_short_session_leaves_the_stored_curve_alone() -> None:
-    store_costs(SUBJECT, COSTS)
-    session, _ = load_costs(SUBJECT)
-    assert session is not None
+    measured()
+    session = stored()
     for _ in range(10):
         session.observe(1, 1.0, context=0)
     store_refined(SUBJECT, session)
-    kept, _ = load_costs(SUBJECT)
-    assert kept is not None and kept.points == COSTS.points
+    assert stored().points == COSTS.points
 
 
 def test_a_fingerprint_tells_contents_apart_and_not_names(tmp_path: Path) -> None:

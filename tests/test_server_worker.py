@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -15,11 +16,16 @@ from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, language_model, plain
 from outrider.backends.fake import FakeModel
 from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import BackendError, PromptError
+from outrider.costs.other_programs import OtherPrograms
+from outrider.costs.store import BUSY
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy import FixedPolicy
 from outrider.server.jobs import Draining, Job, QueueFull
 from outrider.server.worker import StepView, Worker
 from outrider.session import Session
+
+if TYPE_CHECKING:
+    from outrider.session.learned import Learned, Measuring
 
 REQUEST = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)
 GUARD_S = 30.0
@@ -334,3 +340,60 @@ def test_a_thousand_callers_who_leave_at_once_leave_nothing_behind() -> None:
             assert completion.tokens == plain(language_model(), REQUEST)[0]
 
     asyncio.run(main())
+
+
+class BusyCosts:
+    """What is learned of a pair, by a stand-in: costs from a busy machine. The first time they are measured
+    again goes on until somebody waits."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.measured_busy, self.notices = True, [BUSY]
+        self.begun, self.done = threading.Event(), threading.Event()
+        self.interrupted = 0
+        self._fails = fails
+
+    def is_disturbed(self, _others: OtherPrograms) -> bool:
+        return False
+
+    def measure_again(self, measuring: Measuring) -> None:
+        if not self.begun.is_set():
+            self.begun.set()
+            if self._fails:
+                raise BackendError("call", "it failed")
+            try:
+                while True:
+                    measuring("target", 0.5)
+            except BaseException:
+                self.interrupted += 1
+                raise
+        self.measured_busy, self.notices = False, []
+        self.done.set()
+
+    def keep(self) -> None: ...
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_idle_server_measures_again_what_it_measured_on_a_busy_machine(fails: bool) -> None:
+    costs = BusyCosts(fails=fails)
+    session = Session(
+        language_model(), [SuffixDrafter()], FixedPolicy(p_min=0), learned=cast("Learned", costs)
+    )
+    assert session.notices == [BUSY]
+    worker = Worker(session, idle_s=0.001)
+
+    async def main() -> None:
+        async with asyncio.timeout(GUARD_S):
+            await asyncio.to_thread(costs.begun.wait)
+            for _ in range(2):
+                _, completion = await finish(await worker.submit(REQUEST))
+                assert completion.tokens == plain(language_model(), REQUEST)[0]
+            await asyncio.to_thread(costs.done.wait)
+            while session.measured_busy or session.notices:
+                await asyncio.sleep(0.001)
+
+    worker.start()
+    try:
+        asyncio.run(main())
+    finally:
+        worker.stop()
+    assert costs.interrupted == (not fails)

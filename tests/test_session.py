@@ -5,7 +5,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,7 +25,9 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.params import SamplingParams
-from outrider.policy import FixedPolicy
+from outrider.costs.other_programs import OtherPrograms
+from outrider.costs.store import BUSY
+from outrider.policy import AutoPolicy, FixedPolicy
 from outrider.session import Pair, Session, settings_of
 from outrider.session import loading as loading_module
 from tiny_gguf import BEGIN, write_tiny
@@ -367,3 +369,42 @@ def test_a_long_generation_takes_no_memory_but_its_records(path: Callable[..., P
         gc.collect()
         assert kept < 4000 * num_records
         assert resident_bytes() - before < 12e6
+
+
+# A busy machine
+
+
+def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
+    path: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = 8.0
+    monkeypatch.setattr(OtherPrograms, "cores", lambda _self: busy)
+    settings: Any = {"sampling": GREEDY, "max_tokens": 12, "ignore_end": True}
+    with Session.load(path(noise=0.5), path(noise=0.6), context_length=256, options=OPTIONS) as session:
+        knowledge = cast("AutoPolicy", session.engine.policy).knowledge
+        assert session.measured_busy and session.notices == [BUSY]
+        said = session.generate(PROMPT, **settings)
+        before = knowledge.costs, knowledge.draft_costs["draft"]
+        assert not session.measure_again(OtherPrograms(), lambda _part: None), "it still is"
+        busy = 0.0
+        parts: list[float] = []
+
+        def interrupt(part: float) -> None:
+            parts.append(part)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            session.measure_again(OtherPrograms(), interrupt)
+        assert len(parts) == 1 and session.measured_busy
+        assert (knowledge.costs, knowledge.draft_costs["draft"]) == before
+        assert session.generate(PROMPT, **settings).tokens == said.tokens
+        running = session.engine.submit(Request(PROMPT, GREEDY))
+        assert not session.measure_again(OtherPrograms(), parts.append), "something runs"
+        session.engine.cancel(running)
+        assert session.measure_again(OtherPrograms(), parts.append)
+        assert not session.measured_busy and session.notices == []
+        assert knowledge.costs is not before[0] and knowledge.draft_costs["draft"] is not before[1]
+        again = session.generate(PROMPT, **settings)
+        assert again.tokens == said.tokens and again.reused_tokens == 0
+    with Session.load(path(noise=0.5), path(noise=0.6), context_length=256, options=OPTIONS) as session:
+        assert session.notices == [], "they are kept as good ones"

@@ -10,8 +10,7 @@ from outrider.costs.store import (
     export_costs,
     fingerprint,
     import_costs,
-    load_costs,
-    store_costs,
+    known_costs,
     store_refined,
 )
 
@@ -29,8 +28,7 @@ __all__ = [
     "fingerprint",
     "good_sizes",
     "import_costs",
-    "load_costs",
-    "store_costs",
+    "known_costs",
     "store_refined",
     "token_s",
 ]

@@ -7,19 +7,21 @@ read are passed over and replaced, with a line that says so.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 from outrider.core.contracts import Model
 from outrider.core.errors import ModelFileError, OutriderError, SettingError
 from outrider.core.files import check_writable, parse_json, write_whole
 from outrider.costs.calibrate import CallTimer, Clock, Rows, Samples
 from outrider.costs.curve import SCHEMA, CallCosts
+from outrider.costs.other_programs import OtherPrograms, is_quiet
 from outrider.models.hub import cache_dir
 from outrider.models.reference import local_shards
 
@@ -30,6 +32,15 @@ _SHAPE_WEIGHT = 0.5
 busy afternoon makes slower."""
 _MIN_OBSERVED = 32
 """Sessions with fewer calls leave the stored curve as it is."""
+_MIN_POINTS = 8
+_TOO_BUSY = "the machine was too busy to measure what calls cost: next time it is tried again"
+_BUSY_CORES = "cores_of_other_programs"
+BUSY = (
+    "other programs were busy while costs were measured: drafts may be longer or shorter than is best until "
+    "they are measured again, by itself when the machine is quiet (at a start, or while a server is idle)"
+)
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +93,74 @@ def costs_dir() -> Path:
     return cache_dir() / "costs"
 
 
-def load_costs(subject: Subject) -> tuple[CallCosts | None, str | None]:
-    """The stored curve, or None, and what to tell the user: a file that was there but cannot be used."""
-    path = _place(subject)
-    data, notice = read_entry(path, "measuring again")
-    if data is None:
-        return None, notice
-    try:
-        return CallCosts.from_json(data.get("costs"), str(path)), None
-    except SettingError as error:
-        return None, f"{path}: {error.why}: measuring again"
+def known_costs(
+    subject: Subject, measure: Callable[[], CallCosts], *, spare_cores: float = math.inf, fresh: bool = False
+) -> tuple[CallCosts, list[str]]:
+    """The curve of a subject, as `remembered`; one of few points is not kept."""
 
+    def write(costs: CallCosts) -> dict[str, Any] | str:
+        return _entry(subject, costs) if len(costs.points) >= _MIN_POINTS else _TOO_BUSY
 
-def store_costs(subject: Subject, costs: CallCosts) -> str | None:
-    """Keep a curve's measured points; a line for the user where that is impossible."""
-    return write_entry(_place(subject), {"subject": subject.as_json(), "costs": costs.as_json()})
+    return remembered(
+        _place(subject),
+        measure,
+        read=lambda data: CallCosts.from_json(data.get("costs")),
+        write=write,
+        spare_cores=spare_cores,
+        fresh=fresh,
+    )
 
 
 def store_refined(subject: Subject, costs: CallCosts) -> str | None:
     """Keep, at the end of a session, a part of what its calls have taught; a line where that fails."""
     if costs.num_observed < _MIN_OBSERVED:
         return None
-    return store_costs(subject, costs.refined(scale=_SCALE_WEIGHT, shape=_SHAPE_WEIGHT))
+    place = _place(subject)
+    before, _ = read_entry(place, "")
+    refined = costs.refined(scale=_SCALE_WEIGHT, shape=_SHAPE_WEIGHT)
+    return write_entry(place, (before or {}) | _entry(subject, refined))
+
+
+def _entry(subject: Subject, costs: CallCosts) -> dict[str, Any]:
+    return {"subject": subject.as_json(), "costs": costs.as_json()}
 
 
 def _place(subject: Subject) -> Path:
     return costs_dir() / f"{subject.key()}.json"
+
+
+def remembered(
+    path: Path,
+    measure: Callable[[], _Found],
+    *,
+    read: Callable[[Mapping[str, Any]], _Found],
+    write: Callable[[_Found], Mapping[str, Any] | str],
+    spare_cores: float,
+    fresh: bool = False,
+) -> tuple[_Found, list[str]]:
+    """What was measured before and is kept at `path`, or what is measured now, with lines for the user.
+
+    `read` makes it of the entry (SettingError, KeyError, TypeError or ValueError: it is measured again),
+    `write` makes the entry, or a line that says why it is not kept. What is measured while other programs
+    take more than the `spare_cores` is marked (`BUSY` says so), and measured again once they do not.
+    """
+    data, notice = (None, None) if fresh else read_entry(path, "measuring again")
+    if data is not None:
+        try:
+            found = read(data)
+        except (SettingError, KeyError, TypeError, ValueError) as error:
+            notice = f"{path}: {error.why if isinstance(error, SettingError) else error}: measuring again"
+        else:
+            if not data.get(_BUSY_CORES):
+                return found, []
+            if not is_quiet(spare_cores):
+                return found, [BUSY]
+    others = OtherPrograms()
+    found = measure()
+    mark = {_BUSY_CORES: round(others.cores(), 2)} if others.disturb(spare_cores) else {}
+    entry = write(found)
+    kept = entry if isinstance(entry, str) else write_entry(path, {**entry, **mark})
+    return found, [line for line in (notice, BUSY if mark else None, kept) if line]
 
 
 def read_entry(path: Path, consequence: str) -> tuple[dict[str, Any] | None, str | None]:

@@ -191,13 +191,15 @@ class Engine:
                 return complete(sequence)
         return None
 
-    def reset(self) -> None:
-        """Forget the KV that finished requests left, so that the next one starts cold."""
+    def reset(self, *, texts: bool = True) -> None:
+        """Forget the KV that finished requests left, so that the next one starts cold; with `texts` also what
+        lookups know of them."""
         self._slots.clear()
-        for drafter in self.drafters:
+        drafters = [drafter for drafter in self.drafters if texts or not drafter.is_free]
+        for drafter in drafters:
             drafter.reset()
         for sequence in self._running:
-            for drafter in self._drafters_of(sequence):
+            for drafter in drafters if sequence.request.speculate else ():
                 drafter.begin(sequence.slot, replace(sequence.request, prompt=tuple(sequence.tokens)))
 
     def _release(self, sequence: Running) -> None:

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
+from outrider.costs.other_programs import OtherPrograms
 from outrider.engine import Engine
 from outrider.server.jobs import Draining, FairQueue, Job, QueueFull
 from outrider.session import Session
@@ -34,6 +35,8 @@ _FIRST_REQUEST_S = 10.0
 _REQUEST_RATE = 0.1
 """weight of the last request in the mean of what they take"""
 _JOIN_S = 30.0
+IDLE_S = 20.0
+"""without a request, before costs are measured again: long enough that the next one is not expected soon"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,20 @@ class Worker:
     """Runs the engine of a session for many callers.
 
     `max_waiting` requests may wait for room besides those that the engine runs at once. `observe` gets
-    the updates of every step, in the worker's thread.
+    the updates of every step, in the worker's thread. Costs that were measured on a busy machine are measured
+    again when nobody has asked for anything for `idle_s`.
     """
 
     def __init__(
-        self, session: Session, *, max_waiting: int = 64, observe: Callable[[StepView], None] | None = None
+        self,
+        session: Session,
+        *,
+        max_waiting: int = 64,
+        observe: Callable[[StepView], None] | None = None,
+        idle_s: float = IDLE_S,
     ) -> None:
+        self._session = session
+        self._idle_s = idle_s
         self._engine: Engine = session.engine
         self._max_waiting = max_waiting
         self._observe = observe
@@ -187,11 +198,35 @@ class Worker:
         """Carry out what the event loop has asked for; `wait` until there is something."""
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._await() if wait else self._commands.get_nowait()
             except queue.Empty:
                 return
             command()
             wait = False
+
+    def _await(self) -> Callable[[], None]:
+        """The next command. While there is none, costs that want it are measured again: a request that comes
+        meanwhile ends that, and waits for one call of a model at most."""
+        while self._session.measured_busy and not self._has_failed:
+            others = OtherPrograms()
+            try:
+                return self._commands.get(timeout=self._idle_s)
+            except queue.Empty:
+                self._measure_again(others)
+        return self._commands.get()
+
+    def _measure_again(self, others: OtherPrograms) -> None:
+        try:
+            if self._session.measure_again(others, self._stop_measuring):
+                _log.info("what calls cost was measured again: the machine is quiet now")
+        except _Awaited:
+            pass
+        except OutriderError:
+            _log.exception("what calls cost could not be measured again")
+
+    def _stop_measuring(self, _part: float) -> None:
+        if not self._commands.empty():
+            raise _Awaited
 
     def _enter(self, job: Job, arrived_s: float) -> None:
         self._arrived_s[job] = arrived_s
@@ -304,6 +339,10 @@ def _as_ours(error: Exception, what: str) -> OutriderError:
         return error
     _log.error(what, exc_info=error)
     return BackendError("request", f"{what} ({type(error).__name__})", "The server's log says more.")
+
+
+class _Awaited(Exception):
+    """Somebody waits for the worker."""
 
 
 class _Ended(Exception):

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import GgufModel
-from outrider.backends.tuning import Loaded, costs_of, keep_costs, native_of
+from outrider.backends.tuning import Loaded, costs_of, keep_costs, native_of, spare_cores
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
 from outrider.costs.calibrate import Rows
-from outrider.costs.store import read_entry, write_entry
+from outrider.costs.other_programs import OtherPrograms
+from outrider.costs.store import BUSY, read_entry, write_entry
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import cache_dir
 from outrider.policy import AutoPolicy
@@ -80,6 +81,8 @@ class Learned:
         if draft is not None and settings.models:
             self._models["draft"] = (draft, "last")
         self._exported = settings.costs_file is not None
+        self.measured_busy = False
+        """whether the costs in force were measured while other programs were busy"""
         costs = self._costs(settings.costs_file, measuring)
         self.policy = AutoPolicy(
             costs["target"],
@@ -99,18 +102,37 @@ class Learned:
                     raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
                 found["draft"] = known.draft
             return found
-        found = {}
+        found = self._measured(measuring)
+        if path is not None:
+            export_costs(path, PairCosts(found["target"], found.get("draft")))
+        return found
+
+    def _measured(self, measuring: Measuring | None, *, fresh: bool = False) -> dict[str, CallCosts]:
+        """The costs of each model, looked up or (`fresh`) measured in any case."""
+        found, notices = {}, dict[str, None]()
         for role, (model, rows) in self._models.items():
 
             def progress(part: float, role: str = role) -> None:
                 if measuring is not None:
                     measuring(f"measuring what calls of the {role} model cost here, once", part)
 
-            found[role], lines = costs_of(model, rows=rows, progress=progress)
-            self.notices += lines
-        if path is not None:
-            export_costs(path, PairCosts(found["target"], found.get("draft")))
+            found[role], lines = costs_of(model, rows=rows, fresh=fresh, progress=progress)
+            notices |= dict.fromkeys(lines)
+        self.measured_busy = BUSY in notices
+        self.notices = [*(line for line in self.notices if line != BUSY), *notices]
         return found
+
+    def is_disturbed(self, others: OtherPrograms) -> bool:
+        """Whether other programs were busy lately, so that measuring would tell little."""
+        return any(others.disturb(spare_cores(native_of(model))) for model, _ in self._models.values())
+
+    def measure_again(self, measuring: Measuring) -> None:
+        """Measure the costs and go on with them. What `measuring` raises ends it, and leaves the costs as
+        they were. All that the models have stored is forgotten."""
+        costs = self._measured(measuring, fresh=True)
+        self.policy.knowledge.costs = costs["target"]
+        if "draft" in costs:
+            self.policy.knowledge.draft_costs[ModelDrafter.name] = costs["draft"]
 
     def _recall(self) -> None:
         """Begin with what earlier sessions learned, or else with what the draft's file says of itself."""

@@ -15,6 +15,8 @@ from outrider.core.contracts import Constraint, Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams, Verification
+from outrider.costs.other_programs import OtherPrograms
+from outrider.costs.store import BUSY
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import MAX_PAUSE_S, Engine
@@ -272,6 +274,23 @@ class Session:
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **settings: Any) -> Completion:
         """Generate to the end; the settings are those of `stream`."""
         return self.stream(prompt, **settings).completion
+
+    @property
+    def measured_busy(self) -> bool:
+        """Whether what calls cost was measured while other programs were busy: see `measure_again`."""
+        return self._learned is not None and self._learned.measured_busy
+
+    def measure_again(self, others: OtherPrograms, progress: Callable[[float], None]) -> bool:
+        """Measure again what calls cost, where nothing runs and `others` were quiet lately: some seconds,
+        after which no KV is stored any more. True when it was done. `progress` is called with the part that
+        is done of each model; what it raises ends it, and leaves the costs as they were."""
+        if self._learned is None or self.engine.num_running or self._learned.is_disturbed(others):
+            return False
+        self.engine.reset(texts=False)
+        self._learned.measure_again(lambda _what, part: progress(part))
+        kept = [line for line in self.notices if line not in self._learned.notices and line != BUSY]
+        self.notices = [*kept, *self._learned.notices]
+        return True
 
     def close(self) -> None:
         """Keep what was learned, and free the models' memory, weights included. Closing twice is harmless."""

@@ -100,7 +100,12 @@ def _in_range(name: str, value: int, least: int, most: int) -> None:
 
 @cache
 def physical_cores() -> int:
-    """Physical cores that this process may run on: hyper-threads only slow matrix products."""
+    """Physical cores that this process may use: hyper-threads only slow matrix products."""
+    return max(1, min(num_cores(), _cpu_quota()))
+
+
+def num_cores() -> int:
+    """Physical cores that it may run on, whatever part of their time a container grants."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     topology = Path("/sys/devices/system/cpu")
     cores = set()
@@ -110,7 +115,7 @@ def physical_cores() -> int:
         except OSError:
             siblings = str(cpu)
         cores.add(siblings.strip())
-    return max(1, min(len(cores), _cpu_quota()))
+    return len(cores)
 
 
 def _cpu_quota() -> int:

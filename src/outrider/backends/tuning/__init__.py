@@ -2,7 +2,15 @@
 
 from outrider.backends.tuning.equality import find_equal_calls, is_nearly_free, open_target
 from outrider.backends.tuning.options import Tuning, choose_options, tune, tuned_options
-from outrider.backends.tuning.scoring import Loaded, Trial, costs_of, keep_costs, native_of, subject_of
+from outrider.backends.tuning.scoring import (
+    Loaded,
+    Trial,
+    costs_of,
+    keep_costs,
+    native_of,
+    spare_cores,
+    subject_of,
+)
 
 __all__ = [
     "Loaded",
@@ -15,6 +23,7 @@ __all__ = [
     "keep_costs",
     "native_of",
     "open_target",
+    "spare_cores",
     "subject_of",
     "tune",
     "tuned_options",

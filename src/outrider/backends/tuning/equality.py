@@ -10,10 +10,10 @@ from pathlib import Path
 
 from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
 from outrider.backends.bitwise.probe import Price, measure_price, needs_no_padding
-from outrider.backends.gguf import LoadOptions, Weights
-from outrider.backends.tuning.scoring import Loaded, subject_of
+from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
-from outrider.costs.store import costs_dir, read_entry, write_entry
+from outrider.costs.store import costs_dir, remembered
 
 MAX_DEFAULT_PRICE = 0.02
 """Where neither plain steps nor prompts take this much longer, equal bits are the default."""
@@ -153,22 +153,20 @@ def _lanes(
 
 def _remembered(weights: Weights, what: str, find: Callable[[], Equality]) -> Equality:
     """What is in the cache, or what is found now and kept."""
-    place = _place(weights, what)
-    data, _ = read_entry(place, "")
-    try:
-        if data is not None:
-            return Equality.from_json(data)
-    except (KeyError, TypeError, ValueError):
-        pass  # damaged: found out again
-    found = find()
-    write_entry(place, {"model": weights.name, "about": what, **found.as_json()})
-    return found
-
-
-def _place(weights: Weights, what: str) -> Path:
-    """Where it is kept: by file, library build, machine and options."""
     with closing(weights.open(_CONTEXT_TOKENS)) as model:
-        subject = subject_of(model, "all")
+        place, spare = _place(weights, model, what), spare_cores(model)
+    return remembered(
+        place,
+        find,
+        read=Equality.from_json,
+        write=lambda found: {"model": weights.name, "about": what, **found.as_json()},
+        spare_cores=spare,
+    )[0]
+
+
+def _place(weights: Weights, model: GgufModel, what: str) -> Path:
+    """Where it is kept: by file, library build, machine and options."""
+    subject = subject_of(model, "all")
     asked = ("flash_attention_asked", weights.options.flash_attention)
     subject = replace(subject, settings=(*subject.settings, ("about", what), asked))
     return costs_dir() / f"equal-{subject.key()}.json"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf import GgufModel, LoadOptions, physical_cores, processor_name
+from outrider.backends.gguf.options import num_cores
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.native import native_library
 from outrider.backends.native.tools import cpu_id
@@ -19,8 +20,7 @@ from outrider.costs import (
     Subject,
     calibrate,
     fingerprint,
-    load_costs,
-    store_costs,
+    known_costs,
     store_refined,
     token_s,
 )
@@ -168,9 +168,6 @@ def _faster(ratio: float) -> str:
 Loaded = GgufModel | BitwiseModel
 """A target as a session has it."""
 
-_MIN_POINTS = 8
-_TOO_BUSY = "the machine was too busy to measure what calls cost: next time it is tried again"
-
 
 def native_of(model: Loaded) -> GgufModel:
     """The context that computes, or one of them."""
@@ -189,18 +186,22 @@ def costs_of(
 ) -> tuple[CallCosts, list[str]]:
     """What calls of `model` cost, and lines for the user.
 
-    Taken from the cache; where it has nothing (or `fresh`), measured for about `seconds` and kept. Then the
-    model's sequences are emptied, so ask before anything is generated. `rows` are the logits that the
-    model is asked for: all for a target, the last for a draft model.
+    Taken from the cache; where it has nothing (or `fresh`), or what was measured on a busy machine that is
+    quiet now, measured for about `seconds` and kept. Then the model's sequences are emptied, so ask before
+    anything is generated. `rows` are the logits that the model is asked for: all for a target, the last for a
+    draft model.
     """
-    subject = subject_of(model, rows)
-    costs, notice = (None, None) if fresh else load_costs(subject)
-    notices = [notice] if notice else []
-    if costs is None:
-        costs = calibrate(model, seconds=seconds, rows=rows, progress=progress)
-        notice = store_costs(subject, costs) if len(costs.points) >= _MIN_POINTS else _TOO_BUSY
-        notices += [notice] if notice else []
-    return costs, notices
+    return known_costs(
+        subject_of(model, rows),
+        lambda: calibrate(model, seconds=seconds, rows=rows, progress=progress),
+        spare_cores=spare_cores(native_of(model)),
+        fresh=fresh,
+    )
+
+
+def spare_cores(model: GgufModel) -> float:
+    """Cores that the model's threads leave to other programs."""
+    return num_cores() - max(model.threads, model.threads_batch)
 
 
 def keep_costs(model: Loaded, costs: CallCosts, *, rows: Rows = "all") -> str | None:
