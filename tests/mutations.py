@@ -116,6 +116,13 @@ def _value(data: bytearray, layout: Layout, random: Random) -> None:
     _edge(data, random.choice(layout.fields).parts[3], random)
 
 
+def _zero(data: bytearray, layout: Layout, random: Random) -> None:
+    """A value, or the length of a text or an array, that is zero."""
+    values = [field.parts[3] for field in layout.fields]
+    number = random.choice([part for part in values if any(data[part.start : part.start + part.size])])
+    _write(data, number, 0)
+
+
 def _content(data: bytearray, layout: Layout, random: Random) -> None:
     """A byte of a text or of an array's entries."""
     _flip(data, random.choice([field for field in layout.fields if len(field.parts) > 4]).parts[-1], random)
@@ -178,6 +185,7 @@ MUTATIONS: dict[str, Mutate] = {
     "key": _of_field(1, _flip),
     "field's type": _of_field(2, _kind),
     "value": _value,
+    "zero": _zero,
     "content": _content,
     "name's length": _of_tensor(0, _edge),
     "name": _of_tensor(1, _flip),

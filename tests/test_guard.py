@@ -263,6 +263,22 @@ def test_a_real_crash_is_seen_as_one(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_child_that_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's first call of a Gemma 3 whose rope.dimension_count is 0 has no end."""
+    real = subprocess.run
+
+    def run(_command: Sequence[str], **settings: Any) -> Any:
+        return real([sys.executable, "-c", "import time; time.sleep(600)"], **settings)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(guard, "_LIMIT_S", 0.1)
+    memory = tmp_path / "builds.json"
+    with pytest.raises(BackendCrash, match="did not end within 0 s") as raised:
+        check_build(MODEL, OPTIONS, build="b", model_kind="k", file="f", memory=memory)
+    assert raised.value.what == str(MODEL) and "--backend" in raised.value.way_out
+    assert not memory.exists()
+
+
 def test_a_build_is_named_by_its_version_and_binaries() -> None:
     [first, *_] = installed()
     assert first.build_id.startswith(f"{first.source} {first.version} ")

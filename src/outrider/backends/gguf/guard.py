@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -42,7 +43,12 @@ WRONG = 3
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()
 
 RunChild = Callable[[Sequence[str]], int]
-"""Runs a command to its end and returns its exit status, negative for a signal."""
+"""Runs a command to its end and returns its exit status, negative for a signal. Raises TimeoutExpired for one
+that does not end."""
+
+_LIMIT_S = 120.0
+"""for a child's first calls, beside the time that the file takes to be read from a slow disk"""
+_SLOW_DISK_BYTES_PER_S = 10e6
 
 
 def check_build(
@@ -60,8 +66,8 @@ def check_build(
     `build` names the library's build, `model_kind` architecture and quantization, `file` the file's content;
     the outcome on this CPU is kept in the JSON file `memory`. `run` starts the child process.
 
-    Raises BackendCrash when the child dies with either set of kernels, OutOfMemory when the system
-    killed it.
+    Raises BackendCrash when the child dies with either set of kernels or does not come back, OutOfMemory when
+    the system killed it.
     """
     kernels = "" if options.extra_buffer_types else " | plain kernels"
     place = f"gpu layers {options.gpu_layers} | cpu {cpu_id()}{kernels}"
@@ -70,7 +76,9 @@ def check_build(
     outcomes = known or {}
     outcome = outcomes.get(key)
     if outcome not in get_args(_Outcome):
-        outcome = _try_out(path, options, build, run or _run_child)
+        size_bytes = path.stat().st_size if path.exists() else 0
+        child = partial(_run_child, limit_s=_LIMIT_S + size_bytes / _SLOW_DISK_BYTES_PER_S)
+        outcome = _try_out(path, options, build, run or child)
         if outcome is not None:
             write_entry(memory, outcomes | {key: outcome})  # where that fails, it is tried again next time
     if outcome == "works without extra buffer types":
@@ -127,7 +135,12 @@ def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
     """The child's exit status. One that was killed says nothing about the build: no crash looks so."""
     # -P: whatever lies in the working folder is not part of the program.
     module = "outrider.backends.gguf.guard"
-    status = run([sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))])
+    try:
+        status = run([sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))])
+    except subprocess.TimeoutExpired as error:
+        why = f"its first calls did not end within {error.timeout:.0f} s"
+        way_out = "Is the file whole? If it is, choose another library (--backend, --llama-library)."
+        raise BackendCrash(str(path), why, way_out) from None
     if status in _KILLED:
         raise OutOfMemory(
             str(path),
@@ -137,7 +150,7 @@ def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
     return status
 
 
-def _run_child(command: Sequence[str]) -> int:
+def _run_child(command: Sequence[str], limit_s: float = _LIMIT_S) -> int:
     # A child that crashes on purpose should leave no core file and no output.
     # A session of its own: Ctrl-C must not look like a crash of the build.
     return subprocess.run(
@@ -147,6 +160,7 @@ def _run_child(command: Sequence[str]) -> int:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         check=False,
+        timeout=limit_s,
     ).returncode
 
 
