@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_a_value_that_cannot_be_used_is_named(
         ({"response_format": UNENFORCED}, "response_format", '"strict": false'),
         ({"json_schema": {"type": 5}}, "json_schema", "type"),
         ({"grammar": "root ::= ("}, "grammar", "line 1"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regular expression"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
         ({"guided_choice": [""]}, "guided_choice", "choose"),
         ({"guided_json": "{"}, "guided_json", "JSON"),
     ],
@@ -184,6 +185,111 @@ def test_a_broken_grammar_is_refused_before_anything_runs(
     assert (error["param"], error["code"]) == (param, "invalid_grammar")
     assert said in error["message"]
     assert len(served.model.calls) == calls
+
+
+WRONG: tuple[Any, ...] = (5, -1, 1.5, 10**40, "x", "", "y" * 2_000, [], [5], [[]], {}, {"x": 1}, True, None)
+MESSAGE = {
+    "role": "assistant",
+    "content": [{"type": "text", "text": "a"}],
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+}
+SHARED = {
+    "model": "tiny",
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 1,
+    "seed": 1,
+    "stop": ["a"],
+    "logit_bias": {"5": 1},
+    "stream": False,
+    "stream_options": {"include_usage": True},
+    "dry_sequence_breakers": ["a"],
+    "user": "a",
+    "metadata": {"a": "b"},
+    "speculation": {"policy": "auto", "max_draft": 4, "lenience": 1, "rule": "token"},
+    "bitwise": False,
+    "guided_choice": ["a"],
+    "structured_outputs": {"json": {}, "choice": ["a"]},
+    "max_tokens": 4,
+    "service_tier": "auto",
+}
+WHOLE: dict[str, dict[str, Any]] = {
+    CHAT: SHARED
+    | {
+        "messages": [*user("hi"), MESSAGE],
+        "response_format": NAMED,
+        "tools": [TOOL],
+        "tool_choice": OTHER_TOOL,
+        "n": 1,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "reasoning_effort": "low",
+        "parallel_tool_calls": True,
+        "prediction": {"type": "content", "content": "a"},
+        "chat_template_kwargs": {"a": 1},
+    },
+    TEXT: SHARED | {"prompt": ["hi"], "echo": False, "best_of": 1, "logprobs": 1, "n": 1, "suffix": ""},
+    RESPONSES: {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+        "instructions": "a",
+        "tools": [{"type": "function", "name": "look", "parameters": {}}],
+        "text": {"format": {"type": "text"}},
+        "temperature": 1,
+        "max_output_tokens": 4,
+        "tool_choice": "auto",
+        "include": [],
+        "reasoning": {"effort": "low"},
+        "truncation": "auto",
+    },
+}
+VALIDATORS_WORDS = re.compile(
+    r"[Ii]nput should|valid (string|number|integer|list|dict|boolean)|instance of|extract|validation"
+    r"|match pattern|docs/api.md says of it"
+)
+
+
+def changed(body: Any) -> Iterator[Any]:
+    """The body with each of its parts replaced by each of the wrong values."""
+    yield from WRONG
+    for key, part in (
+        body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    ):
+        for wrong in changed(part):
+            whole = dict(body) if isinstance(body, dict) else list(body)
+            whole[key] = wrong
+            yield whole
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_no_value_is_refused_in_the_validators_words(served: Serving, path: str) -> None:
+    """Every refusal names the field, what was given or what is wrong with it, and a way out."""
+    num_refused = 0
+    for body in changed(WHOLE[path]):
+        if not isinstance(body, dict):
+            continue
+        # What is right would be generated: a field of its own keeps it from that.
+        response = served.post(path, **(body | {"max_draft_tokens": 1}))
+        error = refusal(response)
+        if error["code"] == "unknown_field" and error["param"] == "max_draft_tokens":
+            continue
+        num_refused += 1
+        assert not VALIDATORS_WORDS.search(error["message"]), error
+        assert error["message"].count(". ") >= 1, f"no way out: {error}"
+        assert error["param"] or "the body" in error["message"], error
+    assert num_refused > 100
+
+
+def test_what_was_given_is_said(served: Serving) -> None:
+    """And what would be taken, of each alternative."""
+    said = {
+        "temperature": ("hot", 'temperature: it is "hot". Give a number.'),
+        "top_p": (1.5, "top_p: it is 1.5. Give 1 or less."),
+        "stop": (5, "stop: it is 5. Give text or an array."),
+        "messages": ([5], "messages[0]: it is 5. Give an object."),
+        "seed": ("y" * 100, "seed: it is a text of 100 characters. Give a whole number."),
+    }
+    for field, (value, message) in said.items():
+        assert refused(served, CHAT, **{field: value})["message"] == message
 
 
 def test_a_field_that_is_missing_is_named(served: Serving) -> None:

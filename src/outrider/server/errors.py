@@ -5,6 +5,7 @@ A message names the input, the reason and the way out, as the errors of `outride
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ _WAYS_OUT = {
     "(--lenient-schema)": '("strict": false)',
     "(--raw)": "(/v1/completions)",
     "(-c)": "(-c, where the server is started)",
+    "Choose --rule token": 'Say "rule": "token"',
 }
 """What an error says of the command line, in terms of a request."""
 _MAX_MESSAGE_CHARACTERS = 2_000
@@ -98,8 +100,12 @@ def internal_error(message: str = "the server failed; its log says how.") -> Pro
 
 
 def problem_of(error: OutriderError, param: str | None = None) -> Problem:
-    """The answer to an error that Outrider raised; `param` is the field that led to it."""
+    """The answer to an error that Outrider raised; `param` is the field that led to it, and names it."""
     message = str(error)
+    if isinstance(error, BackendError):  # it names a file, which a client does not have
+        message = f"the server's model failed: {error.why}. Ask again; the server's log may say more."
+    elif param is not None:
+        message = f"{param}{message.removeprefix(error.what)}"
     for ours, theirs in _WAYS_OUT.items():
         message = message.replace(ours, theirs)
     status, code = next((status, code) for kind, status, code in _KNOWN if isinstance(error, kind))
@@ -175,10 +181,64 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     if kind == "missing":
         why = f"{where}: it is missing. Give it, as JSON with content-type application/json."
         return Problem(400, why, code="missing_field", param=path or None)
-    sentence = str(found["msg"]).rstrip(".")
-    sentence = sentence[:1].lower() + sentence[1:]
-    code = "unsupported" if kind == "unsupported" else "invalid_value"
-    return Problem(400, f"{where}: {sentence}.", code=code, param=path or None)
+    if kind == "unsupported":
+        return Problem(400, f"{where}: {found['msg']}.", code="unsupported", param=path or None)
+    beside = [error for error in errors if _path(error, body) == path]
+    why = f"{where}: it is {_given(found['input'])}. Give {_accepted(beside)}."
+    return Problem(400, why, code="invalid_value", param=path or None)
+
+
+_ACCEPTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "list_type": "an array",
+    "literal_error": "{expected}",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_pattern_mismatch": "a token's number, in digits",
+    "string_too_long": "at most {max_length:,} characters",
+    "string_too_short": "at least {min_length} character",
+    "string_type": "text",
+    "too_long": "at most {max_length:,} entries",
+    "too_short": "at least {min_length} entry",
+    "union_tag_invalid": "an object whose {discriminator} is {expected_tags}",
+    "union_tag_not_found": "an object with {discriminator}",
+}
+"""What a value may be, by the type of pydantic's error, in the words of JSON."""
+_MAX_SHOWN_CHARACTERS = 40
+
+
+def _accepted(errors: Sequence[Mapping[str, Any]]) -> str:
+    """What each of the alternatives of a field would have taken."""
+    found = []
+    for error in errors:
+        if (accepted := _ACCEPTED.get(error["type"])) is not None:
+            context = (error.get("ctx") or {}).items()
+            plain = {key: f"{value:g}" if isinstance(value, float) else value for key, value in context}
+            found.append(accepted.format(**plain))
+    return " or ".join(dict.fromkeys(found)).replace("'", '"') or "what docs/api.md says of it"
+
+
+def _given(value: Any) -> str:
+    """A value as a request has it: small ones themselves, of others what they are."""
+    if isinstance(value, Mapping):
+        return f"an object of {len(value):,}" if value else "an empty object"
+    if isinstance(value, list):
+        return f"an array of {len(value):,}" if value else "an empty array"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "no finite number"
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) <= _MAX_SHOWN_CHARACTERS:
+        return text
+    return f"a text of {len(value):,} characters" if isinstance(value, str) else "a very long number"
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:

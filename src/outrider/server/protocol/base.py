@@ -123,8 +123,7 @@ def few(most: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            counts: dict[str, Any] = {"number": len(value), "most": most}
-            raise PydanticCustomError("too_long", "it has {number} fields, and {most} are the most", counts)
+            raise PydanticCustomError("too_long", "", {"max_length": most})
         return value
 
     return BeforeValidator(check)
