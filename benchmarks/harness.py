@@ -22,7 +22,7 @@ import numpy as np
 
 from outrider import __version__
 from outrider.backends.gguf import build_id
-from outrider.backends.gguf.options import physical_cores
+from outrider.backends.machine import physical_cores
 from outrider.certify.certificate import model_files
 from outrider.core.errors import OutriderError
 from outrider.lab.machine import machine

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 from first_calls import remembering
+from outrider.backends import machine
 from outrider.backends.gguf import guard, libraries
-from outrider.backends.gguf import options as load_options
 from outrider.backends.tuning import options
 from outrider.costs import other_programs
 from outrider.models import cache_dir
@@ -36,8 +36,8 @@ settings.load_profile("full" if "CI" in os.environ else "quick")
 # One thread for each model: several tests run at once, and threads that wait for a core spin meanwhile.
 # The libraries read the variables when they are loaded, here and in programs that tests start.
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
-vars(load_options)["_cpu_quota"] = lambda: 1
-load_options.physical_cores.cache_clear()
+vars(machine)["_cpu_quota"] = lambda: 1
+machine.physical_cores.cache_clear()
 
 # Whatever else runs on the machine: nothing is measured again for it.
 vars(other_programs)["STAT"] = Path(os.devnull)

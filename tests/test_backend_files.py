@@ -12,6 +12,7 @@ from gguf import GGUFWriter
 import tiny_gguf
 from backends import IK, KINDS, MAINLINE, Native, backend, next_rows, over_native
 from llama_cpp_models import TEXT
+from outrider.backends import machine
 from outrider.backends.gguf import CONTEXT_TYPES, LoadOptions, Weights, check_build, context, guard
 from outrider.backends.gguf.context import LOG_CALLBACK
 from outrider.backends.gguf.libraries import open_library
@@ -227,7 +228,7 @@ def test_the_estimate_of_the_cache_is_what_the_library_takes(
 
 
 def test_memory_left_on_this_machine_is_a_sensible_figure() -> None:
-    assert 1e8 < context.available_bytes() < 1e14
+    assert 1e8 < machine.available_bytes() < 1e14
 
 
 @over_native

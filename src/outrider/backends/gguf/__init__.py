@@ -1,6 +1,6 @@
 """GGUF models through the C API of llama.cpp or ik_llama.cpp, whichever library is there."""
 
-from outrider.backends.gguf.context import available_bytes, show_log
+from outrider.backends.gguf.context import show_log
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import (
     build_id,
@@ -19,10 +19,9 @@ from outrider.backends.gguf.options import (
     FLASH_ATTENTION,
     SPLIT_MODES,
     LoadOptions,
-    physical_cores,
 )
 from outrider.backends.gguf.weights import Weights
-from outrider.backends.native.tools import processor_name
+from outrider.backends.machine import physical_cores
 
 __all__ = [
     "BACKENDS",
@@ -34,7 +33,6 @@ __all__ = [
     "LibraryFile",
     "LoadOptions",
     "Weights",
-    "available_bytes",
     "build_id",
     "candidates",
     "check_build",
@@ -42,7 +40,6 @@ __all__ = [
     "has_gpu_code",
     "installed",
     "physical_cores",
-    "processor_name",
     "refusals",
     "show_log",
     "why_not",

@@ -13,12 +13,12 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
+from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
 from outrider.core.errors import OutOfMemory, SettingError
 
@@ -140,32 +140,6 @@ def _values_per_layer(weights: Weights) -> int:
     if not uniform or any(weights.metadata(f"{prefix}.{k}") for k in ("kv_lora_rank", "shared_kv_layers")):
         return 0
     return int(library.num_kv_heads(model) * min(library.head_widths(model)))
-
-
-def available_bytes() -> float:
-    """Memory that can be had without pushing others out; infinite where it cannot be found out."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.strip()}
-        free = (kib["MemAvailable"] + kib.get("SwapFree", 0)) * 1024
-    except (OSError, ValueError, KeyError, IndexError):
-        return _total_bytes()
-    return min(free, _group_limit_bytes())
-
-
-def _total_bytes() -> float:
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
-
-
-def _group_limit_bytes() -> float:
-    """What a container may use in all."""
-    try:
-        return float(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):
-        return float("inf")
 
 
 # A model call's spans, laid out as the library reads them.

@@ -23,7 +23,7 @@ import numpy as np
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.weights import Weights
-from outrider.backends.native.tools import cpu_id
+from outrider.backends.machine import cpu_id
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError
 from outrider.costs.store import read_entry, write_entry

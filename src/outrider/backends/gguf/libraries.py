@@ -18,8 +18,8 @@ from typing import Any
 from outrider.backends.gguf.library import Library, LibraryFile, LibraryRefused
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import DIALECTS
+from outrider.backends.machine import processor_name
 from outrider.backends.native import IK, native_library
-from outrider.backends.native.tools import processor_name
 from outrider.core.errors import BackendError, SettingError
 
 INSTALL = (

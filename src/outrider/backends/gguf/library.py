@@ -32,8 +32,9 @@ from outrider.backends.gguf.declare import (
     fields,
     functions,
 )
-from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions, physical_cores
+from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions
 from outrider.backends.gguf.registry import TITLES
+from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendError
 
 # Where an assertion of a library fails, it would start a debugger and print its stack.

@@ -1,12 +1,9 @@
-"""How a model is loaded, under llama.cpp's own names, and the machine's defaults."""
+"""How a model is loaded, under llama.cpp's own names."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.errors import SettingError
@@ -96,32 +93,3 @@ def _choice(name: str, value: str, choices: Iterable[str]) -> None:
 def _in_range(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise SettingError(name, f"{value} cannot be used", f"Give {least} to {most}.")
-
-
-@cache
-def physical_cores() -> int:
-    """Physical cores that this process may use: hyper-threads only slow matrix products."""
-    return max(1, min(num_cores(), _cpu_quota()))
-
-
-def num_cores() -> int:
-    """Physical cores that it may run on, whatever part of their time a container grants."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    topology = Path("/sys/devices/system/cpu")
-    cores = set()
-    for cpu in cpus:
-        try:
-            siblings = (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
-        except OSError:
-            siblings = str(cpu)
-        cores.add(siblings.strip())
-    return len(cores)
-
-
-def _cpu_quota() -> int:
-    """Whole CPUs that a container's quota grants; a large number where there is none."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, round(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return 1 << 16

@@ -23,7 +23,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from outrider.backends.gguf.context import LOG_CALLBACK
 from outrider.backends.gguf.libraries import find_quantizer
-from outrider.backends.gguf.options import physical_cores
+from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, OutriderError, SettingError
 from outrider.core.files import check_writable
 from outrider.models.gguf import ModelCard, read_card

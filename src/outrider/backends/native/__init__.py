@@ -1,15 +1,6 @@
 """ik_llama.cpp compiled for the CPU of this machine, in the user's cache."""
 
 from outrider.backends.native.build import NativeBuild, Progress, build_native, hint_once
-from outrider.backends.native.tools import IK, LIBRARY, cpu_id, native_library
+from outrider.backends.native.tools import IK, native_library
 
-__all__ = [
-    "IK",
-    "LIBRARY",
-    "NativeBuild",
-    "Progress",
-    "build_native",
-    "cpu_id",
-    "hint_once",
-    "native_library",
-]
+__all__ = ["IK", "NativeBuild", "Progress", "build_native", "hint_once", "native_library"]

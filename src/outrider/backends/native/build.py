@@ -5,28 +5,37 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
-from outrider.backends.native.compilation import Compilation, Progress, kept_log
+from outrider.backends.machine import cpu_id, logical_cores, total_bytes
 from outrider.backends.native.tools import (
     IK,
+    LIBRARY,
     RECIPE,
     Source,
     builds_dir,
     check_compilers,
-    cpu_id,
     disk_full,
+    fetched,
+    is_full,
     library_path,
     native_library,
+    with_tools,
 )
 from outrider.core.errors import BuildError, SettingError
 
-__all__ = ["NativeBuild", "Progress", "build_native", "hint_once"]
+Progress = Callable[[str, float], None]
+"""Called with the stage ("fetching", "tools", "compiling", "trying") and how much of it is done, 0 to 1."""
 
 _TEMPORARY = ".build-"
 _NEEDED_BYTES = 500_000_000
@@ -34,6 +43,18 @@ _HINT = (
     "`outrider setup --native` compiles ik_llama.cpp for this CPU in some minutes; on the machines where "
     "that was measured, such a build was 1.1 to 1.25x as fast as the ready-made one"
 )
+_TARGET = "outrider-ik"
+_BYTES_A_COMPILER = 2_000_000_000
+_TRIAL_LIMIT_S = 300
+_PATIENCE_S = 10.0
+"""for a program that was asked to end"""
+_TRIAL = (
+    f"import ctypes, os, signal, sys; signal.alarm({_TRIAL_LIMIT_S}); "
+    "sys.exit(ctypes.CDLL(sys.argv[1]).outrider_first_decode(os.fsencode(sys.argv[2])) != 0)"
+)
+_DONE = re.compile(r"\[\s*(?:(\d+)/(\d+)|(\d+)%)\]")
+"""How far ninja ("[3/40]") and make ("[  7%]") are."""
+_ERROR = re.compile(r"error: |CMake Error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +83,21 @@ def build_native(
     place = library_path(source, recipe)
     if place.is_file() and not force:
         return NativeBuild(place, built=False)
-    check_compilers(source.name, os.environ)
+    check_compilers(source.name)
     try:
         with _work_folder(source) as work:
-            compilation = Compilation(source, recipe, work, progress)
-            library, seconds = compilation.library()
-            compilation.check_first_decode(library, model)
+            library, seconds = _compile(source, recipe, work, progress)
+            progress("trying", 0.0)
+            _check_first_decode(source, work, library, model)
             place.parent.mkdir(exist_ok=True)
             library.replace(place)
-            kept_log().unlink(missing_ok=True)
+            _kept_log().unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot_store(error) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full() from error
+        reason = f"the library cannot be built there ({error.strerror or error})"
+        way_out = "Check its permissions, or set OUTRIDER_CACHE to another folder."
+        raise SettingError(str(builds_dir()), reason, way_out) from error
     return NativeBuild(place, built=True, seconds=seconds)
 
 
@@ -100,13 +125,118 @@ def _work_folder(source: Source) -> Iterator[Path]:
             yield Path(folder)
 
 
-def _cannot_store(error: OSError) -> BuildError | SettingError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _compile(source: Source, recipe: Path, work: Path, progress: Progress) -> tuple[Path, float]:
+    """The library, made in the folder `work` as `recipe` says, and the seconds that compiling it took."""
+    folders = {name: work / name for name in ("source", "tmp", "tools", "build")}
+    for folder in folders.values():
+        folder.mkdir()
+    code = fetched(source, folders["source"], lambda done: progress("fetching", done))
+    # The user's own flags, and not those of a make that this runs under. Compilers leave files in TMPDIR when
+    # they are killed.
+    kept = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    own = {"TMPDIR": str(folders["tmp"]), "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}
+    environment = with_tools(folders["tools"], kept | own, lambda: progress("tools", 0.0))
+
+    def show(line: str) -> None:
+        if match := _DONE.match(line):
+            done, of, percent = match.groups()
+            progress("compiling", int(percent) / 100 if percent else int(done) / int(of))
+
+    start, build = monotonic(), str(folders["build"])
+    progress("compiling", 0.0)
+    # As many compilers as cores, as far as the memory goes.
+    number = max(1, min(logical_cores(), int(min(total_bytes(), 1e15) // _BYTES_A_COMPILER)))
+    for arguments in (
+        [f"-S{recipe}", f"-B{build}", f"-DSOURCE={code}"],
+        ["--build", build, "--target", _TARGET, "--parallel", str(number)],
+    ):
+        if _run_logged(["cmake", *arguments], work, environment, show) != 0:
+            raise _failure(source, work, "it cannot be compiled here")
+    library = folders["build"] / LIBRARY
+    if not library.is_file():
+        raise _failure(source, work, f"its build ended without {LIBRARY}")
+    return library, monotonic() - start
+
+
+def _check_first_decode(source: Source, work: Path, library: Path, model: Path) -> None:
+    """Raise BuildError where the library does not decode with the model, or dies of it."""
+    command = [sys.executable, "-I", "-c", _TRIAL, str(library), str(model)]
+    status = _run_logged(command, work, os.environ, lambda _line: None)
+    with (work / "build.log").open("a", encoding="utf-8") as log:
+        log.write(f"exit status {status}\n")
+    if status == -signal.SIGALRM:
+        raise _failure(source, work, f"its first decode did not end within {_TRIAL_LIMIT_S} s")
+    if status < 0:
+        raise _failure(source, work, f"it dies at its first decode (signal {-status})")
+    if status != 0:
+        raise _failure(source, work, "it cannot decode")
+
+
+def _kept_log() -> Path:
+    """Where the log of the last build that failed is."""
+    return builds_dir() / "build.log"
+
+
+def _failure(source: Source, work: Path, why: str) -> BuildError:
+    """The error, with the line of the log that says most, and where the whole of it is kept."""
+    log = (work / "build.log").read_text(encoding="utf-8", errors="replace")
+    if is_full(log):
         return disk_full()
-    reason = f"the library cannot be built there ({error.strerror or error})"
-    return SettingError(
-        str(builds_dir()), reason, "Check its permissions, or set OUTRIDER_CACHE to another folder."
-    )
+    with suppress(OSError):
+        shutil.copyfile(work / "build.log", _kept_log())
+    said = _telling_line(log.replace(f"{work}{os.sep}", "").splitlines())
+    reason = f"{why} ({said})" if said else why
+    way_out = f"The whole log is {_kept_log()}. Outrider runs without this build too."
+    return BuildError(f"{source.name} {source.version}", reason, way_out)
+
+
+def _telling_line(lines: list[str]) -> str:
+    """The first line that names an error, else the last one. CMake says what it is in the next line."""
+    found = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
+    if found is None:
+        return lines[-1].strip() if lines else ""
+    after = [line.strip() for line in lines[found + 1 :] if line.strip()]
+    return " ".join([lines[found].strip(), *(after[:1] if "CMake Error" in lines[found] else [])])
+
+
+def _run_logged(
+    command: Sequence[str], work: Path, environment: Mapping[str, str], on_line: Callable[[str], None]
+) -> int:
+    """Run a program, and return its exit status. Each line of its output is added to the log in `work` and
+    shown to `on_line`. Where that or Ctrl-C ends the wait, the program is ended, with all that it started."""
+    with (work / "build.log").open("a", encoding="utf-8") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        # A group of its own: a compiler must not go on when its build is over.
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                file.write(line)
+                on_line(line.rstrip())
+            return child.wait()
+        finally:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a program that still runs, and wait until it has: ninja passes SIGTERM on to its compilers."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_PATIENCE_S)
+    if child.stdout is not None:
+        child.stdout.close()
 
 
 def hint_once() -> str | None:
@@ -116,7 +246,7 @@ def hint_once() -> str | None:
     if native_library() is not None:
         return None
     try:
-        check_compilers(IK.name, os.environ)
+        check_compilers(IK.name)
         builds_dir().mkdir(parents=True, exist_ok=True)
         # The cache may be shared between machines.
         (builds_dir() / f"hint-{cpu_id()}").open("x").close()

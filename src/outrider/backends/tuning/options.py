@@ -14,13 +14,11 @@ from outrider.backends.gguf import (
     Library,
     LoadOptions,
     Weights,
-    available_bytes,
     candidates,
     check_build,
     installed,
-    physical_cores,
 )
-from outrider.backends.native.tools import logical_cores
+from outrider.backends.machine import available_bytes, logical_cores, physical_cores
 from outrider.backends.tuning.scoring import (
     COMPARED_TOKENS,
     Trial,

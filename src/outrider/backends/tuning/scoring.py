@@ -10,11 +10,10 @@ from itertools import product
 from pathlib import Path
 
 from outrider.backends.bitwise import BitwiseModel
-from outrider.backends.gguf import GgufModel, LoadOptions, physical_cores, processor_name
-from outrider.backends.gguf.options import num_cores
+from outrider.backends.gguf import GgufModel, LoadOptions
 from outrider.backends.gguf.registry import TITLES
+from outrider.backends.machine import cpu_id, num_cores, physical_cores, processor_name
 from outrider.backends.native import native_library
-from outrider.backends.native.tools import cpu_id
 from outrider.costs import (
     CallCosts,
     Subject,
