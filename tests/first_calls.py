@@ -21,20 +21,20 @@ def remembering(folder: Path) -> guard.RunChild:
     """Runs a child, or remembers in `folder` that another for such a file ended well. A failure is not
     remembered."""
 
-    def run(command: Sequence[str]) -> int:
+    def run(command: Sequence[str], limit_s: float = 600.0) -> int:
         path, options = Path(command[-2]), command[-1]
         try:
             header = read_header(path)
         except ModelFileError:
-            return REAL(command)
+            return REAL(command, limit_s)
         if header.file_bytes > _TINY_BYTES:
-            return REAL(command)
+            return REAL(command, limit_s)
         fields = {name: value for name, value in header.fields.items() if name != "general.name"}
         kind = f"{fields} {header.tensors} {header.file_bytes} {options}"
         mark = folder / sha256(kind.encode()).hexdigest()
         if mark.exists():
             return 0
-        status = REAL(command)
+        status = REAL(command, limit_s)
         if status == 0:
             folder.mkdir(exist_ok=True)
             mark.touch()
