@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from outrider.core.params import Rule
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy import AutoPolicy, auto
-from outrider.policy.allocation import Allocatable, allocate
-from outrider.policy.objective import Array
+from outrider.policy.objective import Array, allocate
 from simulated import Offering, Simulated
 from test_engine_exact import TARGET, TINY, Enumerated, model_drafter, plain, request
 
@@ -117,13 +115,7 @@ class Cutting(Simulated):
     def _cut(self, draft: Draft) -> Draft:
         greedy = [int(q.tokens[np.argmax(q.probs)]) for q in draft.probs or ()]
         keep = next((i for i, t in enumerate(greedy) if t != draft.tokens[i]), len(draft))
-        return Draft(
-            draft.tokens[:keep],
-            draft.probs[:keep] if draft.probs else None,
-            draft.acceptance[:keep],
-            draft.sources[:keep],
-            estimates=draft.estimates[:keep],
-        )
+        return draft.first(keep)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -137,8 +129,10 @@ def test_cutting_for_what_was_drawn_would_be_noticed(rule: Rule) -> None:
 def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """What certain tokens allow: to take the best length of all that was found, when it was found."""
 
-    def taking_back(chains: Sequence[Allocatable], calls_s: Array, token_s: float) -> list[int]:
-        return allocate([replace(chain, num_fixed=0) for chain in chains], calls_s, token_s)
+    def taking_back(
+        candidates: Sequence[tuple[Sequence[float], int]], calls_s: Array, reward_s: float
+    ) -> list[int]:
+        return allocate([(acceptance, 0) for acceptance, _ in candidates], calls_s, reward_s)
 
     monkeypatch.setattr(auto, "allocate", taking_back)
     asked = asked_for(rule)

@@ -9,8 +9,8 @@ from engines import sampler
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
-from outrider.policy.candidate import DraftBuilder
 from outrider.policy.estimates import DrafterAgreement
+from outrider.policy.objective import expected_tokens
 from outrider.policy.state import Batch, PolicyState
 from outrider.policy.stopping import ConfidenceModel
 from recordings import FLAT, SMALL, curve
@@ -18,10 +18,7 @@ from simulated import Offering, Simulated
 
 
 def test_a_token_is_accepted_only_if_all_before_it_are() -> None:
-    growing = DraftBuilder()
-    for _ in range(2):
-        growing.add(0.5)
-    assert growing.expected == 1 + 0.5 + 0.25 and growing.prefix_prob == 0.25
+    assert expected_tokens([0.5, 0.5]) == [1, 1 + 0.5, 1 + 0.5 + 0.25]
 
 
 def test_one_token_moves_the_average_confidence_by_less_than_half_of_the_way() -> None:

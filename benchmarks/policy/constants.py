@@ -5,8 +5,9 @@
 Every number that a module of `outrider.policy` assigns to a name in capitals is tried, one at a time, in a
 process of its own that compiles the module with the other value, so what is derived from it changes too. Of a
 weight of older data (…_MEMORY, …_DECAY) the distance to 1 is halved and doubled, a probability goes at most
-half of the way to 1; tables are left. Policies start cold at each recording. A row: the constant, the factor,
-and for each curve the geometric mean of the seconds over those of the policy as it is.
+half of the way to 1; tables are left. Policies start cold at each recording; with `--warm` each starts with
+what the last one learned, as it is stored. A row: the constant, the factor, and for each curve the geometric
+mean of the seconds over those of the policy as it is.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class Finder(PathFinder):
 
 
 def seconds(
-    recordings: list[Path], costs: list[Path], every: int, change: tuple[str, str, float] | None
+    recordings: list[Path],
+    costs: list[Path],
+    every: int,
+    warm: bool,
+    change: tuple[str, str, float] | None,
 ) -> list[list[float]]:
     """For each curve, the seconds of each recording; `change` is a module, its constant and a factor."""
     if change is not None:
@@ -103,11 +108,13 @@ def seconds(
             data = curve.as_json() if curve is not None else {}
             curves.append({**data, "prefill_token_s": data.get("prefill_token_s") or read_s})
         true = [CallCosts.from_json(curve) for curve in curves]
-        times = []
+        times: list[float] = []
+        learned = None
         for recording in found:
             target, draft = (CallCosts.from_json(curve) for curve in curves)
-            policy = AutoPolicy(target, {"draft": draft})
+            policy = AutoPolicy(target, {"draft": draft}, prior=learned)
             times.append(replay(recording, policy, true[0], {"draft": true[1]}).seconds)
+            learned = policy.knowledge.as_json() if warm else None
         result.append(times)
     return result
 
@@ -119,9 +126,10 @@ def main() -> None:
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--costs", nargs="+", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="of the recordings only every Nth")
+    parser.add_argument("--warm", action="store_true", help="go on learning from recording to recording")
     parser.add_argument("--out", type=Path, required=True, help="rows, one for each constant and factor")
     arguments = parser.parse_args()
-    what = (arguments.recordings, arguments.costs, arguments.every)
+    what = (arguments.recordings, arguments.costs, arguments.every, arguments.warm)
     constants = [
         (file.stem, name, value.value)
         for file in sorted(POLICY.glob("*.py"))

@@ -94,12 +94,25 @@ class Draft:
         if self.probs is not None and len(self.probs) != len(self.tokens):
             raise ValueError("a sampled draft has a distribution for each of its tokens")
         if self.greedy_probs and len(self.greedy_probs) != len(self.tokens):
-            raise ValueError("a draft has a belief about each of its tokens or about none")
+            raise ValueError("a draft has greedy probabilities for each of its tokens or for none")
         if self.estimates and len(self.estimates) != len(self.tokens):
-            raise ValueError("a draft has an estimate about each of its tokens or about none")
+            raise ValueError("a draft has an estimate for each of its tokens or for none")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def first(self, length: int) -> Draft:
+        """Its first tokens."""
+        if length >= len(self):
+            return self
+        return Draft(
+            tokens=self.tokens[:length],
+            probs=None if self.probs is None else self.probs[:length],
+            acceptance=self.acceptance[:length],
+            sources=self.sources[:length],
+            greedy_probs=self.greedy_probs[:length],
+            estimates=self.estimates[:length],
+        )
 
     def __add__(self, other: Draft) -> Draft:
         """One draft after the other; point-mass tokens among sampled ones have point-mass distributions."""

@@ -1,5 +1,4 @@
-"""The policy that decides by itself: the step with the most reward less cost (`objective`), at every step
-anew.
+"""The policy that decides by itself: at every step what has the most reward less cost (`objective`).
 
 Model-free drafters (lookups, constraints) are asked first. A draft model is asked while its next token is
 worth its step, after lookup tokens or before them: a match that the model agrees with is worth taking whole.
@@ -14,10 +13,10 @@ from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord, TokenEstimate
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
-from outrider.policy.allocation import allocate
 from outrider.policy.candidate import Proposal
 from outrider.policy.fixed import FixedPolicy
 from outrider.policy.learning import learn_costs, learn_request, plain_step_s
+from outrider.policy.objective import allocate
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.policy.state import Batch, PolicyState, RequestState
 from outrider.policy.step import Step
@@ -112,11 +111,11 @@ class AutoPolicy:
             if step.model is None:
                 step.set_costs(None, batch)
         offers, work = _ask(models, steps)
-        candidates = [step.finish(offers.get(step.request.sequence)) for step in steps]
-        most = sum(len(candidate.acceptance) for candidate in candidates)
+        found = [step.finish(offers.get(step.request.sequence)) for step in steps]
         batch = Batch.of(texts, self.knowledge, others)
-        lengths = allocate(candidates, self.knowledge.calls_s(most, batch), batch.reward_s)
-        return [step.draft(length) for step, length in zip(steps, lengths, strict=True)], work
+        calls_s = self.knowledge.calls_s(sum(len(draft) for draft, _ in found), batch)
+        lengths = allocate([(draft.acceptance, fixed) for draft, fixed in found], calls_s, batch.reward_s)
+        return [draft.first(length) for (draft, _), length in zip(found, lengths, strict=True)], work
 
     def _text(self, sequence: int) -> RequestState:
         if sequence not in self._texts:
@@ -126,17 +125,19 @@ class AutoPolicy:
     def _choose_model(self, step: Step, models: Sequence[Drafter], batch: Batch) -> None:
         """Settle which draft model this sequence asks, and how, or that it asks none."""
         best: tuple[float, str, int, bool] | None = None
+        can_pay = True
         for model in models:
             if not step.request.allows(model) or not self._is_known(model.name):
                 continue
             step.set_costs(model.name, batch)
             length = step.evaluate(model.name)
             pays = step.gain_s > 0 and step.amortises_prefill(model.name) and step.is_within_budget
-            is_exploring = not pays and self._may_explore(step, model.name)
+            can_pay = pays or self._can_pay(model.name, step)
+            is_exploring = not pays and can_pay and step.may_explore(model.name)
             if (pays or is_exploring) and (best is None or step.gain_s > best[0]):
                 best = (step.gain_s, model.name, 0 if is_exploring else length, is_exploring)
         if best is None:
-            step.back_off()
+            step.back_off(can_pay=can_pay)
             return
         step.set_costs(best[1], batch)
         step.ask(*best[1:])
@@ -147,15 +148,10 @@ class AutoPolicy:
             self._say_once(model, f"{model}: what its calls take was not measured here, so it is not asked")
         return self.knowledge.costs.is_known and self.knowledge.draft_cost(model).is_known
 
-    def _may_explore(self, step: Step, model: str) -> bool:
-        """Whether to ask a draft model that is not expected to pay."""
+    def _can_pay(self, model: str, step: Step) -> bool:
+        """Whether a draft model would pay here if it were always correct; else that is reported."""
         if self.knowledge.can_pay(model, step.context):
-            return step.may_explore(model)
-        self._give_up(model)
-        return False
-
-    def _give_up(self, model: str) -> None:
-        """Report that a draft model cannot pay here, however confident it is."""
+            return True
         draft_s = self.knowledge.draft_cost(model).call_s(1, context=0)
         share = draft_s / self.knowledge.costs.call_s(1, context=0)
         self._say_once(
@@ -163,6 +159,7 @@ class AutoPolicy:
             f"{model}: a step of it takes {share:.2f} of a target step here, too much to pay even if it were "
             "always right: it stays out",
         )
+        return False
 
     def _say_once(self, about: str, line: str) -> None:
         if about not in self._reported:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from operator import mul
 from typing import Any, Self
 
@@ -104,11 +104,6 @@ class Estimator:
             precision[i] += information * value * value
             weights[i] += error * value / precision[i]
 
-    @property
-    def is_well_known(self) -> bool:
-        """Whether as much was learned of this drafter as a session may take over from earlier ones."""
-        return bool(self._precision) and self._precision[0] >= _MAX_PRECISION
-
     def as_json(self) -> dict[str, Any]:
         """What was learned, as plain data."""
         return {"weights": self.weights, "precision": self._precision}
@@ -152,14 +147,12 @@ _IF_AGREED, _IF_DISAGREED = 0.97, 0.6
 lookup and where it does not"""
 _PRIOR_AGREEMENTS = 20.0
 """tokens that these count for"""
-_AGREEMENT_MEMORY = 0.99
-"""weight of the older tokens"""
 
 
 @dataclass(slots=True)
 class DrafterAgreement:
-    """How often a draft model agrees with a lookup, and is correct then and else: weighted sums over tokens.
-    The field names are those of the stored JSON."""
+    """How often a draft model agrees with a lookup, and is correct then and else: sums over tokens. The field
+    names are those of the stored JSON."""
 
     asked: float = _PRIOR_AGREEMENTS
     """expected agreements: the acceptance probabilities of the lookup's tokens"""
@@ -185,8 +178,6 @@ class DrafterAgreement:
     def learn(self, acceptance: float, agrees: bool, correct: bool) -> None:
         """The model was asked where a lookup offered a token of this acceptance; its own was correct or
         not."""
-        for name, initial in _INITIAL_AGREEMENT.items():
-            setattr(self, name, initial + _AGREEMENT_MEMORY * (getattr(self, name) - initial))
         self.asked += acceptance
         if agrees:
             self.agreed += 1
@@ -198,15 +189,12 @@ class DrafterAgreement:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """What `asdict` made plain data of. Raises KeyError, TypeError or ValueError."""
-        known = cls(**{name: float(data[name]) for name in _INITIAL_AGREEMENT})
+        known = cls(**{each.name: float(data[each.name]) for each in fields(cls)})
         sums = (known.asked, known.agreed, known.disagreed)
         shares = (known.agreed_right / known.agreed, known.disagreed_right / known.disagreed)
         if not (all(map(math.isfinite, sums)) and min(sums) > 0 and all(0 <= p <= 1 for p in shares)):
             raise ValueError("its agreements are damaged")
         return known
-
-
-_INITIAL_AGREEMENT = asdict(DrafterAgreement())
 
 
 class Calibration:

@@ -28,17 +28,8 @@ def forced(request: DraftRequest, drafted: Sequence[int] = ()) -> Draft:
 
 
 def permitted(request: DraftRequest, offer: Draft) -> Draft:
-    """The offer as far as the constraint allows it. Only for tokens that are certain: cutting drawn ones
+    """The offer as far as the constraint allows it. Only for tokens that are certain: cutting sampled ones
     for what they are would bias the output."""
     if request.constraint is None or not offer.tokens:
         return offer
-    size = request.constraint.permits(request.prefix, offer.tokens)
-    if size == len(offer):
-        return offer
-    return Draft(
-        offer.tokens[:size],
-        None,
-        offer.acceptance[:size],
-        offer.sources[:size],
-        estimates=offer.estimates[:size],
-    )
+    return offer.first(request.constraint.permits(request.prefix, offer.tokens))

@@ -90,7 +90,7 @@ def _learn_drafted(state: PolicyState, text: RequestState, proposal: Proposal, r
     for i in range(min(len(draft), num_verified)):
         name, correct = draft.sources[i], i < record.num_accepted
         state.calibration.setdefault(name, Calibration()).note(draft.acceptance[i], correct)
-        is_lookup = is_lookup and looked_up[i : i + 1] == [draft.tokens[i]]
+        is_lookup = is_lookup and looked_up[i : i + 1] == (draft.tokens[i],)
         if draft.estimates and not is_lookup and name not in state.draft_costs:
             estimator = state.estimator(name, constrained=proposal.is_constrained)
             estimator.learn(draft.estimates[i], text.bias(name), correct)

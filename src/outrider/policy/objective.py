@@ -9,7 +9,7 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     what tokens took lately: `reward_per_token`.
 (2) Expected tokens. E[G] = 1 + Σ_{i≤n} p_i (Leviathan et al., "Fast Inference from Transformers via
     Speculative Decoding", 2023, equation 1, with an acceptance of its own for each token):
-    `expected_accepted`.
+    `expected_tokens`.
 (3) Step cost. C(n) = V(n) + k·d + own time: V(n) the target's call with n drafted tokens, d a draft model's
     step, of which k were made. `StepCosts`; V(n) has stairs and may fall, so all n are compared. A step that
     stops with a candidate of N tokens is worth max_{n≤N} E[G] λ − C(n): `stopping_value`.
@@ -20,9 +20,11 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     Whether to ask a draft model, and to go on, compares values of this one step: (3), (5) and (6).
 (5) Continuation value. A draft model's next acceptance is random until its step was paid for: an optimal
     stopping problem, solved by backward induction in `stopping`.
-(6) Agreement value. Where a lookup has a candidate, one step of the draft model tells whether it agrees:
-    then the whole candidate may be taken: `agreement_value`.
-(7) Budgets. (1) to (6) hold for estimates that may be wrong. How much slower than plain decoding a text may
+(6) Agreement value. Where a lookup has a candidate, one step of the draft model tells whether it agrees. With
+    the probability α of that: α · (3) of the model's token and the rest of the candidate + (1 − α) · (3) of
+    the model's token alone − d.
+(7) Allocation. Sequences that share a call draft the tokens of the greatest λ p_i of all of them: `allocate`.
+(8) Budgets. (1) to (7) hold for estimates that may be wrong. How much slower than plain decoding a text may
     become by drafts of a model is limited (`slowdown_budget`), of a single step too (`step_slowdown_limit`),
     and so is asking a model to learn how good it is (`exploration_budget_s`), and reading a prompt for it
     (`amortises_prefill`).
@@ -30,7 +32,6 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -46,12 +47,8 @@ _PRIOR_RATIO = 0.85
 """λ starts as this part of a plain step and counts for so many tokens"""
 
 _MIN_USEFUL_SHARE = 0.5
-_MIN_USEFUL_PROBABILITY = 0.02
 """Lookup tokens are not looked for where their prefix acceptance probability is below this share of the least
-marginal cost of a token, or below this probability"""
-_ROUGH_SHARE = 0.7
-"""Candidates that are expected to bring less than this part of their cost are dropped without arithmetic
-on arrays: λ is never beyond 1 / 0.7 plain steps"""
+marginal cost of a token"""
 
 _SLOWDOWN_STEPS = 0.3
 _SLOWDOWN_STEPS_PER_TOKEN = 0.005
@@ -60,8 +57,8 @@ _SAVED_SHARE = 0.1
 """the part of what all texts have saved that a text may lose besides"""
 _STEP_SLOWDOWN = 5.7
 """plain steps that a single step may take beyond the text's budget"""
-_EXPLORATION_SHARE, _EXPLORATION_SHARE_KNOWN = 0.02, 0.005
-"""of a text's time that may go to asking a draft model against expectation; of one that is well known"""
+_EXPLORATION_SHARE = 0.02
+"""of a text's time that may go to asking a draft model against expectation"""
 
 _SHORT_ANSWER = 16
 _REMAINING_RATIO = 3
@@ -77,11 +74,9 @@ def reward_per_token(spent_s: float, emitted: float, plain_s: float, num_sequenc
     return (spent_s + prior_s) / (emitted + _PRIOR_TOKENS * num_sequences)
 
 
-def expected_accepted(acceptance: Sequence[float], prefix_prob: float = 1.0) -> Array:
-    """Accepted tokens to be expected of the first 0, 1, … tokens of a candidate, shape (len + 1,). What comes
-    before it is accepted with `prefix_prob`."""
-    prefix_probs = prefix_prob * np.cumprod(np.asarray(acceptance, dtype=np.float64))
-    return np.concatenate(([0.0], prefix_probs)).cumsum()
+def expected_tokens(acceptance: Sequence[float]) -> list[float]:
+    """E[G] of a step that drafts the first 0, 1, … of these tokens: equation (2), shape (len + 1,)."""
+    return list(accumulate(accumulate(acceptance, mul, initial=1.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +115,17 @@ class MarginalCosts:
         self.ratios: list[float] = marginal.tolist()
         """of 1, 2, … drafted tokens together"""
         least = float((marginal / np.arange(1, len(calls_s))).min())
-        self.min_useful_prob = min(max(_MIN_USEFUL_SHARE * least, _MIN_USEFUL_PROBABILITY), 1.0)
+        self.min_useful_prob = min(_MIN_USEFUL_SHARE * least, 1.0)
         """the prefix acceptance probability below which a lookup token is not looked for"""
 
     def may_pay(self, acceptance: Sequence[float]) -> bool:
-        """Whether drafting a candidate may be worth it in a call of its own."""
+        """Whether drafting a candidate may be worth it in a call of its own, if a token takes no longer than
+        a plain step."""
         prefix_prob, expected = 1.0, 0.0
         for probability, ratio in zip(acceptance, self.ratios, strict=False):
             prefix_prob *= probability
             expected += prefix_prob
-            if expected >= _ROUGH_SHARE * ratio:
+            if expected >= ratio:
                 return True
         return False
 
@@ -137,9 +133,8 @@ class MarginalCosts:
 def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: int = 0) -> float:
     """The value in seconds of a step that drafts the best part, `min_length` tokens or more, of a
     candidate."""
-    size = min(len(acceptance), costs.max_length)
-    emitted = accumulate(accumulate(acceptance[:size], mul, initial=1.0))
-    calls_s: list[float] = costs.calls_s[: size + 1].tolist()
+    emitted = expected_tokens(acceptance[: costs.max_length])
+    calls_s: list[float] = costs.calls_s[: len(emitted)].tolist()
     values = [costs.reward_s * tokens - cost for tokens, cost in zip(emitted, calls_s, strict=True)]
     return max(values[min_length:])
 
@@ -166,30 +161,25 @@ def best_length(
     return length, reward_s + values[length]
 
 
-def agreement_value(
-    costs: StepCosts,
-    length: int,
-    prefix_prob: float,
-    acceptance: Sequence[float],
-    agreement: float,
-    if_agreed: float,
-    if_not: float,
-) -> float:
-    """The value in seconds of one step of the draft model after `length` tokens, accepted with `prefix_prob`,
-    where a lookup has a candidate: beyond the reward of these tokens.
+def allocate(candidates: Sequence[tuple[Sequence[float], int]], calls_s: Array, reward_s: float) -> list[int]:
+    """How many tokens of each candidate to draft; `calls_s[n]` is the call with n drafted tokens in all.
 
-    The model agrees with the probability `agreement`; its token is then accepted with `if_agreed`, and the
-    best part of the candidate follows it. Else it is accepted with `if_not`, and taken or not. −∞ without
-    room.
+    A candidate is the acceptance of its tokens, and how many of them are drafted in any case. A token's
+    marginal reward, λ times its prefix acceptance probability, falls along a candidate: the best call with n
+    tokens takes the n most likely of all candidates, and the best n is tried out. A candidate that has the
+    call to itself is also weighed against the steps to come (`best_length`).
     """
-    if not acceptance or length + 1 > costs.max_length:
-        return -math.inf
-    agreed = if_agreed * prefix_prob
-    tokens = agreed + expected_accepted(acceptance[1 : costs.max_length - length], agreed)
-    taken = (tokens * costs.reward_s - costs.calls_s[length + 1 : length + 1 + len(tokens)]).max()
-    other = if_not * prefix_prob * costs.reward_s - costs.calls_s[length + 1]
-    stopped = max(other, -costs.calls_s[length])
-    return float(agreement * taken + (1 - agreement) * stopped) - costs.draft_step_s
+    if len(candidates) == 1:
+        [(acceptance, num_fixed)] = candidates
+        return [best_length(acceptance, calls_s, reward_s, num_fixed)[0]]
+    lengths = [num_fixed for _, num_fixed in candidates]
+    probs = [list(accumulate(acceptance, mul)) for acceptance, _ in candidates]
+    tokens = sorted((-p, i) for i, num_fixed in enumerate(lengths) for p in probs[i][num_fixed:])
+    rewards = np.cumsum([0.0, *(-negative for negative, _ in tokens)]) * reward_s
+    costs = calls_s[sum(lengths) :][: len(rewards)]
+    for _, i in tokens[: int((rewards[: len(costs)] - costs).argmax())]:
+        lengths[i] += 1
+    return lengths
 
 
 def slowdown_budget(generated: int, saved_steps: float, slowdown_steps: float) -> float:
@@ -207,11 +197,10 @@ def step_slowdown_limit(budget: float) -> float:
     return max(budget + _STEP_SLOWDOWN, 0.0)
 
 
-def exploration_budget_s(decoded_s: float, explored_s: float, *, is_well_known: bool) -> float:
+def exploration_budget_s(decoded_s: float, explored_s: float) -> float:
     """Seconds for which a text that took `decoded_s`, of it `explored_s` for that, may still ask a draft
     model that is not expected to pay."""
-    share = _EXPLORATION_SHARE_KNOWN if is_well_known else _EXPLORATION_SHARE
-    return share * decoded_s - explored_s
+    return _EXPLORATION_SHARE * decoded_s - explored_s
 
 
 def amortises_prefill(

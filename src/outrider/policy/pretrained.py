@@ -20,7 +20,6 @@ CALIBRATION_KEY = "outrider.draft.acceptance"
 """string: what is known of a draft's acceptance, in JSON (`PolicyState.as_json`)"""
 
 PretrainedCalibration = Mapping[str, Any]
-_DIGITS = 4
 
 
 def pretrained_calibration(
@@ -45,8 +44,7 @@ def pretrained_calibration(
     data = state.as_json()
     # In constrained text, which held-out answers seldom are, its confidence means the same.
     data["estimators"][f"{name} (constrained)"] = estimator.as_json()
-    rounded: PretrainedCalibration = _rounded(data)
-    return rounded
+    return data
 
 
 def read_calibration(text: str) -> PretrainedCalibration:
@@ -54,11 +52,3 @@ def read_calibration(text: str) -> PretrainedCalibration:
     data: PretrainedCalibration = parse_json(text)
     PolicyState(CallCosts(), {}).recall(data)
     return data
-
-
-def _rounded(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _rounded(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_rounded(value) for value in data]
-    return round(data, _DIGITS) if isinstance(data, float) else data

@@ -27,11 +27,10 @@ _OWN_RATE = 0.1
 """weight of a step in the mean of the engine's own times"""
 _LOG_COST_STEP = 0.06
 """Costs whose logarithms round to the same multiple of this share a table of continuation values."""
-_MAX_SAVED, _MAX_LOST = 80.0, 20.0
-"""plain steps that count of what was saved or lost"""
-_MAX_TABLES = 64
-_MAX_TABLE_AGE = 16
-"""how many tables of continuation values are kept, and for how many tokens that are learned from"""
+_MAX_SAVED = 80.0
+"""plain steps that count of what was saved or lost: earlier texts must not decide for ever"""
+_MAX_TABLE_AGE = 64
+"""Tables of continuation values and tokens learned from after which tables are made again"""
 
 
 @dataclass(slots=True)
@@ -187,10 +186,7 @@ class PolicyState:
             seconds / float(costs.calls_s[0])
             for seconds in (costs.draft_step_s, costs.reward_s, costs.uncached_s)
         )
-        if (
-            len(self._values) >= _MAX_TABLES
-            or self.confidence.num_learned >= self._values_at + _MAX_TABLE_AGE
-        ):
+        if len(self._values) + self.confidence.num_learned >= self._values_at + _MAX_TABLE_AGE:
             self._values.clear()
             self._values_at = self.confidence.num_learned
         marks = (float(calls[len(calls) // 4]), float(calls[-1]), step, reward, uncached)
@@ -219,7 +215,7 @@ class PolicyState:
 
     def add_saved(self, steps: float) -> None:
         """A step took so many plain steps less than plain decoding."""
-        self.saved_steps = min(max(self.saved_steps + steps, -_MAX_LOST), _MAX_SAVED)
+        self.saved_steps = min(max(self.saved_steps + steps, -_MAX_SAVED), _MAX_SAVED)
 
     # As plain data
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 
 from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, TokenEstimate
-from outrider.policy.allocation import Allocatable
-from outrider.policy.candidate import DraftBuilder, DraftCandidate, DraftQuery, Proposal, look_up
+from outrider.policy.candidate import DraftQuery, Proposal, look_up
 from outrider.policy.forced import FORCED, forced
 from outrider.policy.objective import (
-    Array,
-    agreement_value,
     amortises_prefill,
-    expected_accepted,
+    expected_tokens,
     exploration_budget_s,
     slowdown_budget,
     step_slowdown_limit,
+    stopping_value,
 )
 from outrider.policy.state import (
     MAX_CONSTRAINED_MODEL_DRAFT,
@@ -33,8 +32,6 @@ from outrider.policy.state import (
 
 _CATCH_UP_STEPS = 6
 """steps over which the cost of evaluating uncached tokens is spread, since they profit too"""
-_HOPELESS_SHARE = 0.75
-"""of the cost of a draft step: a model that would lose more is evaluated more rarely"""
 _LONG_BACKOFF, _SHORT_BACKOFF = 6, 1
 """steps for which draft models that do not pay are not evaluated"""
 _MAX_REJECTED = 32
@@ -57,7 +54,7 @@ class Step:
         max_length: int,
     ) -> None:
         self.request = request
-        self.lookup_prefix = DraftCandidate()
+        self.lookup_prefix = Draft()
         """lookup tokens before the draft model's"""
         self.gain_s = 0.0
         """what asking the draft model is expected to gain over not asking"""
@@ -66,16 +63,16 @@ class Step:
         self._lookups = lookups
         self._max_length = min(request.max_tokens, max_length)
         self._max_model_draft = MAX_CONSTRAINED_MODEL_DRAFT if request.constraint else MAX_MODEL_DRAFT
-        self._builder = DraftBuilder()
+        self._drafted: list[float] = []
+        """the acceptance of each token of the draft so far"""
         self._average = text.average_confidence
         self._steps_taken = 0
-        self._is_hopeless = False
         self._suffix_after: tuple[int, ...] = ()
         self._suffix = self._look_up(())
         """what lookups add to the draft so far"""
         self.proposal = Proposal(self._suffix, request.constraint is not None)
 
-    def _look_up(self, prefix: tuple[int, ...]) -> DraftCandidate:
+    def _look_up(self, prefix: tuple[int, ...]) -> Draft:
         room = self._max_length - len(prefix)
         return look_up(self._state, self._text, self._lookups, self.request, prefix, room)
 
@@ -102,8 +99,7 @@ class Step:
     @property
     def _num_forced(self) -> int:
         """Tokens that a constraint forces before everything else."""
-        sources = self._suffix.sources
-        return next((i for i, source in enumerate(sources) if source != FORCED), len(sources))
+        return sum(1 for _ in takewhile(lambda source: source == FORCED, self._suffix.sources))
 
     def set_costs(self, model: str | None, batch: Batch) -> None:
         """Settle the costs of the step, with or without a draft model. Its length is limited by how slow it
@@ -113,7 +109,7 @@ class Step:
         plain_s = float(costs.calls_s[0])
         self._max_slowdown_s = step_slowdown_limit(self._slowdown_budget()) * plain_s
         affordable = np.flatnonzero(costs.calls_s - plain_s <= self._max_slowdown_s)
-        self._costs = costs.up_to(max(int(affordable[-1]), len(self._builder)))
+        self._costs = costs.up_to(max(int(affordable[-1]), len(self._drafted)))
         if model is not None:  # without the limit, which moves with every step: the table serves for the next
             self._continuation = self._state.continuation_value(costs, self._max_model_draft)
 
@@ -131,11 +127,11 @@ class Step:
         self._text.backoff_steps -= 1
         return True
 
-    def back_off(self) -> None:
-        """No draft model is worth asking: not for a while, longer where a step of theirs is hopeless."""
+    def back_off(self, *, can_pay: bool) -> None:
+        """No draft model is worth asking: not for a while, longer where none can pay or none did for long."""
         self._state.num_rejected += 1
         if self._is_rejected_often or not self.has_candidate:
-            is_long = self._is_rejected_often or self._is_hopeless
+            is_long = self._is_rejected_often or not can_pay
             self._text.backoff_steps = _LONG_BACKOFF if is_long else _SHORT_BACKOFF
 
     @property
@@ -145,50 +141,32 @@ class Step:
     def evaluate(self, model: str) -> int:
         """After how many lookup tokens the draft model is best asked, at the costs that were set for it;
         `gain_s` then says what that gains."""
-        without = self._builder.stopping_value(self._costs, self._suffix.acceptance)
-        values = self._values_with_model()
-        length = int(np.argmax(values))
-        self.gain_s = float(values[length]) - without
-        self._is_hopeless = self.gain_s < -_HOPELESS_SHARE * self._costs.draft_step_s
+        costs, acceptance, least = self._costs, self._suffix.acceptance, self._num_forced
+        expected, best, length = expected_tokens(acceptance), -math.inf, 0
+        for n in range(least, min(len(acceptance), least + MAX_LOOKUP_PREFIX, costs.max_length - 1) + 1):
+            average = self._average if n == 0 else self._state.confidence.mean
+            on = self._continuation_value(n, average, math.prod(acceptance[:n]))
+            value = expected[n] * costs.reward_s + on
+            if n == 0:
+                value = max(value, self._agreement_value())
+            value -= (float(costs.first_draft_s[n]) - costs.draft_step_s) / _CATCH_UP_STEPS
+            if value > best:
+                best, length = value, n
+        self.gain_s = best - stopping_value(acceptance, costs)
         if not self.has_candidate:
             self._text.usual_gain_s[model] = max(self.gain_s, 0.0)
         return length
 
-    def _values_with_model(self) -> Array:
-        """The value of asking the model after 0, 1, … lookup tokens."""
-        costs, acceptance = self._costs, self._suffix.acceptance
-        least = self._num_forced
-        most = min(len(acceptance), least + MAX_LOOKUP_PREFIX, costs.max_length - 1)
-        if most < least:
-            return np.array([-math.inf])
-        expected = 1.0 + expected_accepted(acceptance[:most])
-        prefix_probs = np.cumprod([1.0, *acceptance[:most]])
-        values = np.full(most + 1, -math.inf)
-        for length in range(least, most + 1):
-            average = self._average if length == 0 else self._state.confidence.mean
-            on = self._continuation_value(length, average, prefix_probs[length])
-            values[length] = expected[length] * costs.reward_s + on
-        if least == 0:
-            values[0] = max(values[0], self._agreement_value())
-        caught_up_s = (costs.first_draft_s[: most + 1] - costs.draft_step_s) / _CATCH_UP_STEPS
-        charged: Array = values - caught_up_s
-        return charged
-
     def _agreement_value(self) -> float:
-        """The value of one step of the model that may agree with the lookups' candidate."""
-        costs, builder, suffix, known = self._costs, self._builder, self._suffix, self._state.agreement
-        if not suffix:
+        """The value of one step of the model that may agree with the lookups' candidate: equation (6)."""
+        costs, drafted, suffix, known = self._costs, self._drafted, self._suffix, self._state.agreement
+        if not suffix or len(drafted) >= costs.max_length:
             return -math.inf
-        value = agreement_value(
-            costs,
-            len(builder),
-            builder.prefix_prob,
-            suffix.acceptance,
-            known.probability(suffix.acceptance[0]),
-            known.if_agreed,
-            known.if_not,
-        )
-        return value + builder.expected * costs.reward_s
+        agreement = known.probability(suffix.acceptance[0])
+        joined = [*drafted, known.if_agreed, *suffix.acceptance[1:]]
+        if_agreed = stopping_value(joined, costs, len(drafted) + 1)
+        if_not = stopping_value([*drafted, known.if_not], costs, len(drafted))
+        return agreement * if_agreed + (1 - agreement) * if_not - costs.draft_step_s
 
     def _continuation_value(self, length: int, average: float, prefix_prob: float) -> float:
         """Of at least one more step of the model, in seconds."""
@@ -224,9 +202,7 @@ class Step:
     def may_explore(self, model: str) -> bool:
         """Whether learning how good the draft model is here is within the budget."""
         cost_s = self._prefill_s(model) + max(-self.gain_s, self._costs.draft_step_s)
-        known = self._state.estimator(model, constrained=self.proposal.is_constrained).is_well_known
-        text = self._text
-        return cost_s <= exploration_budget_s(text.decoded_s, text.explored_s, is_well_known=known)
+        return cost_s <= exploration_budget_s(self._text.decoded_s, self._text.explored_s)
 
     # The draft model's turn
 
@@ -235,10 +211,9 @@ class Step:
         it."""
         self._state.num_rejected //= 2
         self.lookup_prefix = self._suffix.first(length)
-        tokens = tuple(self.lookup_prefix.tokens)
+        tokens = self.lookup_prefix.tokens
         self.proposal.query = DraftQuery(model, tokens, is_exploring)
-        for acceptance in self.lookup_prefix.acceptance:
-            self._builder.add(acceptance)
+        self._drafted = list(self.lookup_prefix.acceptance)
         if length:
             self._average = self._state.confidence.mean
         room = min(self._costs.max_length, self._max_model_draft) - length
@@ -248,13 +223,14 @@ class Step:
         """Whether another step of the model pays."""
         if not drafted:
             return True
-        costs, builder, length = self._costs, self._builder, len(self._builder)
+        costs, length = self._costs, len(self._drafted)
         if self._steps_taken * costs.draft_step_s > self._max_slowdown_s or length >= costs.max_length:
             return False
         self._look_up_suffix(drafted)
-        stop = builder.stopping_value(costs, self._suffix.acceptance, may_cut=self.request.draw is None)
-        on = builder.expected * costs.reward_s
-        on += self._continuation_value(length, self._average, builder.prefix_prob)
+        min_length = 0 if self.request.draw is None else length  # sampled tokens cannot be cut
+        stop = stopping_value([*self._drafted, *self._suffix.acceptance], costs, min_length)
+        on = expected_tokens(self._drafted)[-1] * costs.reward_s
+        on += self._continuation_value(length, self._average, math.prod(self._drafted))
         return max(on, self._agreement_value()) > stop
 
     def _look_up_suffix(self, drafted: Sequence[int]) -> None:
@@ -274,21 +250,21 @@ class Step:
         if self.request.draw is not None and not self._sampled_token_pays(acceptance, average):
             return False
         self._average = average
-        self._builder.add(acceptance)
+        self._drafted.append(acceptance)
         return True
 
     def append_forced(self, drafted: Sequence[int]) -> Draft:
         """What a constraint forces after the model's tokens joins them, as far as its cost is known."""
-        room = self._costs.max_length - len(self._builder)
+        room = self._costs.max_length - len(self._drafted)
         draft = forced(replace(self.request, max_tokens=len(drafted) + max(room, 0)), drafted)
         for estimate in draft.estimates:
-            self._builder.add(self._acceptance(estimate, FORCED))
+            self._drafted.append(self._acceptance(estimate, FORCED))
         return draft
 
     def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
         """Whether a token that cannot be removed pays, alone or with those that may follow."""
-        builder, costs = self._builder, self._costs
-        length, prefix_prob = len(builder), builder.prefix_prob * acceptance
+        costs, length = self._costs, len(self._drafted)
+        prefix_prob = math.prod(self._drafted) * acceptance
         on = self._continuation_value(length + 1, average, prefix_prob)
         value = prefix_prob * costs.reward_s + max(-float(costs.calls_s[length + 1]), on)
         return value >= -float(costs.calls_s[length])
@@ -299,25 +275,17 @@ class Step:
 
     # The outcome
 
-    def finish(self, offer: Draft | None) -> Allocatable:
-        """All that was found, no longer than the step may become; `offer` is what the draft model offered."""
-        self._offer = offer or Draft()
+    def finish(self, offer: Draft | None) -> tuple[Draft, int]:
+        """All that was found, no longer than the step may become, and how many tokens of it must be drafted;
+        `offer` is what the draft model offered."""
+        offer = offer or Draft()
         if self.proposal.query is not None:
-            self.proposal.query.offer = self._offer
-            if self._offer.tokens:
-                self._look_up_suffix(self._offer.tokens)
+            self.proposal.query.offer = offer
+            if offer.tokens:
+                self._look_up_suffix(offer.tokens)
             else:  # the lookups' candidate remains
-                self.lookup_prefix, self._builder = DraftCandidate(), DraftBuilder()
-                self._suffix = self.proposal.lookup
-        num_fixed = len(self._builder) if self._offer.probs is not None else 0
-        acceptance = [*self._builder.acceptance, *self._suffix.acceptance]
-        return Allocatable(acceptance[: max(self._costs.max_length, num_fixed)], num_fixed)
-
-    def draft(self, length: int) -> Draft:
-        """The first tokens of all that was found; `finish` comes first."""
-        offer, found = self._offer, DraftCandidate()
-        found.append(self.lookup_prefix)
-        named = zip(offer.estimates, offer.sources, strict=True)
-        found.extend(offer, [self._acceptance(estimate, source) for estimate, source in named])
-        found.append(self._suffix)
-        return found.first(length).as_draft(offer, len(self.lookup_prefix))
+                self.lookup_prefix, self._drafted, self._suffix = Draft(), [], self.proposal.lookup
+        num_fixed = len(self._drafted) if offer.probs is not None else 0
+        found = self.lookup_prefix + offer + self._suffix
+        found = replace(found, acceptance=(*self._drafted, *self._suffix.acceptance))
+        return found.first(max(self._costs.max_length, num_fixed)), num_fixed

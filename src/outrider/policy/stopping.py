@@ -1,7 +1,7 @@
 """Whether one more step of a draft model pays: an optimal stopping problem.
 
 The confidence of a draft model's next token is unknown until its step was paid for, but it is autocorrelated:
-its moving average tells how it goes on. `ConfidenceModel` learns the distribution of the next token's
+its moving average predicts how it goes on. `ConfidenceModel` learns the distribution of the next token's
 acceptance given that average, over a few classes. With length n, average m and prefix acceptance probability
 p, the value is
 
@@ -29,7 +29,7 @@ CLASS_EDGES = np.array([0.3, 0.5, 0.7, 0.85, 0.95, 0.985])
 CLASS_MEANS = np.array([0.21, 0.41, 0.61, 0.78, 0.91, 0.97, 0.997])
 """mean acceptance of each class"""
 AVERAGES = np.array([0.42, 0.56, 0.67, 0.76, 0.84, 0.9, 0.95, 0.985])
-"""the moving averages that are told apart"""
+"""grid of the moving average"""
 _AVERAGES: list[float] = AVERAGES.tolist()
 MEMORY = 0.8
 """γ, the weight of the older tokens in the moving average"""
