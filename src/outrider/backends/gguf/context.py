@@ -50,31 +50,30 @@ def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: in
     """
     library = weights.library
     if not library.flash_mixes_sequences:
-        return _cheaper_attention(weights, options, capacity_tokens)
+        is_cheaper = _is_cheaper_without(weights, options, capacity_tokens)
+        return "off" if is_cheaper else options.flash_attention
     # It takes the cells of a sequence to lie in order and without gaps, and those of a window at the end.
     if max_sequences == 1 and weights.window_tokens == 0:
         return options.flash_attention
-    if options.flash_attention == "on" or options.cache_type_v != "f16":
-        asked = options.flash_attention == "on"
+    asked = options.flash_attention == "on"
+    if asked or options.cache_type_v != "f16":
         what = "flash attention" if asked else f"cache type v {options.cache_type_v}"
-        why = (
-            f"{library.title}'s flash attention is right for a single sequence without a sliding window only"
-        )
+        title = f"{library.title}'s flash attention"
+        why = f"{title} is right for a single sequence without a sliding window only"
         raise SettingError(what, why, "Choose --backend llama.cpp, or leave it at its default.")
     return "off"
 
 
-def _cheaper_attention(weights: Weights, options: LoadOptions, capacity_tokens: int) -> str:
-    """What "auto" comes to: "off" on the processor alone for models with narrow heads, as long as the scores
+def _is_cheaper_without(weights: Weights, options: LoadOptions, capacity_tokens: int) -> bool:
+    """Where the choice is open: on the processor alone, for models with narrow heads, as long as the scores
     of a call over all of the context take little memory."""
     library, model = weights.library, weights.handle
     is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
-    on_processor = options.gpu_layers == 0 or not library.functions.llama_supports_gpu_offload()
-    if not (is_open and on_processor) or max(library.head_widths(model)) > _NARROW_HEAD:
-        return options.flash_attention
+    if not is_open or library.uses_gpu(options) or max(library.head_widths(model)) > _NARROW_HEAD:
+        return False
     rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
-    scores_bytes = 4 * rows * capacity_tokens * library.num_heads(model)
-    return "off" if scores_bytes <= _MAX_SCORES_BYTES else options.flash_attention
+    scores_bytes = 4 * rows * capacity_tokens * library.hyperparameter(model, "head_count")
+    return scores_bytes <= _MAX_SCORES_BYTES
 
 
 def check_cache_types(weights: Weights, options: LoadOptions) -> None:
@@ -117,29 +116,21 @@ def check_room(
 
 
 def _bytes_per_token(weights: Weights, options: LoadOptions) -> int:
-    """The least that a token takes on the host. K and V are left out where some layers keep none,
-    or only a window of them, or where they may lie on another device."""
-    native, model = weights.library.functions, weights.handle
+    """The least that a token takes on the host. K and V are left out where some layers keep none, only a
+    window of them, or compress them, and where they may lie on another device."""
+    library, model = weights.library, weights.handle
+    native = library.functions
     if native.llama_model_is_recurrent(model):
         return 0
     has_windows = weights.window_tokens > 0 and not options.full_window
-    on_device = options.gpu_layers != 0 and native.llama_supports_gpu_offload()
-    if native.llama_model_is_hybrid(model) or has_windows or on_device:
+    arch = weights.metadata("general.architecture")
+    differ = any(weights.metadata(f"{arch}.attention.{key}") for key in ("kv_lora_rank", "shared_kv_layers"))
+    if native.llama_model_is_hybrid(model) or has_windows or differ or library.uses_gpu(options):
         return _CELL_BYTES
-    values = native.llama_model_n_layer(model) * _values_per_layer(weights)
+    # Without the number of heads in its metadata, layers differ in it.
+    values = library.hyperparameter(model, "head_count_kv") * min(library.head_widths(model))
     bits = _BITS.get(options.cache_type_k, 4) + _BITS.get(options.cache_type_v, 4)
-    return int(_CELL_BYTES + values * bits // 8)
-
-
-def _values_per_layer(weights: Weights) -> int:
-    """Values in the K of one layer (and of its V); 0 where the layers differ or compress them."""
-    library, model = weights.library, weights.handle
-    prefix = f"{weights.metadata('general.architecture')}.attention"
-    # A list, one entry for each layer, is no metadata that the library shows.
-    uniform = weights.metadata(f"{prefix}.head_count_kv").isdigit()
-    if not uniform or any(weights.metadata(f"{prefix}.{k}") for k in ("kv_lora_rank", "shared_kv_layers")):
-        return 0
-    return int(library.num_kv_heads(model) * min(library.head_widths(model)))
+    return int(_CELL_BYTES + native.llama_model_n_layer(model) * values * bits // 8)
 
 
 # A model call's spans, laid out as the library reads them.

@@ -156,17 +156,12 @@ class Dialect(Library):
     def why_not(self, model: int) -> str:
         if self.functions.llama_model_is_recurrent(model):
             return f"{self.title} does not run recurrent models"
-        pattern = self._hyperparameter(model, "attention.sliding_window_pattern") or _GEMMA3_PATTERN
+        pattern = self.hyperparameter(model, "sliding_window_pattern") or _GEMMA3_PATTERN
         is_gemma3 = self.metadata(model, "general.architecture") == "gemma3"
         num_layers = self.functions.llama_model_n_layer(model)
         if is_gemma3 and (pattern != _GEMMA3_PATTERN or num_layers < _GEMMA3_PATTERN):
             return f"{self.title} takes each {_GEMMA3_PATTERN}th layer of a gemma3 for one without a window"
         return ""
-
-    def _hyperparameter(self, model: int, name: str) -> int:
-        """A number of the file's metadata; 0 where it is absent, or differs between layers."""
-        value = self.metadata(model, f"{self.metadata(model, 'general.architecture')}.{name}")
-        return int(value) if value.isdigit() else 0
 
     def _set_model_params(self, params: Any, options: LoadOptions) -> None:
         if options.gpu_layers < 0:  # "all" is a number here
@@ -178,16 +173,7 @@ class Dialect(Library):
         params.flash_attn = options.flash_attention != "off"
 
     def window_tokens(self, model: int) -> int:
-        return self._hyperparameter(model, "attention.sliding_window")
-
-    def num_heads(self, model: int) -> int:
-        return self._hyperparameter(model, "attention.head_count")
-
-    def num_kv_heads(self, model: int) -> int:
-        return self._hyperparameter(model, "attention.head_count_kv") or self.num_heads(model)
-
-    def is_diffusion(self, model: int) -> bool:  # noqa: ARG002 - it runs none
-        return False
+        return self.hyperparameter(model, "sliding_window")
 
     def make_room(self, context: int) -> bool:
         # The tokens of a call need cells in a row; rewinding and other sequences leave gaps.

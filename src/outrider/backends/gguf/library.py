@@ -230,6 +230,10 @@ class Library(ABC):
         count, get, describe = (getattr(self.functions, name) for name in _DEVICES)
         return tuple(describe(get(i)).decode(errors="replace") for i in range(count()))
 
+    def uses_gpu(self, options: LoadOptions) -> bool:
+        """Whether layers of a model may be computed on a GPU."""
+        return options.gpu_layers != 0 and bool(self.functions.llama_supports_gpu_offload())
+
     # Models
 
     def load_model(self, path: Path, options: LoadOptions) -> int | None:
@@ -264,12 +268,18 @@ class Library(ABC):
                 return buffer.value.decode("utf-8", errors="replace")
             size = length + 1
 
+    def hyperparameter(self, model: int, name: str) -> int:
+        """A number of the model's attention, from its metadata; 0 where it is absent, or differs between
+        layers."""
+        arch = self.metadata(model, "general.architecture")
+        value = self.metadata(model, f"{arch}.attention.{name}")
+        return int(value) if value.isdigit() else 0
+
     def head_widths(self, model: int) -> tuple[int, int]:
         """Values of one attention head in K and in V."""
-        usual = self.functions.llama_model_n_embd(model) // max(self.num_heads(model), 1)
-        arch = self.metadata(model, "general.architecture")
-        key, value = (self.metadata(model, f"{arch}.attention.{name}_length") for name in ("key", "value"))
-        return int(key) if key.isdigit() else usual, int(value) if value.isdigit() else usual
+        usual = self.functions.llama_model_n_embd(model) // max(self.hyperparameter(model, "head_count"), 1)
+        key, value = (self.hyperparameter(model, f"{name}_length") for name in ("key", "value"))
+        return key or usual, value or usual
 
     def open_context(
         self, model: int, options: LoadOptions, capacity_tokens: int, max_sequences: int
@@ -344,9 +354,9 @@ class Library(ABC):
 
     # What differs
 
-    @abstractmethod
-    def suits(self, options: LoadOptions) -> bool:
+    def suits(self, options: LoadOptions) -> bool:  # noqa: ARG002
         """Whether it can do what the options ask for."""
+        return True
 
     @abstractmethod
     def _set_model_params(self, params: Any, options: LoadOptions) -> None: ...
@@ -358,17 +368,9 @@ class Library(ABC):
     def window_tokens(self, model: int) -> int:
         """Positions that a sliding-window layer looks back, its own included; 0 where there is none."""
 
-    @abstractmethod
-    def num_heads(self, model: int) -> int:
-        """Attention heads of the first layer."""
-
-    @abstractmethod
-    def num_kv_heads(self, model: int) -> int:
-        """Heads in the KV cache of the first layer."""
-
-    @abstractmethod
-    def is_diffusion(self, model: int) -> bool:
+    def is_diffusion(self, model: int) -> bool:  # noqa: ARG002
         """Whether the model writes all of a text at once."""
+        return False
 
     @abstractmethod
     def token_attributes(self, model: int, vocab: int, token: int) -> int:

@@ -84,14 +84,11 @@ class Dialect(Library):
     signatures = {  # noqa: RUF012
         **functions("llama_get_memory", POINTER, POINTER),
         **functions("llama_model_is_diffusion", BOOL, POINTER),
-        **functions("llama_model_n_head llama_model_n_head_kv llama_model_n_swa", INT, POINTER),
+        **functions("llama_model_n_swa", INT, POINTER),
         **functions("llama_state_seq_get_size", SIZE, POINTER, INT),
         **functions("llama_state_seq_get_data llama_state_seq_set_data", SIZE, POINTER, POINTER, SIZE, INT),
         **functions("llama_vocab_get_attr", ENUM, POINTER, INT),
     }
-
-    def suits(self, options: LoadOptions) -> bool:  # noqa: ARG002 - it can do everything
-        return True
 
     def _set_model_params(self, params: Any, options: LoadOptions) -> None:
         params.load_mode = _LOAD_MODES[options.mmap, options.mlock]
@@ -106,12 +103,6 @@ class Dialect(Library):
 
     def window_tokens(self, model: int) -> int:
         return int(self.functions.llama_model_n_swa(model))
-
-    def num_heads(self, model: int) -> int:
-        return int(self.functions.llama_model_n_head(model))
-
-    def num_kv_heads(self, model: int) -> int:
-        return int(self.functions.llama_model_n_head_kv(model))
 
     def is_diffusion(self, model: int) -> bool:
         return bool(self.functions.llama_model_is_diffusion(model))
