@@ -182,7 +182,7 @@ def _pointer(array: Any, kind: Any) -> Any:
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 """(level, text, user data) of a `ggml_log_callback`."""
 
-_ERROR_LEVEL = 4
+ERROR_LEVEL = 4
 """ggml's level of errors: those below are for debugging, information and warnings"""
 
 _FUNCTION = re.compile(r"^[\w:~]+: ")
@@ -194,7 +194,7 @@ _shown = False
 
 def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", errors="replace")
-    if level == _ERROR_LEVEL and line.strip():
+    if level == ERROR_LEVEL and line.strip():
         _recent_errors.append(_FUNCTION.sub("", line.strip()))
     if _shown:
         sys.stderr.write(line)

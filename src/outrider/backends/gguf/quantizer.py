@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
-from outrider.backends.gguf.context import LOG_CALLBACK
+from outrider.backends.gguf.context import ERROR_LEVEL, LOG_CALLBACK
 from outrider.backends.gguf.libraries import find_quantizer
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendCrash, BackendError, OutOfMemory, OutriderError, SettingError
@@ -126,11 +126,11 @@ def quantize(
     request = {
         "source": str(card.path.resolve()),
         "output": str(partial),
-        "ftype": file_type(to),
+        "ftype": LlamaFileType[f"ALL_{to}" if to == "F32" else f"MOSTLY_{to}"],
         "threads": threads or physical_cores(),
         "pure": pure,
         "keep_output": keep_output,
-        "ends_type": tensor_type(_fitting(card.path, ends)) if ends else None,
+        "ends_type": _tensor_type(_fitting(card.path, ends)) if ends else None,
     }
     begun = time.perf_counter()
     try:
@@ -157,7 +157,7 @@ def _run(
                 event = json.loads(line)
                 reason = event.get("error", reason)
                 if "bytes" in event:
-                    _check_room(partial.parent, event["bytes"] + _bytes_beside_weights(card))
+                    _check_room(partial.parent, card, event["bytes"])
                 progress(event.get("part", 0.0))
         except BaseException:
             child.kill()
@@ -174,16 +174,13 @@ def _fitting(source: Path, ends: str) -> str:
     """The type, or what replaces it where rows are no multiple of its blocks: the library looks after
     that only for types that it chose itself."""
     rows = [tensor.shape[0] for tensor in _tensors(source) if tensor.name in _ENDS]
-    return next(name for name in (ends, "Q8_0", "F16") if not any(row % block_size(name) for row in rows))
+    return next(name for name in (ends, "Q8_0", "F16") if not any(row % _block_size(name) for row in rows))
 
 
-def _bytes_beside_weights(card: ModelCard) -> int:
-    """Metadata, mostly the vocabulary: the same in every file of the model."""
-    return card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
+def _check_room(folder: Path, card: ModelCard, weights_bytes: int) -> None:
+    # Metadata, mostly the vocabulary: the same in every file of the model.
+    metadata_bytes = card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
+    needed, free = weights_bytes + metadata_bytes, shutil.disk_usage(folder).free
     if needed > free:
         why = f"it has {free / 1e6:,.0f} MB free, and the file needs {needed / 1e6:,.0f} MB"
         raise SettingError(str(folder), why, "Free some space, or choose another folder (--out).")
@@ -233,7 +230,7 @@ def _account(
 
 
 def _fallbacks(matrices: Sequence[TensorInfo], to: str) -> str | None:
-    block = block_size(to)
+    block = _block_size(to)
     # What is F32 was never to be quantized: the router of a mixture of experts, a convolution.
     narrow = [tensor for tensor in matrices if tensor.shape[0] % block and tensor.type_name != "F32"]
     if not narrow:
@@ -280,25 +277,15 @@ def read_type(name: str) -> str:
     return wanted
 
 
-def file_type(name: str) -> int:
-    """The library's number (llama_ftype) for a type of `TYPES`: one in llama.cpp and ik_llama.cpp."""
-    return LlamaFileType[f"ALL_{name}" if name == "F32" else f"MOSTLY_{name}"].value
-
-
-def tensor_type(name: str) -> int:
-    """The library's number (ggml_type) for one matrix of such a type; of a mixture, its most usual one."""
-    return _tensor_type(name).value
-
-
-def block_size(name: str) -> int:
-    """How many weights of a row such a type, or such a type of tensors, stores together: rows of other
-    lengths take another type."""
-    return GGML_QUANT_SIZES[_tensor_type(name)][0]
-
-
 def _tensor_type(name: str) -> GGMLQuantizationType:
+    """The type of one matrix in such a file; of a mixture, its most usual one."""
     usual = "IQ3_S" if name == "IQ3_M" else re.sub(r"_K_[SML]$", "_K", name)
     return GGMLQuantizationType[usual]
+
+
+def _block_size(name: str) -> int:
+    """How many weights of a row are stored together: rows of other lengths take another type."""
+    return GGML_QUANT_SIZES[_tensor_type(name)][0]
 
 
 # A program that lets a native library quantize one file: what `quantizer` runs in a child process.
@@ -306,30 +293,41 @@ def _tensor_type(name: str) -> GGMLQuantizationType:
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) Mi?B")
 _FUNCTION = re.compile(r"^\w+: (?:failed to quantize: )?")
-_ERROR_LEVEL = 4
 
 
 def main(request: str) -> int:
-    """Quantize as the request says, and report."""
-    asked = json.loads(request)
-    report = _reporter()
+    """Quantize as the request says, and report: what it needs, how far it is, and why it fails. The library's
+    log is the only place that shows this."""
+    asked, report = json.loads(request), _reporter()
     Thread(target=_end_with_parent, args=(Path(asked["output"]),), daemon=True).start()
     try:
         library, params = find_quantizer()
-    except OutriderError as error:
-        report({"error": str(error)})
+    except OutriderError as failure:
+        report({"error": str(failure)})
         return 1
-    log = _Log(report)
-    library.functions.llama_log_set(log.callback, None)
+    error = "it does not say why"
+
+    def read_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+        nonlocal error
+        line = text.decode("utf-8", errors="replace").strip()
+        if level == ERROR_LEVEL and line:
+            error = _FUNCTION.sub("", line)
+        elif params.dry_run and (size := _SIZE.search(line)):
+            report({"bytes": int(float(size[1]) * 2**20)})
+        elif not params.dry_run and (tensor := _TENSOR.match(line)):
+            report({"part": (int(tensor[1]) - 1) / int(tensor[2])})
+
+    callback = LOG_CALLBACK(read_log)
+    library.functions.llama_log_set(callback, None)
     params.ftype, params.nthread = asked["ftype"], asked["threads"]
     params.pure, params.quantize_output_tensor = asked["pure"], not asked["keep_output"]
     if asked["ends_type"] is not None:
         params.output_tensor_type = params.token_embedding_type = asked["ends_type"]
     params.allow_requantize = True
     for dry_run in (True, False):
-        params.dry_run = log.dry_run = dry_run
+        params.dry_run = dry_run
         if not library.quantize(Path(asked["source"]), Path(asked["output"]), params):
-            report({"error": log.error})
+            report({"error": error})
             return 1
     return 0
 
@@ -352,25 +350,6 @@ def _end_with_parent(output: Path) -> None:
     os.read(0, 1)
     output.unlink(missing_ok=True)
     os._exit(1)
-
-
-class _Log:
-    """Reads the library's log, the only place that shows its progress and why it fails."""
-
-    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
-        self.dry_run = True
-        self.error = "it does not say why"
-        self._report = report
-        self.callback = LOG_CALLBACK(self._on_line)
-
-    def _on_line(self, level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
-        line = text.decode("utf-8", errors="replace").strip()
-        if level == _ERROR_LEVEL and line:
-            self.error = _FUNCTION.sub("", line)
-        elif self.dry_run and (size := _SIZE.search(line)):
-            self._report({"bytes": int(float(size[1]) * 2**20)})
-        elif not self.dry_run and (tensor := _TENSOR.match(line)):
-            self._report({"part": (int(tensor[1]) - 1) / int(tensor[2])})
 
 
 if __name__ == "__main__":
