@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes
+from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes, Price
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.tuning import equality, open_target
 from outrider.core.errors import OutOfMemory
@@ -19,9 +19,8 @@ HUGE = 2_000_000_000
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Weights]:
-    found = Equality(EqualSizes((1, 16)))
-    monkeypatch.setattr(equality, "is_nearly_free", lambda *_, **__: True)
-    monkeypatch.setattr(equality, "find_equal_calls", lambda *_, **__: found)
+    found = Equality(EqualSizes((1, 16)), price=Price(0.01, 0.0))
+    monkeypatch.setattr(equality, "known_equality", lambda *_, **__: found)
     with closing(Weights(write_tiny(tmp_path / "tiny.gguf"), LoadOptions(threads=1))) as opened:
         yield opened
 
@@ -29,6 +28,24 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Weights
 def test_where_they_are_nearly_free_they_are_the_default(weights: Weights) -> None:
     model, found = open_target(weights, 64)
     assert isinstance(model, BitwiseModel) and found is not None
+    model.close()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Equality(EqualSizes((1, 16)), price=Price(0.03, 0.0)),
+        Equality(EqualSizes((1, 16)), price=Price(0.0, 0.03)),
+        Equality(EqualSizes((1, 16))),
+        Equality(None, "single tokens need padding"),
+    ],
+)
+def test_where_they_cost_something_they_are_not(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch, found: Equality
+) -> None:
+    monkeypatch.setattr(equality, "known_equality", lambda *_, **__: found)
+    model, none = open_target(weights, 64)
+    assert not isinstance(model, BitwiseModel) and none is None
     model.close()
 
 

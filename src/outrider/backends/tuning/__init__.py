@@ -1,6 +1,6 @@
 """What this machine does with a model: its cost curves from the cache, and the load options that suit it."""
 
-from outrider.backends.tuning.equality import find_equal_calls, is_nearly_free, open_target
+from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.options import Tuning, choose_options, tune, tuned_options
 from outrider.backends.tuning.scoring import (
     Loaded,
@@ -18,8 +18,6 @@ __all__ = [
     "Tuning",
     "choose_options",
     "costs_of",
-    "find_equal_calls",
-    "is_nearly_free",
     "keep_costs",
     "native_of",
     "open_target",

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
 from outrider.backends.bitwise.probe import Price, measure_price, needs_no_padding
-from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.store import costs_dir, remembered
@@ -21,22 +20,6 @@ _CONTEXT_TOKENS = 512
 
 Progress = Callable[[float], None]
 """Called with the part that is done, from 0 to 1."""
-
-
-def find_equal_calls(weights: Weights, *, progress: Progress = lambda _part: None) -> Equality:
-    """For which calls these weights give equal bits, here and under these options: looked up, or found out
-    in some seconds and kept. Raises BackendError when a call fails."""
-    return _remembered(weights, "equal calls", lambda: _find(weights, progress, hasty=False))
-
-
-def is_nearly_free(weights: Weights, *, progress: Progress = lambda _part: None) -> bool:
-    """Whether equal bits cost next to nothing: no single token has to be padded, and no prompt takes longer.
-    Looked up, or found out: in a few calls where it is not so."""
-    if _why_not(weights):
-        return False
-    found = _remembered(weights, "nearly free", lambda: _find(weights, progress, hasty=True))
-    price = found.price
-    return price is not None and max(price.step, price.prompt) < MAX_DEFAULT_PRICE
 
 
 def open_target(
@@ -61,13 +44,17 @@ def open_target(
         if measuring is not None:
             measuring("finding out which calls give equal bits, once", part)
 
-    asked = bitwise is not None
-    if bitwise if asked else max_sequences == 1 and is_nearly_free(weights, progress=progress):
-        found = find_equal_calls(weights, progress=progress)
+    found = None
+    if bitwise:
+        found = known_equality(weights, progress)
+    elif bitwise is None and max_sequences == 1 and not _why_not(weights):
+        cheap = known_equality(weights, progress, hasty=True)
+        found = cheap if _is_nearly_free(cheap) else None
+    if found is not None:
         try:
             return _equal(weights, found, context_length, max_sequences, capacity_tokens), found
         except OutOfMemory:  # it takes a little more than a shared context
-            if asked:
+            if bitwise:
                 raise
     return weights.open(context_length, max_sequences=max_sequences, capacity_tokens=capacity_tokens), None
 
@@ -82,6 +69,30 @@ def _equal(
     if capacity_tokens:
         max_sequences = min(max_sequences, max(capacity_tokens // context_length, 1))
     return _lanes(weights, found, context_length, max_sequences, capacity_tokens)
+
+
+def known_equality(weights: Weights, progress: Progress, *, hasty: bool = False) -> Equality:
+    """For which calls these weights give equal bits, here and under these options: looked up, or found out
+    in some seconds and kept. `hasty`: in a few calls where single tokens need padding, of which nothing is
+    then said. Raises BackendError when a call fails."""
+    about = "nearly free" if hasty else "equal calls"
+    with closing(weights.open(_CONTEXT_TOKENS)) as model:
+        subject, spare = subject_of(model, "all"), spare_cores(model)
+    asked = ("about", about), ("flash_attention_asked", weights.options.flash_attention)
+    subject = replace(subject, settings=(*subject.settings, *asked))
+    return remembered(
+        costs_dir() / f"equal-{subject.key()}.json",
+        lambda: _find(weights, progress, hasty=hasty),
+        read=Equality.from_json,
+        write=lambda found: {"model": weights.name, "about": about, **found.as_json()},
+        spare_cores=spare,
+    )[0]
+
+
+def _is_nearly_free(found: Equality) -> bool:
+    """No single token has to be padded, and no prompt takes longer."""
+    price = found.price
+    return price is not None and max(price.step, price.prompt) < MAX_DEFAULT_PRICE
 
 
 def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
@@ -149,24 +160,3 @@ def _lanes(
         max_sequences=max_sequences,
         capacity_tokens=capacity_tokens,
     )
-
-
-def _remembered(weights: Weights, what: str, find: Callable[[], Equality]) -> Equality:
-    """What is in the cache, or what is found now and kept."""
-    with closing(weights.open(_CONTEXT_TOKENS)) as model:
-        place, spare = _place(weights, model, what), spare_cores(model)
-    return remembered(
-        place,
-        find,
-        read=Equality.from_json,
-        write=lambda found: {"model": weights.name, "about": what, **found.as_json()},
-        spare_cores=spare,
-    )[0]
-
-
-def _place(weights: Weights, model: GgufModel, what: str) -> Path:
-    """Where it is kept: by file, library build, machine and options."""
-    subject = subject_of(model, "all")
-    asked = ("flash_attention_asked", weights.options.flash_attention)
-    subject = replace(subject, settings=(*subject.settings, ("about", what), asked))
-    return costs_dir() / f"equal-{subject.key()}.json"
