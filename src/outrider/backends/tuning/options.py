@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -76,49 +76,45 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
     """What `tune` found for this model under these options; None where there is nothing, or nothing that can
     be used. What the user has set away from its default is kept."""
     data, _ = read_entry(_place(path, options, draft), "")
-    tuned = None if data is None else data.get("tuned")
-    if data is None or not isinstance(tuned, dict) or not set(tuned) <= set(_TUNED):
-        return None
-    if tuned.get("library") not in {str(library.file.path) for library in candidates(options)}:
+    if data is None:
         return None
     try:
+        chosen = _with(options, data["tuned"])
         trials = tuple(_read_trial(options, trial) for trial in data.get("trials", ()))
-        return Tuning(replace(options, **tuned), trials, str(data.get("compared", "")))
     except (SettingError, TypeError, KeyError, ValueError):
         return None
+    if chosen.library not in {str(library.file.path) for library in candidates(options)}:
+        return None
+    return Tuning(chosen, trials, str(data.get("compared", "")))
 
 
 def _of_one_backend(path: Path, options: LoadOptions, draft: bool) -> Tuning | None:
     """What a trial of all libraries found about the one that is asked for, if there was such a trial."""
-    if options.backend == "auto":
-        return None
     kept = tuned_options(path, replace(options, backend="auto"), draft=draft)
-    trials = [trial for trial in kept.trials if trial.options.backend == options.backend] if kept else []
-    if kept is None or not trials:
-        return None
-    if kept.options.backend == options.backend:
+    if kept is None or kept.options.backend == options.backend:
         return kept
-    return Tuning(min(trials, key=lambda trial: trial.score).options, tuple(trials))
+    trials = [trial for trial in kept.trials if trial.options.backend == options.backend]
+    best = min(trials, key=lambda trial: trial.score, default=None)
+    return Tuning(best.options, tuple(trials)) if best else None
 
 
-def _read_trial(options: LoadOptions, data: dict[str, Any]) -> Trial:
-    given = replace(options, **{name: data["options"][name] for name in _TUNED})
-    return Trial(
-        str(data["changed"]), given, CallCosts.from_json(data["costs"], "trial"), float(data["score"])
-    )
-
-
-def _write_trial(trial: Trial) -> dict[str, Any]:
-    return {
-        "changed": trial.changed,
-        "options": _tuned_part(trial.options),
-        "costs": trial.costs.as_json(),
-        "score": trial.score,
-    }
+def _with(options: LoadOptions, tuned: dict[str, Any]) -> LoadOptions:
+    """Raises KeyError, TypeError or SettingError for what `_tuned_part` never gave."""
+    return replace(options, **{name: tuned[name] for name in _TUNED})
 
 
 def _tuned_part(options: LoadOptions) -> dict[str, Any]:
-    return {name: value for name, value in asdict(options).items() if name in _TUNED}
+    return {name: getattr(options, name) for name in _TUNED}
+
+
+def _read_trial(options: LoadOptions, data: dict[str, Any]) -> Trial:
+    costs = CallCosts.from_json(data["costs"], "trial")
+    return Trial(str(data["changed"]), _with(options, data["options"]), costs, float(data["score"]))
+
+
+def _write_trial(trial: Trial) -> dict[str, Any]:
+    tried = {"changed": trial.changed, "options": _tuned_part(trial.options)}
+    return tried | {"costs": trial.costs.as_json(), "score": trial.score}
 
 
 def choose_options(
@@ -129,7 +125,10 @@ def choose_options(
     Nothing is tried where there is no choice, or where the file is too small for it to matter.
     Raises what `tune` raises.
     """
-    if found := tuned_options(path, options, draft=draft) or _of_one_backend(path, options, draft):
+    found = tuned_options(path, options, draft=draft)
+    if found is None and options.backend != "auto":
+        found = _of_one_backend(path, options, draft)
+    if found is not None:
         return found
     if read_card(path).file_bytes < _WORTH_BYTES:
         return Tuning(options, ())
@@ -160,14 +159,14 @@ def tune(
     report = progress or (lambda _what, _part: None)
     libraries = _libraries(path, options)
     survived = best = libraries[0]
-    thorough: dict[str, Stage] = {"kernels": _repacking, "attention": _attention, "threads": _threads}
-    tried: dict[str, Stage] = {"kernels": _kernels} if quick else thorough
-    tried = {"libraries": lambda _best: libraries, **tried}
-    stages = [
-        (what, stage) for what, stage in tried.items() if any(changed != best for changed in stage(best))
-    ]
+    stages: dict[str, Stage] = {"libraries": lambda _best: libraries}
+    stages |= {"kernels": _kernels} if quick else {"kernels": _repacking, "attention": _attention}
+    stages |= {} if quick else {"threads": _threads}
+    stages = {
+        what: stage for what, stage in stages.items() if any(changed != best for changed in stage(best))
+    }
     trials, gained, compared = list[Trial](), 1.0, ""
-    for i, (what, stage) in enumerate(stages):
+    for i, (what, stage) in enumerate(stages.items()):
         sets = [best, *(changed for changed in stage(best) if changed != best)]
         context = _CONTEXT_TOKENS if stage in (_attention, _kernels) else 0
 
@@ -289,19 +288,18 @@ def _measure(
         def show(part: float, done: int = i) -> None:
             report((done + part) / len(groups))
 
-        with _opened(path, group, context + 2 * COMPARED_TOKENS) as models:
-            if not models:
-                continue
-            costs = measure_side_by_side(
-                list(models.values()),
-                seconds=seconds / len(groups),
-                rows="last" if draft else "all",
-                context=context,
-                progress=show,
-                sizes=sizes,
-                pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
-            )
-            found |= dict(zip(models, costs, strict=True))
+        with ExitStack() as opened:
+            if models := _open(path, group, context + 2 * COMPARED_TOKENS, opened):
+                costs = measure_side_by_side(
+                    list(models.values()),
+                    seconds=seconds / len(groups),
+                    rows="last" if draft else "all",
+                    context=context,
+                    progress=show,
+                    sizes=sizes,
+                    pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
+                )
+                found |= dict(zip(models, costs, strict=True))
     if not found:
         Weights(path, sets[0]).close()  # says why
     return {options: found[options] for options in sets if options in found}
@@ -312,31 +310,22 @@ def _kind(options: LoadOptions) -> tuple[str, str, bool]:
     return options.backend, options.library, options.extra_buffer_types
 
 
-@contextmanager
-def _opened(
-    path: Path, sets: Sequence[LoadOptions], context_length: int
-) -> Iterator[dict[LoadOptions, Model]]:
-    """A model for each set whose library can load the file."""
-    weights: dict[tuple[str, str, bool], Weights | None] = {}
-    try:
-        models: dict[LoadOptions, Model] = {}
-        for options in sets:
-            kind = _kind(options)
-            if kind not in weights:
-                weights[kind] = _weights(path, options)
-            if loaded := weights[kind]:
-                models[options] = loaded.open(context_length, options=options)
-        yield models
-    finally:
-        for loaded in filter(None, weights.values()):
-            loaded.close()
-
-
-def _weights(path: Path, options: LoadOptions) -> Weights | None:
-    try:
-        return Weights(path, options)
-    except ModelFileError:
-        return None
+def _open(
+    path: Path, sets: Sequence[LoadOptions], context_length: int, opened: ExitStack
+) -> dict[LoadOptions, Model]:
+    """A model for each set whose library can load the file; `opened` closes them."""
+    firsts: dict[tuple[str, str, bool], LoadOptions] = {}
+    for options in sets:
+        firsts.setdefault(_kind(options), options)
+    weights: dict[tuple[str, str, bool], Weights] = {}
+    for kind, options in firsts.items():
+        with suppress(ModelFileError):
+            weights[kind] = opened.enter_context(closing(Weights(path, options)))
+    return {
+        options: weights[_kind(options)].open(context_length, options=options)
+        for options in sets
+        if _kind(options) in weights
+    }
 
 
 def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
