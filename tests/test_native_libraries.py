@@ -18,9 +18,9 @@ import pytest
 
 from backends import FILES
 from outrider.backends.gguf import LoadOptions, candidates, installed, libraries
-from outrider.backends.gguf.declare import Params
+from outrider.backends.gguf.declare import LibraryRefused, Params
 from outrider.backends.gguf.ik import Dialect as Ik
-from outrider.backends.gguf.library import SHARED, Library, LibraryFile, LibraryRefused
+from outrider.backends.gguf.library import SHARED, Library, LibraryFile
 from outrider.backends.gguf.mainline import Dialect as Mainline
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.errors import BackendError, SettingError

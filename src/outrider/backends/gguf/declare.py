@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,10 +16,19 @@ INT, UINT, BOOL, ENUM, FLOAT = (
     ctypes.c_float,
 )
 
+_RESULT_BY_FIRST_ARGUMENT = ("x86_64", "amd64")
+"""Processors on which a function that returns a large structure gets its address as the first argument."""
+_ROOM_BYTES = 256
+_UNTOUCHED = 0xA5
+
 Signatures = Mapping[str, tuple[Any, ...]]
 """The result type and then the argument types of C functions, by name."""
 
 _Fields = list[tuple[str, Any, Any]]
+
+
+class LibraryRefused(Exception):
+    """A library cannot be used; the message says why."""
 
 
 class Params(ctypes.Structure):
@@ -48,3 +58,28 @@ def structure(name: str, *groups: _Fields) -> type[Params]:
 def functions(names: str, result: Any, *arguments: Any) -> Signatures:
     """The functions of these names (separated by spaces), which all have one signature."""
     return dict.fromkeys(names.split(), (result, *arguments))
+
+
+def check_layout(function: Any, kind: type[Params], what: str) -> None:
+    """Declare that a function returns default parameters of this structure. Raises LibraryRefused where what
+    it returns is not laid out so."""
+    what = what.replace("_", " ")
+    if platform.machine().lower() in _RESULT_BY_FIRST_ARGUMENT and _bytes_beyond(function, kind):
+        raise LibraryRefused(f"its {what} parameters are larger than expected")
+    function.restype, function.argtypes = kind, []
+    params = function()
+    for name, *_ in kind._fields_:
+        value = getattr(params, name) or 0
+        if value != kind.defaults.get(name, 0):
+            raise LibraryRefused(
+                f"its {what} parameters are laid out in another way than expected: {name} is {value!r}"
+            )
+
+
+def _bytes_beyond(function: Any, kind: type[ctypes.Structure]) -> int:
+    """How many bytes after its structure a function writes that returns `kind`."""
+    size = ctypes.sizeof(kind)
+    buffer = (ctypes.c_ubyte * (size + _ROOM_BYTES))(*[_UNTOUCHED] * (size + _ROOM_BYTES))
+    function.restype, function.argtypes = None, [POINTER]
+    function(buffer)
+    return sum(byte != _UNTOUCHED for byte in buffer[size:])

@@ -15,7 +15,8 @@ from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf.library import Library, LibraryFile, LibraryRefused
+from outrider.backends.gguf.declare import LibraryRefused
+from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import DIALECTS
 from outrider.backends.machine import processor_name

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -27,8 +26,10 @@ from outrider.backends.gguf.declare import (
     SIZE,
     TEXT,
     UINT,
+    LibraryRefused,
     Params,
     Signatures,
+    check_layout,
     fields,
     functions,
 )
@@ -80,15 +81,7 @@ BATCH_FIELDS = [
 ]
 """The beginning of every dialect's llama_batch."""
 
-_RESULT_BY_FIRST_ARGUMENT = ("x86_64", "amd64")
-"""Processors on which a function that returns a large structure gets its address as the first argument."""
-_ROOM_BYTES = 256
-_UNTOUCHED = 0xA5
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
-
-
-class LibraryRefused(Exception):
-    """A library cannot be used; the message says why."""
 
 
 class Handle:
@@ -204,7 +197,7 @@ class Library(ABC):
         for kind in versions:
             try:
                 function = getattr(self.functions, name)
-                _check_layout(function, kind, what)
+                check_layout(function, kind, what)
             except AttributeError:
                 raise LibraryRefused(f"it has no function {name}") from None
             except LibraryRefused as refusal:
@@ -375,28 +368,3 @@ class Library(ABC):
     @abstractmethod
     def token_attributes(self, model: int, vocab: int, token: int) -> int:
         """The bits of `llama_token_attr`."""
-
-
-def _check_layout(function: Any, kind: type[Params], what: str) -> None:
-    """Declare that a function returns default parameters of this structure. Raises LibraryRefused where what
-    it returns is not laid out so."""
-    what = what.replace("_", " ")
-    if platform.machine().lower() in _RESULT_BY_FIRST_ARGUMENT and _bytes_beyond(function, kind):
-        raise LibraryRefused(f"its {what} parameters are larger than expected")
-    function.restype, function.argtypes = kind, []
-    params = function()
-    for name, *_ in kind._fields_:
-        value = getattr(params, name) or 0
-        if value != kind.defaults.get(name, 0):
-            raise LibraryRefused(
-                f"its {what} parameters are laid out in another way than expected: {name} is {value!r}"
-            )
-
-
-def _bytes_beyond(function: Any, kind: type[ctypes.Structure]) -> int:
-    """How many bytes after its structure a function writes that returns `kind`."""
-    size = ctypes.sizeof(kind)
-    buffer = (ctypes.c_ubyte * (size + _ROOM_BYTES))(*[_UNTOUCHED] * (size + _ROOM_BYTES))
-    function.restype, function.argtypes = None, [POINTER]
-    function(buffer)
-    return sum(byte != _UNTOUCHED for byte in buffer[size:])
