@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.request import urlopen
 
 import pytest
@@ -264,6 +266,32 @@ def test_draining_lets_running_requests_end_and_accepts_nothing_new() -> None:
     assert not run.thread.is_alive() and server.status == 0
     for opened in run.opened:
         opened.close()
+
+
+def test_the_log_says_that_a_signal_ended_a_request(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that its client left; and uvicorn's own end is no error."""
+    monkeypatch.setattr(http, "Timer", Mock())  # it would end the process
+    small = Small()
+
+    @small.app.post("/v1/held")
+    async def held() -> str:
+        await asyncio.sleep(PATIENCE_S)
+        return "whole"
+
+    with running(small, drain_timeout=PATIENCE_S) as run, caplog.at_level(logging.INFO):
+        run.connect("POST /v1/held", "Content-Length: 0")
+        until(lambda: len(run.server.server_state.tasks) == 1, "the request's start")
+        run.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: "draining" in caplog.text, "the draining")
+        run.server.handle_exit(signal.SIGINT, None)
+        run.thread.join(PATIENCE_S)
+    said = {record.getMessage(): getattr(record, "fields", {}) for record in caplog.records}
+    assert said["draining"] == {"signal": "SIGTERM", "requests": 1, "seconds_left": PATIENCE_S}
+    assert said["ended at once"] == {"signal": "SIGINT", "requests": 1}
+    assert said["request"]["server_ended"] is True and "client_left" not in said["request"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 # Sockets

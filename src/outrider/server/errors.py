@@ -204,10 +204,10 @@ _ACCEPTED = {
     "model_attributes_type": "an object",
     "model_type": "an object",
     "string_pattern_mismatch": "a token's number, in digits",
-    "string_too_long": "at most {max_length:,} characters",
+    "string_too_long": "at most {max_length} characters",
     "string_too_short": "at least {min_length} character",
     "string_type": "text",
-    "too_long": "at most {max_length:,} entries",
+    "too_long": "at most {max_length} entries",
     "too_short": "at least {min_length} entry",
     "union_tag_invalid": "an object whose {discriminator} is {expected_tags}",
     "union_tag_not_found": "an object with {discriminator}",
@@ -222,9 +222,12 @@ def _accepted(errors: Sequence[Mapping[str, Any]]) -> str:
     for error in errors:
         if (accepted := _ACCEPTED.get(error["type"])) is not None:
             context = (error.get("ctx") or {}).items()
-            plain = {key: f"{value:g}" if isinstance(value, float) else value for key, value in context}
+            plain = {
+                key: f"{value:g}" if isinstance(value, float) else str(value).replace("'", '"')
+                for key, value in context
+            }
             found.append(accepted.format(**plain))
-    return " or ".join(dict.fromkeys(found)).replace("'", '"') or "what docs/api.md says of it"
+    return " or ".join(dict.fromkeys(found)) or "what docs/api.md says of it"
 
 
 def _given(value: Any) -> str:

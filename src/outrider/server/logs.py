@@ -7,6 +7,7 @@ for.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -48,6 +49,9 @@ class RequestLog:
         entry = _Entry(scope, receive, send, keeps_body=self._bodies)
         try:
             await self._app(scope, entry.receive, entry.send)
+        except asyncio.CancelledError:
+            if not entry.server_ended:
+                raise
         except Exception as error:
             LOG.error("failed", exc_info=error, extra={"fields": {"id": entry.request_id}})
             if entry.status is None:  # else the server closes the connection of an answer without an end
@@ -90,6 +94,11 @@ class _Entry:
             self._is_complete = True
         await self._send(message)
 
+    @property
+    def server_ended(self) -> bool:
+        """Whether the server was stopped before the answer was complete."""
+        return bool(self._scope["state"].get("server_ended"))
+
     def fields(self) -> dict[str, Any]:
         """What the log says of it."""
         caller = self._scope["state"].get("caller")
@@ -103,7 +112,9 @@ class _Entry:
             "completion_tokens": caller.completion_tokens if caller else 0,
             "id": self.request_id,
         }
-        if self._client_left:
+        if self.server_ended:
+            fields["server_ended"] = True
+        elif self._client_left:
             fields["client_left"] = True
         if self._keeps_body:
             fields["body"] = self._body.decode("utf-8", errors="replace")

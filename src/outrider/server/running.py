@@ -142,7 +142,7 @@ def _config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | None) -
         loop="asyncio",
         http=cast(Any, partial(GuardedProtocol, limits=limits)),
         ws="none",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
@@ -179,6 +179,7 @@ class Server(uvicorn.Server):
         self._drain = drain
         self._ready = ready
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._signal = ""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -186,13 +187,14 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
         except OSError as error:  # another program has begun to listen since the sockets were bound
             host, port = (sockets or [])[0].getsockname()[:2]
-            await self.lifespan.shutdown()
             raise _unbound(host, port, error) from None
         if self._ready is not None:
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        LOG.info("draining")
+        running = {"signal": self._signal, "requests": len(self.server_state.tasks)}
+        LOG.info("draining", extra={"fields": running | {"seconds_left": self._drain_timeout_s}})
+        asyncio.get_running_loop().call_later(self._drain_timeout_s, self._note_end)
         draining = asyncio.ensure_future(self._drain(self._drain_timeout_s)) if self._drain else None
         await super().shutdown(sockets)
         if draining is not None:
@@ -218,6 +220,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del frame
+        self._signal = signal.Signals(sig).name
         if self.should_exit:
             self.force_exit = True
             self.status = 128 + sig
@@ -229,7 +232,16 @@ class Server(uvicorn.Server):
             last.start()
         self.should_exit = True
 
+    def _note_end(self) -> None:
+        """What is cut off from now on is the server's doing: its line of the log says so."""
+        for connection in self.server_state.connections:
+            if cycle := getattr(connection, "cycle", None):
+                cycle.scope["state"]["server_ended"] = True
+
     def _abort(self) -> None:
+        running = {"signal": self._signal, "requests": len(self.server_state.tasks)}
+        LOG.warning("ended at once", extra={"fields": running})
+        self._note_end()
         for connection in list(self.server_state.connections):
             transport = getattr(connection, "transport", None)
             if transport is not None:
