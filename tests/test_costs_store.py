@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -24,6 +25,7 @@ from outrider.costs import (
     store_refined,
 )
 from outrider.costs.other_programs import CpuTime, OtherPrograms, read_cpu_time
+from outrider.costs.store import read_entry, write_entry
 
 SUBJECT = Subject("m", "abc", "build 1", "cpu; 2 cores", (("threads", 2), ("rows", "all")))
 _SECONDS = {1: 0.1, 2: 0.12, 3: 0.18, 4: 0.2, 5: 0.3, 6: 0.4, 7: 0.45, 8: 0.5}
@@ -108,7 +110,21 @@ def test_a_damaged_or_foreign_file_is_passed_over_with_a_word(cache: Path, conte
 def test_a_cache_that_cannot_be_written_costs_a_line_and_no_more(cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text("in the way")
-    assert "not kept" in str(measured())
+    found = measured()
+    assert found is not None
+    [line] = found[1]  # though it can neither be read nor written
+    assert str(cache.parent) in line and "something else is in its place" in line and "not kept" in line
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_one_cause_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", fails)
+    monkeypatch.setattr(Path, "read_text", fails)
+    [of_reading, of_writing] = read_entry(cache / "a.json", "again")[1], write_entry(cache / "b.json", {})
+    assert of_reading == of_writing and os.strerror(number).lower() in str(of_writing)
 
 
 # Beside other programs

@@ -6,8 +6,10 @@ read are passed over and replaced, with a line that says so.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +19,7 @@ from time import perf_counter, sleep
 from typing import Any, TypeVar
 
 from outrider.core.contracts import Model
-from outrider.core.errors import ModelFileError, OutriderError, SettingError
+from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.files import check_writable, parse_json, write_whole
 from outrider.costs.calibrate import CallTimer, Clock, Rows, Samples
 from outrider.costs.curve import SCHEMA, CallCosts
@@ -86,6 +88,10 @@ def fingerprint(path: Path) -> str:
             reason = (error.strerror or "it cannot be read").lower()
             raise ModelFileError(str(file), reason, "Check the file, and start again.") from error
     return digest.hexdigest()
+
+
+_CAUSES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""of a cache that cannot be read or written, which the system names well"""
 
 
 def costs_dir() -> Path:
@@ -160,7 +166,7 @@ def remembered(
     mark = {_BUSY_CORES: round(others.cores(), 2)} if others.disturb(spare_cores) else {}
     entry = write(found)
     kept = entry if isinstance(entry, str) else write_entry(path, {**entry, **mark})
-    return found, [line for line in (notice, BUSY if mark else None, kept) if line]
+    return found, list(dict.fromkeys(line for line in (notice, BUSY if mark else None, kept) if line))
 
 
 def read_entry(path: Path, consequence: str) -> tuple[dict[str, Any] | None, str | None]:
@@ -169,11 +175,22 @@ def read_entry(path: Path, consequence: str) -> tuple[dict[str, Any] | None, str
         data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError):
+    except OSError as error:
+        return None, _unusable(error)
+    except ValueError:
         return None, f"{path} cannot be read: {consequence}"
     if not isinstance(data, dict):
         return None, f"{path} holds something else: {consequence}"
     return data, None
+
+
+def _unusable(error: OSError | SettingError) -> str:
+    """One line for one cause, however many entries it concerns."""
+    cause = error.__cause__ if isinstance(error, SettingError) else error
+    reason = "something else is in its place"
+    if isinstance(cause, OSError) and cause.errno in _CAUSES:
+        reason = os.strerror(cause.errno).lower()
+    return f"the cache in {cache_dir()} cannot be used ({reason}): what is measured is not kept"
 
 
 def write_entry(path: Path, data: Mapping[str, Any]) -> str | None:
@@ -181,10 +198,8 @@ def write_entry(path: Path, data: Mapping[str, Any]) -> str | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(data, indent=1) + "\n", "measured costs")
-    except OSError as error:
-        return f"{path.parent} cannot be made ({(error.strerror or str(error)).lower()}): costs are not kept"
-    except OutriderError as error:
-        return f"{error}"
+    except (OSError, SettingError) as error:
+        return _unusable(error)
     return None
 
 

@@ -150,7 +150,8 @@ class Session:
             max_running=max_running,
             max_pause_s=max_pause_s,
         )
-        self.notices = [*notices, *(learned.notices if learned else ()), *self.engine.notices]
+        said = (*notices, *(learned.notices if learned else ()), *self.engine.notices)
+        self.notices = list(dict.fromkeys(said))
         self.bitwise_price = bitwise_price
         """how much longer calls take so that texts are bit-equal; None where they are not, or it is not
         known"""
