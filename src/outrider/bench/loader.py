@@ -10,7 +10,7 @@ from outrider.backends.tuning import costs_of
 from outrider.bench.plan import Plan
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
-from outrider.costs.calibrate import Rows
+from outrider.costs.timer import Rows
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.prompts import Workload

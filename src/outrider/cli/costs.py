@@ -27,7 +27,7 @@ from outrider.costs import (
     good_sizes,
     import_costs,
 )
-from outrider.costs.calibrate import Rows
+from outrider.costs.timer import Rows
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve_pair
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from statistics import median, median_low
-from time import perf_counter
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from time import perf_counter, sleep
 
-from outrider.core.contracts import Model, Vocabulary
-from outrider.core.data import Span
-from outrider.core.errors import BackendError
+from outrider.core.contracts import Model
 from outrider.costs.curve import CallCosts
-from outrider.costs.points import MAX_TOKENS, CallPoint
+from outrider.costs.timer import CallTimer, Clock, Rows, Samples
 
 DEFAULT_SECONDS = 6.0
 
 Progress = Callable[[float], None]
 """Called with how much of the time is spent, from 0 to 1."""
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4
 and 8 and one beside them."""
 _FIRST_SIZES = 8
@@ -45,7 +41,7 @@ def calibrate(
     seconds: float = DEFAULT_SECONDS,
     rows: Rows = "all",
     clock: Clock = perf_counter,
-    progress: Progress | None = None,
+    progress: Progress = lambda _part: None,
     seed: int = 0,
 ) -> CallCosts:
     """Measure calls of `model` for about `seconds`, or less where every median is firm before.
@@ -58,28 +54,20 @@ def calibrate(
     Raises BackendError when a call fails.
     """
     timer = CallTimer(model, rows, clock, random.Random(seed))
-    plan = _Plan(timer, clock, seconds, progress or (lambda _part: None), random.Random(seed + 1))
+    plan = _Plan(timer, clock, seconds, progress, random.Random(seed + 1))
     longest = model.context_length if model.rewind == "free" else 0
-    try:
-        timer.clear()
-        timer.warm_up()
+    before_sequences = _BASE_SHARE + _CONTEXT_SHARE if model.max_sequences > 1 else 1.0
+    with timer:
         plan.start()
-        fewer = longest < _CONTEXTS[0] + timer.largest
-        share = _BASE_SHARE + (_CONTEXT_SHARE if fewer else 0.0)
-        plan.sizes(share if model.max_sequences > 1 or not fewer else 1.0)
+        plan.sizes(_BASE_SHARE if longest >= _CONTEXTS[0] + timer.largest else before_sequences)
         plan.prefill(longest)
-        plan.contexts(longest, _BASE_SHARE + _CONTEXT_SHARE if model.max_sequences > 1 else 1.0)
+        plan.contexts(longest, before_sequences)
         timer.clear()
         plan.sequences(model.max_sequences)
         plan.sizes(1.0)
-    finally:
-        timer.clear()
     part = model.vocabulary.part_of
-    return CallCosts(
-        [samples.point() for samples in plan.samples()],
-        prefill_token_s=plan.prefill_token_s,
-        window=part.window if part is not None else 0,
-    )
+    points = [samples.point() for samples in plan.samples if samples.seconds]
+    return CallCosts(points, prefill_token_s=plan.prefill_token_s, window=part.window if part else 0)
 
 
 class _Plan:
@@ -94,51 +82,60 @@ class _Plan:
         self._progress = progress
         self._rng = rng
         self._started = clock()
-        self._samples: dict[tuple[int, int, int], Samples] = {}
-        self._waiting = [size for size in SIZES if size <= timer.largest]
-        self._open: list[Samples] = []
+        self.samples: list[Samples] = []
+        self._waiting = [size for size in _SIZES if size <= timer.largest]
+        self._single: list[Samples] = []
+        """of one sequence, at an empty context"""
         self.prefill_token_s: float | None = None
+
+    def _until(self, share: float) -> float:
+        return self._started + share * self._seconds
+
+    def _add(self, sizes: Iterable[int], context: int = 0, num_sequences: int = 1) -> list[Samples]:
+        added = [Samples(size, context, num_sequences) for size in sizes if size <= self._timer.largest]
+        self.samples += added
+        return added
 
     def start(self) -> None:
         """A single token is measured often enough whatever the time is: all else is compared with it."""
-        self._admit(self._waiting[:_FIRST_SIZES])
+        self._single = self._add(self._waiting[:_FIRST_SIZES])
+        del self._waiting[:_FIRST_SIZES]
         for _ in range(_MIN_ROUNDS):
-            self._take(self._open[0])
-
-    def samples(self) -> Iterable[Samples]:
-        """Everything that was sampled at all."""
-        return [samples for samples in self._samples.values() if samples.seconds]
+            self._take(self._single[0])
 
     def sizes(self, share: float) -> None:
-        """Calls of every size at an empty context, until this share of the time is spent."""
-        until = self._started + share * self._seconds
-        while self._round(self._open, until):
-            self._admit_affordable(until)
+        """Calls of every size at an empty context, until this share of the time is spent: of another one as
+        soon as all that are open can still be sampled often enough."""
+        until = self._until(share)
+        while self._round(self._single, until):
+            missing = ((max(_MIN_ROUNDS - len(s.seconds), 0), s.num_tokens) for s in self._single)
+            left_s = until - self._clock() - sum(n * self._expected_s(size) for n, size in missing)
+            while self._waiting:
+                left_s -= _MIN_ROUNDS * self._expected_s(self._waiting[0])
+                if left_s < 0:
+                    break
+                self._single += self._add([self._waiting.pop(0)])
 
     def prefill(self, longest: int) -> None:
         """What reading a prompt takes, where a tenth of the time will do."""
-        if longest < 4 * self._timer.largest:
-            return
-        chunk = 2 * self._timer.largest
-        if self._expected_s(self._timer.largest) * 2 <= 0.1 * self._seconds:
-            self.prefill_token_s = self._timer.fill(chunk)
+        largest = self._timer.largest
+        if longest >= 4 * largest and self._expected_s(largest) * 2 <= 0.1 * self._seconds:
+            self.prefill_token_s = self._timer.fill(2 * largest)
 
     def contexts(self, longest: int, share: float) -> None:
         """Calls at longer contexts: each is reached from the one before, as far as the time allows."""
-        until = self._started + share * self._seconds
-        stored = self._timer.stored
+        until, largest = self._until(share), self._timer.largest
+        round_s = sum(self._expected_s(size) for size in _CONTEXT_SIZES if size <= largest)
         for context in _CONTEXTS:
-            if context + self._timer.largest > longest:
+            if context + largest > longest:
                 return
-            sizes = [size for size in _CONTEXT_SIZES if size <= self._timer.largest]
-            round_s = sum(self._expected_s(size) for size in sizes)
-            while stored() < context:
-                token_s = self.prefill_token_s or self._expected_s(self._timer.largest) / self._timer.largest
-                if self._clock() + token_s * (context - stored()) + _MIN_ROUNDS * round_s > until:
+            while (missing := context - self._timer.stored()) > 0:
+                token_s = self.prefill_token_s or self._expected_s(largest) / largest
+                if self._clock() + token_s * missing + _MIN_ROUNDS * round_s > until:
                     return
-                self.prefill_token_s = self._timer.fill(context - stored())
+                self.prefill_token_s = self._timer.fill(missing)
                 self._report()
-            samples = [self._kept(size, context, 1) for size in sizes]
+            samples = self._add(_CONTEXT_SIZES, context)
             for _ in range(_SETTLED_ROUNDS):
                 self._round(samples, until)
 
@@ -146,12 +143,9 @@ class _Plan:
         """Calls shared by several sequences."""
         for number in (2, 4, 8, 16):
             if number <= most:
-                sizes = [size for size in (number, 2 * number, 4 * number) if size <= self._timer.largest]
-                samples = [self._kept(size, 0, number) for size in sizes]
+                samples = self._add((number, 2 * number, 4 * number), 0, number)
                 for _ in range(_MIN_ROUNDS):
-                    self._round(samples, self._started + self._seconds)
-
-    # Rounds
+                    self._round(samples, self._until(1.0))
 
     def _round(self, kinds: Iterable[Samples], until: float) -> bool:
         """One sample of each kind that is not yet firm, in any order; False when none was taken."""
@@ -169,32 +163,11 @@ class _Plan:
         self._report()
 
     def _report(self) -> None:
-        self._progress(
-            min((self._clock() - self._started) / self._seconds, 1.0) if self._seconds > 0 else 1.0
-        )
-
-    def _admit(self, sizes: Iterable[int]) -> None:
-        for size in list(sizes):
-            self._waiting.remove(size)
-            self._open.append(self._kept(size, 0, 1))
-
-    def _admit_affordable(self, until: float) -> None:
-        """Open further sizes while all that are open can still be sampled often enough."""
-        left = until - self._clock()
-        left -= sum(self._expected_s(s.num_tokens) * max(_MIN_ROUNDS - len(s.seconds), 0) for s in self._open)
-        for size in list(self._waiting):
-            left -= _MIN_ROUNDS * self._expected_s(size)
-            if left < 0:
-                return
-            self._admit([size])
-
-    def _kept(self, num_tokens: int, context: int, num_sequences: int) -> Samples:
-        key = (num_tokens, context, num_sequences)
-        return self._samples.setdefault(key, Samples(*key))
+        self._progress(_share(self._clock() - self._started, self._seconds))
 
     def _expected_s(self, num_tokens: int) -> float:
         """What such a call may take, by the nearest size that was sampled and in proportion."""
-        sampled = [s for s in self._open if s.seconds]
+        sampled = [s for s in self._single if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
         return near.median_s * max(1.0, num_tokens / near.num_tokens)
 
@@ -205,116 +178,72 @@ def _is_settled(samples: Samples) -> bool:
     return firm or number >= _MAX_ROUNDS
 
 
-# One timed call after another, on a model whose sequences are this module's for the time.
-
-Rows = Literal["all", "last"]
-"""The rows of logits that a call gives: all for a target, the last for a draft model."""
-
-Clock = Callable[[], float]
-"""Seconds from any start, never going back."""
-
-_WARM_UP = (1, 4, 1)
-"""Calls made before any is timed: they read the weights from disk and start the threads."""
-_CHUNK_TOKENS = 128
-"""Tokens of a prompt read at once: few, so that Ctrl-C and the budget are heeded in between."""
-_DEVIATIONS_PER_MAD = 1.4826
-_FEW_RATIO = 0.3
-"""What a single sample may be off by"""
-_MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for normal noise"""
+def _share(spent_s: float, seconds: float) -> float:
+    return min(spent_s / seconds, 1.0) if seconds > 0 else 1.0
 
 
-class CallTimer:
-    """Times calls of random ordinary tokens. It forgets everything that the model has stored."""
+# The same calls on several models in turn: which way of loading one is the faster.
 
-    def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random) -> None:
-        self._model = model
-        self._rows = rows
-        self._clock = clock
-        self._tokens = ordinary_tokens(model.vocabulary, rng)
-        self.largest = min(MAX_TOKENS, model.max_batch_tokens, model.context_length)
-        if rows == "all":
-            self.largest = min(self.largest, model.max_rows)
-
-    def clear(self) -> None:
-        """Leave every sequence of the model empty."""
-        for sequence in range(self._model.max_sequences):
-            self._model.truncate(sequence, 0)
-
-    def stored(self) -> int:
-        """Tokens in the first sequence."""
-        return self._model.length(0)
-
-    def warm_up(self) -> None:
-        """Make some calls that are not timed."""
-        for size in _WARM_UP:
-            if size <= self.largest:
-                self.call_s(size)
-
-    def call_s(self, num_tokens: int, num_sequences: int = 1) -> float:
-        """Seconds of one call over so many tokens, shared out evenly; what it stored is forgotten."""
-        spans, given = [], 0
-        for sequence in range(num_sequences):
-            upto = num_tokens * (sequence + 1) // num_sequences
-            length = self._model.length(sequence)
-            tokens = self._take(length, upto - given)
-            spans.append(Span(sequence, tokens, length, len(tokens) if self._rows == "all" else 1))
-            given = upto
-        before = self._clock()
-        self._model.decode(spans)
-        seconds = self._clock() - before
-        for span in spans:
-            self._model.truncate(span.sequence, span.start)
-        return seconds
-
-    def fill(self, num_tokens: int) -> float:
-        """Store up to so many further tokens in the first sequence, in one call; its seconds per token."""
-        length = self._model.length(0)
-        tokens = self._take(length, min(num_tokens, _CHUNK_TOKENS, self._model.max_batch_tokens))
-        before = self._clock()
-        self._model.decode([Span(0, tokens, length, 0)])
-        return (self._clock() - before) / len(tokens)
-
-    def _take(self, start: int, num_tokens: int) -> tuple[int, ...]:
-        return tuple(self._tokens[i % len(self._tokens)] for i in range(start, start + num_tokens))
+SIDE_SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Single tokens three times as often: a difference of 2 % must show."""
+FEW_SIDE_SIZES = (1, 1, 2, 4, 8, 16)
+"""For a choice between libraries, whose calls differ by more."""
+READ_TOKENS = 32
+"""of a prompt, read once by each model: as many at once take no longer a token"""
+_FILL_SHARE = 0.3
+_MAX_SIDE_ROUNDS = 30
+"""of which each has three single tokens: enough for any difference that matters"""
 
 
-def ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
-    """Tokens of ordinary text, drawn again each time: what a call costs may depend on them where a
-    model sends tokens to different experts."""
-    drawn = [rng.randrange(vocabulary.size) for _ in range(8 * MAX_TOKENS)]
-    ordinary = [t for t in drawn if not vocabulary.is_control(t) and not vocabulary.ends_generation(t)]
-    if not ordinary:
-        raise BackendError("vocabulary", "it has no ordinary tokens to measure with", "Choose another model.")
-    return ordinary
+def measure_side_by_side(
+    models: Sequence[Model],
+    *,
+    seconds: float,
+    rows: Rows = "all",
+    context: int = 0,
+    sizes: Sequence[int] = SIDE_SIZES,
+    pause_s: float = 0.0,
+    clock: Clock = perf_counter,
+    progress: Progress = lambda _part: None,
+    seed: int = 0,
+) -> list[CallCosts]:
+    """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
 
+    First each reads a piece of a prompt.
+    `sizes` are the tokens of each call of a round; one that comes twice is measured twice as often.
+    `pause_s` lies before every call: threads of another library than the one that is called next spin on
+    for a moment. It takes about `seconds` in all, at least a round and at most as many as are of use. The
+    calls are made at a context of `context` tokens, or what three tenths of the time can fill. The models'
+    sequences are empty before and after.
 
-@dataclass(slots=True)
-class Samples:
-    """The times of one kind of call."""
-
-    num_tokens: int
-    context_tokens: int = 0
-    num_sequences: int = 1
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def median_s(self) -> float:
-        """The middle time; of two the shorter, since what disturbs a call only prolongs it."""
-        return median(self.seconds) if len(self.seconds) > 2 else median_low(self.seconds)
-
-    @property
-    def spread_ratio(self) -> float:
-        """Standard error of the median, as a part of it; a guess while there are too few samples to tell."""
-        if len(self.seconds) < 3:
-            return _FEW_RATIO / len(self.seconds)
-        middle = median(self.seconds)
-        deviation = median(abs(seconds - middle) for seconds in self.seconds)
-        error: float = _MEDIAN_ERROR * _DEVIATIONS_PER_MAD * deviation / len(self.seconds) ** 0.5
-        return error / middle if middle > 0 else 0.0
-
-    def point(self) -> CallPoint:
-        """What goes into the curve."""
-        return CallPoint(
-            self.num_tokens, self.median_s, self.context_tokens, self.num_sequences, self.spread_ratio
-        )
+    Raises BackendError when a call fails.
+    """
+    rng = random.Random(seed)
+    timers = [CallTimer(model, rows, clock, random.Random(seed)) for model in models]
+    sizes = [size for size in sizes if all(size <= timer.largest for timer in timers)]
+    context = min(context, *(model.context_length - max(sizes) for model in models))
+    taken = [{size: Samples(size) for size in sizes} for _ in models]
+    started = clock()
+    with ExitStack() as stack:
+        for timer in timers:
+            stack.enter_context(timer)
+        read_s = [timer.fill(READ_TOKENS) for timer in timers]
+        for timer in timers:
+            timer.clear()
+        while timers[0].stored() < context and clock() - started < _FILL_SHARE * seconds:
+            for timer in timers:
+                timer.fill(context - timer.stored())
+        num_rounds, first_s = 0, clock()
+        while num_rounds == 0 or (
+            num_rounds < _MAX_SIDE_ROUNDS and clock() - started + (clock() - first_s) / num_rounds <= seconds
+        ):
+            for size in rng.sample(sizes, len(sizes)):
+                for i in rng.sample(range(len(models)), len(models)):
+                    sleep(pause_s)
+                    taken[i][size].seconds.append(timers[i].call_s(size))
+                progress(_share(clock() - started, seconds))
+            num_rounds += 1
+    return [
+        CallCosts([samples.point() for samples in kinds.values()], prefill_token_s=seconds or None)
+        for kinds, seconds in zip(taken, read_s, strict=True)
+    ]

@@ -10,18 +10,14 @@ import errno
 import json
 import math
 import os
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from time import perf_counter, sleep
 from typing import Any, TypeVar
 
-from outrider.core.contracts import Model
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.files import check_writable, parse_json, write_whole
-from outrider.costs.calibrate import CallTimer, Clock, Rows, Samples
 from outrider.costs.curve import SCHEMA, CallCosts
 from outrider.costs.other_programs import OtherPrograms, is_quiet
 from outrider.models.hub import cache_dir
@@ -246,78 +242,3 @@ def import_costs(path: Path) -> PairCosts:
         None if draft is None else CallCosts.from_json(draft, f"{path}, draft"),
         about if isinstance(about, dict) else None,
     )
-
-
-# The same calls on several models in turn: which way of loading one is the faster.
-
-SIZES = (1, 1, 1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Single tokens three times as often: a difference of 2 % must show."""
-FEW_SIZES = (1, 1, 2, 4, 8, 16)
-"""For a choice between libraries, whose calls differ by more."""
-READ_TOKENS = 32
-"""of a prompt, read once by each model: as many at once take no longer a token"""
-_FILL_SHARE = 0.3
-_MAX_ROUNDS = 30
-"""of which each has three single tokens: enough for any difference that matters"""
-
-
-def measure_side_by_side(
-    models: Sequence[Model],
-    *,
-    seconds: float,
-    rows: Rows = "all",
-    context: int = 0,
-    sizes: Sequence[int] = SIZES,
-    pause_s: float = 0.0,
-    clock: Clock = perf_counter,
-    progress: Callable[[float], None] | None = None,
-    seed: int = 0,
-) -> list[CallCosts]:
-    """The curve of each model, from rounds in which each makes the same calls, in shuffled order.
-
-    First each reads a piece of a prompt.
-    `sizes` are the tokens of each call of a round; one that comes twice is measured twice as often.
-    `pause_s` lies before every call: threads of another library than the one that is called next spin on
-    for a moment. It takes about `seconds` in all, at least a round and at most as many as are of use. The
-    calls are made at a context of `context` tokens, or what three tenths of the time can fill. The models'
-    sequences are empty before and after.
-
-    Raises BackendError when a call fails.
-    """
-    rng, report = random.Random(seed), progress or (lambda _part: None)
-    timers = [CallTimer(model, rows, clock, random.Random(seed)) for model in models]
-    sizes = [size for size in sizes if all(size <= timer.largest for timer in timers)]
-    room = min(model.context_length for model in models) - max(sizes)
-    taken = [{size: Samples(size) for size in sizes} for _ in models]
-    started = clock()
-    try:
-        for timer in timers:
-            timer.clear()
-            timer.warm_up()
-        read_s = [timer.fill(READ_TOKENS) for timer in timers]
-        for timer in timers:
-            timer.clear()
-        stored = 0
-        while stored < min(context, room) and clock() - started < _FILL_SHARE * seconds:
-            for timer in timers:
-                timer.fill(min(context, room) - stored)
-            stored = timers[0].stored()
-        num_rounds, round_s = 0, 0.0
-        while num_rounds == 0 or (
-            num_rounds < _MAX_ROUNDS and clock() - started + round_s / num_rounds <= seconds
-        ):
-            before = clock()
-            for size in rng.sample(sizes, len(sizes)):
-                for i in rng.sample(range(len(models)), len(models)):
-                    sleep(pause_s)
-                    taken[i][size].seconds.append(timers[i].call_s(size))
-                report(min((clock() - started) / seconds, 1.0) if seconds > 0 else 1.0)
-            num_rounds += 1
-            round_s += clock() - before
-    finally:
-        for timer in timers:
-            timer.clear()
-    return [
-        CallCosts([samples.point() for samples in kinds.values()], prefill_token_s=seconds or None)
-        for kinds, seconds in zip(taken, read_s, strict=True)
-    ]

@@ -25,7 +25,7 @@ from outrider.backends.tuning import costs_of
 from outrider.core.errors import InputError
 from outrider.core.files import write_whole
 from outrider.costs import CallCosts
-from outrider.costs.calibrate import Rows
+from outrider.costs.timer import Rows
 from outrider.distill.corpus import Batch, Text, batch_of
 from outrider.distill.losses import acceptance, loss_of
 from outrider.distill.plan import Loss

@@ -17,7 +17,7 @@ from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.costs import CallCosts
-from outrider.costs.calibrate import Rows
+from outrider.costs.timer import Rows
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFacts, ModelFile, bytes_read, card_fields

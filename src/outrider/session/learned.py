@@ -16,9 +16,9 @@ from outrider.backends.gguf import GgufModel
 from outrider.backends.tuning import Loaded, costs_of, keep_costs, native_of, spare_cores
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
-from outrider.costs.calibrate import Rows
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, read_entry, write_entry
+from outrider.costs.timer import Rows
 from outrider.drafters.model import ModelDrafter
 from outrider.models.hub import cache_dir
 from outrider.policy import AutoPolicy

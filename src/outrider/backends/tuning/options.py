@@ -29,8 +29,9 @@ from outrider.backends.tuning.scoring import (
 )
 from outrider.core.contracts import Model
 from outrider.core.errors import BackendCrash, ModelFileError, SettingError
+from outrider.costs.calibrate import FEW_SIDE_SIZES, SIDE_SIZES, measure_side_by_side
 from outrider.costs.curve import CallCosts
-from outrider.costs.store import FEW_SIZES, SIZES, costs_dir, measure_side_by_side, read_entry, write_entry
+from outrider.costs.store import costs_dir, read_entry, write_entry
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import cache_dir
 
@@ -179,7 +180,7 @@ def tune(
             seconds=seconds / len(stages),
             draft=draft,
             context=context,
-            sizes=FEW_SIZES if quick else SIZES,
+            sizes=FEW_SIDE_SIZES if quick else SIDE_SIZES,
             report=show,
         )
         survived = survived if survived in costs else next(iter(costs))

@@ -23,8 +23,9 @@ from outrider.costs import (
     store_refined,
     token_s,
 )
-from outrider.costs.calibrate import DEFAULT_SECONDS, Progress, Rows
+from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
 from outrider.costs.points import Curve
+from outrider.costs.timer import Rows
 
 COMPARED_TOKENS = 32
 """The largest call that is compared."""
@@ -181,7 +182,7 @@ def costs_of(
     rows: Rows = "all",
     seconds: float = DEFAULT_SECONDS,
     fresh: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda _part: None,
 ) -> tuple[CallCosts, list[str]]:
     """What calls of `model` cost, and lines for the user.
 
