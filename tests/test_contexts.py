@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lookups import longest_match
 from outrider.drafters import contexts
 from outrider.drafters.contexts import ALONG, DEPTH, ContextIndex, ContextReader
-from outrider.drafters.suffix import Match
+from outrider.drafters.lookup import Match
 
 
 @pytest.fixture(autouse=True)

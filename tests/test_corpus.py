@@ -246,7 +246,7 @@ def rename(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("edit", [change, touch, add, rename])
-def test_an_index_is_made_anew_when_files_change(
+def test_an_index_is_made_again_when_files_change(
     folder: Path, cache: Path, edit: Callable[[Path], None]
 ) -> None:
     (folder / "text").write_text("some text")
@@ -300,7 +300,7 @@ def test_a_damaged_index_is_made_anew_and_said(
     whole = index.read_bytes()
     index.write_bytes(damage(bytearray(whole)))
     corpus = open_corpus([folder], VOCABULARY)
-    assert "was damaged" in corpus.notices[0] and "made anew" in corpus.notices[0]
+    assert "was damaged" in corpus.notices[0] and "made again" in corpus.notices[0]
     assert corpus.notices[1:] == sound.notices
     assert index.read_bytes() == whole
     assert open_corpus([folder], VOCABULARY).notices == sound.notices

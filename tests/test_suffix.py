@@ -16,7 +16,8 @@ from lookups import UpTo, ends_of, longest_match, propose
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft
 from outrider.core.errors import SettingError
-from outrider.drafters.suffix import EVIDENCE, MAX_CHAIN, SuffixAutomaton, SuffixDrafter, estimate
+from outrider.drafters.lookup import EVIDENCE, estimate
+from outrider.drafters.suffix import MAX_CHAIN, SuffixAutomaton, SuffixDrafter
 
 # Few different tokens, so that texts repeat and states split.
 texts = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=1, max_size=60))

@@ -17,7 +17,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from outrider.drafters.suffix import Match
+from outrider.drafters.lookup import Match
 
 DEPTH = 32
 """tokens of context that places are sorted by: the longest match that is distinguished from longer ones"""
@@ -63,7 +63,7 @@ def sort_contexts(laid: Laid, on_round: Callable[[int, int], None] | None = None
     """The places that something follows, sorted by the `DEPTH` tokens from each on (backwards).
 
     Sorted by two tokens first, then by twice as many in each round, where ranks of the last round
-    stand for half of them (Manber and Myers); only those that are still tied are sorted again.
+    are those of half of them (Manber and Myers); only those that are still tied are sorted again.
     Memory: about 40 bytes a token, for at most 2^31 of them. `on_round` is called with (done, total).
     """
     n, rounds = len(laid), DEPTH.bit_length() - 1
@@ -112,11 +112,11 @@ class ContextIndex:
         laid = lay_out(texts)
         return cls(laid.tobytes(), sort_contexts(laid))
 
-    def search(self, tail: Sequence[int], min_length: int = 1) -> tuple[list[int], int]:
-        """Places after the longest suffix of `tail` that something followed, ascending and at most
+    def search(self, text: Sequence[int], min_length: int = 1) -> tuple[list[int], int]:
+        """Places after the longest suffix of `text` that something followed, ascending and at most
         `SAMPLE` of them, and its length in tokens, at most `DEPTH`; no places where it is shorter
         than `min_length`."""
-        recent = tail[: -DEPTH - 1 : -1]
+        recent = text[: -DEPTH - 1 : -1]
         pattern = _CONTEXT.pack(*[token + 1 for token in recent], *[BORDER] * (DEPTH - len(recent)))
         found = self._first_from(pattern)
         length = 0
@@ -179,13 +179,13 @@ class ContextReader:
     and here, None where the texts have no place in time: then matches have no age.
     """
 
-    __slots__ = ("_followers", "_index", "_length", "_min_match", "_num_since", "_places", "_tail")
+    __slots__ = ("_followers", "_index", "_length", "_min_match", "_num_since", "_places", "_recent")
 
     def __init__(
         self, index: ContextIndex, text: Sequence[int], min_match: int, num_since: int | None = None
     ) -> None:
         self._index = index
-        self._tail = list(text[-DEPTH:])
+        self._recent = list(text[-DEPTH:])
         self._min_match = min_match
         self._num_since = num_since
         self._places: list[int] = []
@@ -193,7 +193,7 @@ class ContextReader:
         self._length = 0
 
     def read(self, token: int) -> None:
-        self._tail.append(token)
+        self._recent.append(token)
         if self._num_since is not None:
             self._num_since += 1
         if self._places:
@@ -204,7 +204,7 @@ class ContextReader:
 
     def find(self) -> Match | None:
         if not self._places:
-            places, self._length = self._index.search(self._tail, self._min_match)
+            places, self._length = self._index.search(self._recent, self._min_match)
             self._go_to(places)
         if not self._places:
             return None
@@ -218,7 +218,7 @@ class ContextReader:
         return Match(int.from_bytes(best) - 1, self._length, count, total, age)
 
     def _go_to(self, places: list[int]) -> None:
-        """Stand at those of these places that something follows."""
+        """Keep those of these places that something follows."""
         followers = [self._index.follower(place) for place in places]
         if END in followers:
             places = [place for place, token in zip(places, followers, strict=True) if token != END]

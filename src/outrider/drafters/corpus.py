@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import DraftRequest, StoppingRule, Vocabulary
-from outrider.core.data import Draft, DraftWork, Request
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Request
 from outrider.core.errors import SettingError
 from outrider.drafters import corpus_store
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader, lay_out, sort_contexts
 from outrider.drafters.corpus_store import About, DamagedIndex, FileList, chunks, list_files
-from outrider.drafters.suffix import grow
+from outrider.drafters.lookup import LookupDrafter
 from outrider.models.vocab import tokenizer_id
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done ("reading" bytes, "sorting" in rounds), how much is done, and of how much."""
+"""Called with what is being done ("reading" bytes, "sorting" in rounds), how much of it, and of how much."""
 
 
 def indexing(stage: str, done: int, total: int) -> str:
-    """What `Progress` was told, for people."""
+    """What `Progress` was called with, for people."""
     if stage == "reading":
         return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB read"
     return f"sorting, round {done + 1} of {total}"
@@ -44,33 +44,27 @@ class Corpus:
 def open_corpus(paths: Sequence[Path], vocabulary: Vocabulary, progress: Progress | None = None) -> Corpus:
     """The files at and below `paths`, as this tokenizer cuts them.
 
-    They are indexed once, in the user's own cache, and anew when a file comes, goes or changes.
+    They are indexed once, in the user's own cache, and again when a file comes, goes or changes.
     Interrupted, that leaves nothing behind. Raises SettingError for a path that does not exist,
     for files without any text or with too much of it, and where the index cannot be written.
     """
     files, tokenizer = list_files(paths), tokenizer_id(vocabulary)
+    names = "\0".join([tokenizer, *(str(path.resolve()) for path in paths)])
     place = corpus_store.folder()
-    path = place / _file_name(paths, tokenizer)
+    path = place / f"{sha256(names.encode(errors='replace')).hexdigest()[:32]}.index"
     notices: list[str] = []
+    found = None
     try:
-        index, about = corpus_store.load(path)
-        if (about.sources, about.tokenizer) == (files.identity, tokenizer):
-            return _corpus(index, about, notices)
+        found = corpus_store.load(path)
     except FileNotFoundError:
         pass
     except DamagedIndex as error:
-        notices.append(f"the index of the corpus was damaged ({error.why}) and is made anew")
-    corpus_store.sweep(place)
-    _build(paths, files, vocabulary, tokenizer, path, progress or (lambda *_: None))
-    return _corpus(*corpus_store.load(path), notices)
-
-
-def _file_name(paths: Sequence[Path], tokenizer: str) -> str:
-    names = [tokenizer, *(str(path.resolve()) for path in paths)]
-    return sha256("\0".join(names).encode(errors="replace")).hexdigest()[:32] + ".index"
-
-
-def _corpus(index: ContextIndex, about: About, notices: Sequence[str]) -> Corpus:
+        notices.append(f"the index of the corpus was damaged ({error.why}) and is made again")
+    if found is None or (found[1].sources, found[1].tokenizer) != (files.identity, tokenizer):
+        corpus_store.sweep(place)
+        _build(paths, files, vocabulary, path, progress or (lambda *_: None))
+        found = corpus_store.load(path)
+    index, about = found
     tokens = str(about.num_tokens) if about.num_tokens < 1e5 else f"{about.num_tokens / 1e6:.1f} M"
     line = f"corpus: indexed {about.num_files} file{'s'[: about.num_files != 1]}, {tokens} tokens"
     if about.skipped:
@@ -83,31 +77,23 @@ def _counts(skipped: dict[str, int]) -> str:
 
 
 def _build(
-    paths: Sequence[Path],
-    files: FileList,
-    vocabulary: Vocabulary,
-    tokenizer: str,
-    path: Path,
-    progress: Progress,
+    paths: Sequence[Path], files: FileList, vocabulary: Vocabulary, path: Path, progress: Progress
 ) -> None:
     """Read, sort and save."""
-    skipped = Counter(files.skipped)
-    texts = list(_read(files, vocabulary, skipped, progress))
+    texts = list(_read(files, vocabulary, progress))
     num_tokens = sum(map(len, texts))
     if not num_tokens:
-        why = "there is no text in it" + (f" (skipped {_counts(skipped)})" if skipped else "")
+        why = "there is no text in it" + (f" (skipped {_counts(files.skipped)})" if files.skipped else "")
         raise SettingError(", ".join(map(str, paths)), why, "Name files or folders with text in UTF-8.")
     laid = lay_out(texts)
-    about = About(files.identity, tokenizer, len(texts), num_tokens, dict(skipped))
+    about = About(files.identity, tokenizer_id(vocabulary), len(texts), num_tokens, dict(files.skipped))
     del texts
     places = sort_contexts(laid, lambda done, total: progress("sorting", done, total))
     corpus_store.save(path, laid, places, about)
 
 
-def _read(
-    files: FileList, vocabulary: Vocabulary, skipped: Counter[str], progress: Progress
-) -> Iterator[npt.NDArray[np.int32]]:
-    """The tokens of each file that is text; the others are counted in `skipped`."""
+def _read(files: FileList, vocabulary: Vocabulary, progress: Progress) -> Iterator[npt.NDArray[np.int32]]:
+    """The tokens of each file that is text; the others are counted in `files.skipped`."""
     total, before = files.size_bytes, 0
     for source in files.sources:
         parts, read = [np.empty(0, np.int32)], 0
@@ -118,41 +104,34 @@ def _read(
                 progress("reading", before + read, total)
             yield np.concatenate(parts)
         except OSError:
-            skipped["unreadable"] += 1
+            files.skipped["unreadable"] += 1
         except UnicodeDecodeError:
-            skipped["binary"] += 1
+            files.skipped["binary"] += 1
         before += source.size_bytes
 
 
-class CorpusDrafter:
+class CorpusDrafter(LookupDrafter):
     """Drafts from a corpus. Matches have no age: all of it was there before."""
 
     name = "corpus"
-    is_free = True
 
     def __init__(self, corpus: Corpus, min_match: int = 2) -> None:
         self._index = corpus.index
         self._min_match = min_match
-        self._tails: dict[int, deque[int]] = {}
+        self._recent: dict[int, deque[int]] = {}
 
     def begin(self, sequence: int, request: Request) -> None:
-        self._tails[sequence] = deque(request.prompt, DEPTH)
+        self._recent[sequence] = deque(request.prompt, DEPTH)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        self._tails[sequence].extend(tokens)
+        self._recent[sequence].extend(tokens)
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(request, stopping) for request in requests], DraftWork()
-
-    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
-        reader = ContextReader(self._index, list(self._tails[request.sequence]), self._min_match)
-        return grow(reader, request, stopping, self.name)
+    def _reader(self, sequence: int) -> ContextReader:
+        return ContextReader(self._index, list(self._recent[sequence]), self._min_match)
 
     def end(self, sequence: int) -> None:
-        del self._tails[sequence]
+        del self._recent[sequence]
 
     def reset(self) -> None:
         """Forget every sequence; the corpus stays."""
-        self._tails.clear()
+        self._recent.clear()

@@ -48,7 +48,7 @@ class About:
 
 
 class DamagedIndex(InputError):
-    """An index file is not what was once written."""
+    """An index file is not what was once written; `why` says what is wrong with it."""
 
 
 def folder() -> Path:
@@ -104,25 +104,21 @@ def load(path: Path) -> tuple[ContextIndex, About]:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         if found.st_uid != os.geteuid():
-            raise _damaged(path, "it belongs to another user")
+            raise DamagedIndex(str(path), "it belongs to another user", "Remove it.")
         if found.st_size < calcsize(_TRAILER):
-            raise _damaged(path, "it is too short")
+            raise DamagedIndex(str(path), "it is too short", "Remove it.")
         stored = mmap(file.fileno(), 0, access=ACCESS_READ)
     end = len(stored) - calcsize(_TRAILER)
     footer_bytes, checksum, mark = unpack(_TRAILER, stored[end:])
     if mark != _MARK:
-        raise _damaged(path, "its last bytes are not those of an index")
+        raise DamagedIndex(str(path), "its last bytes are not those of an index", "Remove it.")
     if zlib.crc32(memoryview(stored)[:end]) != checksum:
-        raise _damaged(path, "its checksum is wrong")
+        raise DamagedIndex(str(path), "its checksum is wrong", "Remove it.")
     about = parse_json(stored[end - footer_bytes : end])
     num_stored, num_places = about.pop("num_stored"), about.pop("num_places")
     places = np.frombuffer(stored, np.int32, num_places, offset=num_stored * BYTES)
     os.utime(path)  # used: not to be swept away
     return ContextIndex(stored, places), About(**about)
-
-
-def _damaged(path: Path, why: str) -> DamagedIndex:
-    return DamagedIndex(str(path), why, "Remove it.")
 
 
 def sweep(place: Path) -> None:
@@ -224,10 +220,7 @@ def list_files(paths: Sequence[Path]) -> FileList:
 
 
 def _add_folder(files: FileList, folder: Path) -> None:
-    def count(_error: OSError) -> None:
-        files.skipped["unreadable"] += 1
-
-    for place, folders, names in os.walk(folder, onerror=count):
+    for place, folders, names in os.walk(folder, onerror=lambda _: files.skipped.update(["unreadable"])):
         folders[:] = sorted(set(folders) - _VERSION_CONTROL)
         if linked := sum((Path(place) / name).is_symlink() for name in folders):
             files.skipped["linked"] += linked

@@ -1,20 +1,19 @@
-"""Looking up in what was said before: earlier prompts and answers, other than the running one."""
+"""Looking up in earlier prompts and answers, other than the running one."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
-from outrider.core.contracts import DraftRequest, StoppingRule
-from outrider.core.data import Draft, DraftWork, Request
+from outrider.core.data import Request
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
-from outrider.drafters.suffix import Match, grow
+from outrider.drafters.lookup import LookupDrafter, Match
 
 MAX_TOKENS = 200_000
 """what a memory holds"""
 
 RECENT_RATIO = 1 / 8
-"""of a memory, what is indexed anew with every text that is added"""
+"""of a memory, what is indexed again with every text that is added"""
 
 MAX_SCOPES = 64
 
@@ -112,7 +111,7 @@ def _block_keys(text: Sequence[int]) -> list[int]:
     return keys
 
 
-class EarlierDrafter:
+class EarlierDrafter(LookupDrafter):
     """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which
     every request that ends adds its own text. Texts that are still being generated are not looked up in
     by others. Of more than `max_scopes` the one that was used longest ago is forgotten. `memory` is that
@@ -120,7 +119,6 @@ class EarlierDrafter:
     """
 
     name = "earlier"
-    is_free = True
 
     def __init__(
         self, memory: Memory | None = None, *, min_match: int = 2, max_scopes: int = MAX_SCOPES
@@ -141,21 +139,17 @@ class EarlierDrafter:
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         self._running[sequence][0].extend(tokens)
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        return [self._draft(request, stopping) for request in requests], DraftWork()
-
-    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
-        text, memory = self._running[request.sequence]
-        readers = [
-            ContextReader(index, text, self._min_match, len(text) + num_since)
-            for index, num_since in memory.indexes()
-        ]
-        return grow(_Longest(readers), request, stopping, self.name)
+    def _reader(self, sequence: int) -> _Longest:
+        text, memory = self._running[sequence]
+        return _Longest(
+            [
+                ContextReader(index, text, self._min_match, len(text) + num_since)
+                for index, num_since in memory.indexes()
+            ]
+        )
 
     def end(self, sequence: int) -> None:
-        """What was said is remembered."""
+        """Its text is remembered."""
         text, memory = self._running.pop(sequence)
         memory.add(text)
 

@@ -24,7 +24,6 @@ from outrider.core.data import (
     Row,
     Span,
     TokenEstimate,
-    point_masses,
 )
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
 from outrider.models.vocab import Alignment
@@ -85,17 +84,13 @@ class _Context:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _Growing:
     """A draft under construction for one request."""
 
     request: DraftRequest
-    tokens: list[int] = field(default_factory=list)
-    """in the target's ids"""
-    sources: list[str] = field(default_factory=list)
+    draft: Draft = field(default_factory=Draft)
     unread: list[int] = field(default_factory=list)
-    """those at the end that it has not evaluated, in the draft's ids"""
-    probs: list[Distribution] = field(default_factory=list)
-    estimates: list[TokenEstimate] = field(default_factory=list)
+    """its last tokens, in the draft model's ids, that this has not evaluated"""
 
 
 class ModelDrafter:
@@ -194,8 +189,10 @@ class ModelDrafter:
         work = DraftWork()
         for request in able:
             work += self._catch_up(request.sequence, len(request.prefix))
-        drafts, decoding = self._grow([_Draft(request) for request in able], stopping)
-        return [drafts.get(request.sequence, Draft()) for request in requests], work + decoding
+        growing = [_Growing(request) for request in able]
+        work += self._grow(growing, stopping)
+        drafts = {each.request.sequence: each.draft for each in growing}
+        return [drafts.get(request.sequence, Draft()) for request in requests], work
 
     def _room(self, request: DraftRequest) -> int:
         """Tokens that can be drafted before the draft model's own context is full; none after a prefix that
@@ -203,30 +200,27 @@ class ModelDrafter:
         context = self._contexts[request.sequence]
         if not context.final or len(request.prefix) >= self._chunk_tokens:
             return 0
-        held = self._window if self._begins_anew(context) else context.held
+        held = self._window if self._restarts(context) else context.held
         return min(request.max_tokens, self.model.context_length - held - len(request.prefix))
 
-    def _begins_anew(self, context: _Context) -> bool:
+    def _restarts(self, context: _Context) -> bool:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
         return bool(self._window) and (context.num_unread > self._window or is_full)
 
-    def _catch_up(self, sequence: int, num_lead: int) -> DraftWork:
+    def _catch_up(self, sequence: int, num_prefix: int) -> DraftWork:
         """Drop what was not accepted, and evaluate all but a last few final tokens, which go into one call
-        with `num_lead` others."""
-        context = self._contexts[sequence]
+        with `num_prefix` others."""
+        context, work = self._contexts[sequence], DraftWork()
         self._rewind(sequence, context)
-        if self._begins_anew(context):  # after a failed call it may hold nothing
+        if self._restarts(context):  # after a failed call it may hold nothing
             self._give_up(sequence)
             context.start = len(context.final) - self._window
-        work = DraftWork()
         while context.start + context.agree < context.prompt_length - 1:
-            before = context.agree
-            seconds = self._evaluate(sequence, context, context.prompt_length - 1)
-            work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=context.agree - before)
-        while context.num_unread + num_lead > self._chunk_tokens:
-            before = context.agree
-            seconds = self._evaluate(sequence, context, len(context.final) - 1)
-            work += DraftWork(calls=1, model_s=seconds, call_tokens=(context.agree - before,))
+            size, seconds = self._evaluate(sequence, context, context.prompt_length - 1)
+            work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=size)
+        while context.num_unread + num_prefix > self._chunk_tokens:
+            size, seconds = self._evaluate(sequence, context, len(context.final) - 1)
+            work += DraftWork(calls=1, model_s=seconds, call_tokens=(size,))
         return work
 
     def _rewind(self, sequence: int, context: _Context) -> None:
@@ -242,8 +236,8 @@ class ModelDrafter:
         del context.evaluated[keep:]
         context.agree = keep
 
-    def _evaluate(self, sequence: int, context: _Context, end: int) -> float:
-        """Evaluate a chunk of the final tokens, up to `end` at most; returns the seconds."""
+    def _evaluate(self, sequence: int, context: _Context, end: int) -> tuple[int, float]:
+        """Evaluate a chunk of the final tokens, up to `end` at most; returns its size and the seconds."""
         begin = context.start + context.agree
         tokens = context.final[begin : min(end, begin + self._chunk_tokens)]
         self._make_room(len(tokens))
@@ -251,48 +245,44 @@ class ModelDrafter:
         self.model.decode([Span(sequence, tuple(tokens), context.agree, 0)])
         context.evaluated.extend(tokens)
         context.agree += len(tokens)
-        return perf_counter() - before
+        return len(tokens), perf_counter() - before
 
-    def _grow(self, growing: Sequence[_Draft], stopping: StoppingRule) -> tuple[dict[int, Draft], DraftWork]:
+    def _grow(self, active: list[_Growing], stopping: StoppingRule) -> DraftWork:
         """Draft token by token, one call for all sequences whose draft still grows."""
-        drafts: dict[int, Draft] = {}
         call_tokens: list[int] = []
         model_s = 0.0
-        active = list(growing)
         while active:
-            spans = [self._next_span(draft) for draft in active]
-            self._make_room(sum(len(span.tokens) for span in spans))
+            spans = [self._next_span(growing) for growing in active]
+            call_tokens.append(sum(len(span.tokens) for span in spans))
+            self._make_room(call_tokens[-1])
             before = perf_counter()
             rows = self.model.decode(spans)
             model_s += perf_counter() - before
-            call_tokens.append(sum(len(span.tokens) for span in spans))
             for span in spans:
                 context = self._contexts[span.sequence]
                 context.evaluated.extend(span.tokens)
                 context.agree = context.held
             active = [
-                draft
-                for draft, row in zip(active, rows, strict=True)
-                if self._append(draft, row, stopping)
-                and len(draft.tokens) < self._room(draft.request)
-                and stopping.should_continue(draft.request, draft.tokens)
+                growing
+                for growing, row in zip(active, rows, strict=True)
+                if self._append(growing, row, stopping)
+                and len(growing.draft) < self._room(growing.request)
+                and stopping.should_continue(growing.request, growing.draft.tokens)
             ]
-        for draft in growing:
-            drafts[draft.request.sequence] = self._finish(draft)
-        return drafts, DraftWork(len(call_tokens), model_s, call_tokens=tuple(call_tokens))
+        return DraftWork(len(call_tokens), model_s, call_tokens=tuple(call_tokens))
 
-    def _next_span(self, draft: _Draft) -> Span:
-        context = self._contexts[draft.request.sequence]
-        stored = len(context.evaluated)
-        if draft.tokens:
-            return Span(draft.request.sequence, tuple(draft.unread), stored, 1)
-        tokens = (*context.final[context.start + stored :], *self.alignment.read(draft.request.prefix))
-        return Span(draft.request.sequence, tokens, stored, 1)
+    def _next_span(self, growing: _Growing) -> Span:
+        request, context = growing.request, self._contexts[growing.request.sequence]
+        tokens, stored = growing.unread, len(context.evaluated)
+        if not growing.draft:
+            tokens = [*context.final[context.start + stored :], *self.alignment.read(request.prefix)]
+        return Span(request.sequence, tuple(tokens), stored, 1)
 
-    def _append(self, draft: _Draft, logits: Logits, stopping: StoppingRule) -> bool:
-        """Append the next token, if `stopping` accepts it; returns whether another may follow."""
-        request, row = draft.request, logits[-1]
-        drafted = (*request.prefix, *draft.tokens)
+    def _append(self, growing: _Growing, logits: Logits, stopping: StoppingRule) -> bool:
+        """Append the next token, if `stopping` accepts it, and what is forced after it, which is read in the
+        same call; returns whether another may follow."""
+        request, row, tokens = growing.request, logits[-1], growing.draft.tokens
+        drafted = request.prefix + tokens
         try:
             found = self._rows.argmax(row, request, drafted)
         except (SettingError, ConstraintError):
@@ -301,40 +291,28 @@ class ModelDrafter:
             return False
         token, confidence = found
         estimate = TokenEstimate(confidence)
-        if not stopping.accept(request, draft.tokens, estimate):
+        if not stopping.accept(request, tokens, estimate):
             return False
+        probs: tuple[Distribution, ...] = ()
         if request.draw is not None or request.with_greedy_probs:
-            draft.probs.append(self._rows.distribution(row, request, drafted))
+            probs = (self._rows.distribution(row, request, drafted),)
         if request.draw is not None:
-            token = request.draw(draft.probs[-1], len(drafted))
-        draft.tokens.append(token)
-        draft.sources.append(self.name)
-        draft.estimates.append(estimate)
-        draft.unread = self.alignment.read([token])
-        if not draft.unread or self.model.vocabulary.ends_generation(draft.unread[0]):
-            return False  # nothing follows an end token
-        self._append_forced(draft, stopping.append_forced(request, draft.tokens))
-        return len(draft.unread) <= self._chunk_tokens
-
-    def _append_forced(self, draft: _Draft, forced: Draft) -> None:
-        """Forced tokens are read in the same call as the token before them."""
-        draft.tokens += forced.tokens
-        draft.sources += forced.sources
-        draft.estimates += forced.estimates
-        draft.unread += self.alignment.read(forced.tokens)
-        if draft.probs:
-            draft.probs += point_masses(forced.tokens)
-
-    def _finish(self, draft: _Draft) -> Draft:
-        probs = tuple(draft.probs)
-        return Draft(
-            tokens=tuple(draft.tokens),
-            probs=probs if draft.request.draw is not None and probs else None,
-            acceptance=tuple(estimate.acceptance for estimate in draft.estimates),
-            sources=tuple(draft.sources),
-            estimates=tuple(draft.estimates),
-            greedy_probs=probs if draft.request.draw is None else (),
+            token = request.draw(probs[0], len(drafted))
+        growing.draft += Draft(
+            tokens=(token,),
+            probs=probs if request.draw is not None else None,
+            acceptance=(confidence,),
+            sources=(self.name,),
+            greedy_probs=probs if request.draw is None else (),
+            estimates=(estimate,),
         )
+        growing.unread = self.alignment.read([token])
+        if not growing.unread or self.model.vocabulary.ends_generation(growing.unread[0]):
+            return False  # nothing follows an end token
+        if forced := stopping.append_forced(request, growing.draft.tokens):
+            growing.draft += forced
+            growing.unread += self.alignment.read(forced.tokens)
+        return len(growing.unread) <= self._chunk_tokens
 
 
 # A draft model's logits, read as the target's tokens under a request's sampler.
@@ -360,7 +338,7 @@ class Rows:
         temperature and filters.
 
         None for a point-mass draft where something that the target lacks, or the draft does not know,
-        is likelier: its second best is no guess worth making. What the target lacks takes its share of the
+        is more likely: its second best is no guess worth making. What the target lacks takes its share of the
         confidence too. Neither holds under a constraint, which would bar an unknown part of that.
 
         Raises SettingError or ConstraintError where the request leaves no token, BackendError for logits
@@ -387,7 +365,7 @@ class Rows:
         return Distribution(self._alignment.common[found.tokens], found.probs)
 
     def _over_target(self, row: Row) -> Row:
-        # One buffer for all: a sampler keeps no row, and large ones are slow to get anew.
+        # One buffer for all: a sampler keeps no row, and large ones are slow to allocate.
         if self._alignment.identical:
             return row
         self._spread = self._alignment.in_target(row, self._spread)

@@ -7,30 +7,27 @@ Looking the longest match up in a suffix automaton is the idea of SAM-Decoding
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from outrider.core.contracts import DraftRequest, StoppingRule
-from outrider.core.data import Draft, DraftWork, Request, TokenEstimate
+from outrider.core.data import Request
 from outrider.core.errors import SettingError
+from outrider.drafters.lookup import LookupDrafter, Match
 
 
-class SuffixDrafter:
+class SuffixDrafter(LookupDrafter):
     """Drafts from a sequence's own text, without a model.
 
     A draft continues the longest suffix of the text (followed by the request's prefix) that
     occurred before in the text, by the token that followed it most often, and goes on from there;
     where nothing followed, shorter suffixes are tried. Matches of fewer than `min_match` tokens
     are not used: after a single token the guess is right about one time in five, after two one in
-    three. Its tokens are point masses.
+    three.
 
     Raises SettingError for a `min_match` below 1.
     """
 
     name = "lookup"
-    is_free = True
 
     def __init__(self, min_match: int = 2) -> None:
         if min_match < 1:
@@ -39,28 +36,20 @@ class SuffixDrafter:
         self._texts: dict[int, _Text] = {}
 
     def begin(self, sequence: int, request: Request) -> None:
-        """Take in a prompt. If it goes on from the sequence's earlier text, as the next turn of
-        a conversation does, only what is new is read; any other prompt starts afresh."""
+        """Read a prompt. If it goes on from the sequence's earlier text, as the next turn of a conversation
+        does, only what is new is read; any other prompt starts afresh."""
         text = self._texts.get(sequence)
-        if text is None or not text.begins(request.prompt):
+        if text is None or text.tokens != list(request.prompt[: len(text.tokens)]):
             text = self._texts[sequence] = _Text()
         text.extend(request.prompt[len(text.tokens) :])
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Take in tokens that became final."""
+        """These tokens were committed."""
         self._texts.setdefault(sequence, _Text()).extend(tokens)
 
-    def propose(
-        self, requests: Sequence[DraftRequest], stopping: StoppingRule
-    ) -> tuple[list[Draft], DraftWork]:
-        """One draft per request, empty where nothing matches; no model is called for it."""
-        return [self._draft(request, stopping) for request in requests], DraftWork()
-
-    def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
-        text = self._texts.get(request.sequence)
-        if text is None:
-            return Draft()
-        return grow(_TextReader(text.automaton, self._min_match), request, stopping, self.name)
+    def _reader(self, sequence: int) -> _TextReader | None:
+        text = self._texts.get(sequence)
+        return None if text is None else _TextReader(text.automaton, self._min_match)
 
     def end(self, sequence: int) -> None:
         """Nothing is given up: the next prompt of the sequence may go on from this text."""
@@ -79,14 +68,10 @@ class _Text:
         self.tokens: list[int] = []
         self.automaton = SuffixAutomaton()
 
-    def extend(self, tokens: Iterable[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
         for token in tokens:
-            self.tokens.append(token)
             self.automaton.extend(token)
-
-    def begins(self, tokens: Sequence[int]) -> bool:
-        """Whether `tokens` start with this text."""
-        return self.tokens == list(tokens[: len(self.tokens)])
 
 
 class _TextReader:
@@ -304,86 +289,3 @@ class SuffixAutomaton:
             others = self._others[state]
             others[held] = self._target[state]
             self._token[state], self._target[state] = token, others.pop(token)
-
-
-# What all lookups share: reading along, the estimate, and growing a draft from what was found.
-
-EVIDENCE = ("match_length", "count", "total", "age")
-"""What the numbers of a lookup's `TokenEstimate.evidence` are, in order; those of `Match`."""
-
-DOUBT = 5.0
-"""phantom misses against a match of one token"""
-
-DOUBT_DECAY = 1.5
-"""power of the match length by which they fade"""
-
-
-def estimate(match_length: int, count: int, total: int) -> float:
-    """The probability that a token is accepted which followed a match of `match_length` tokens
-    `count` out of `total` times (1 or more, each).
-
-    It is `count / (total + DOUBT / match_length ** DOUBT_DECAY)`: the share, smoothed as Laplace
-    did by events that were not seen, here misses only, and the fewer the longer the match. It
-    rises with the match length and with the share and stays below 1. The constants minimise the
-    log-loss on the drafts of a replay over Python sources and English prose.
-    """
-    return count / (total + DOUBT / math.pow(match_length, DOUBT_DECAY))
-
-
-@dataclass(slots=True)  # frozen ones take three times as long to make, and each step makes dozens
-class Match:
-    """The most likely token after the longest match.
-
-    The last `length` tokens were found, `total` times with something after them, and `count`
-    times that was `token`. `age` is how many tokens back it stood the last time (1: right before),
-    0 where what is looked up in has no place in time. Of a prediction it is how far from where the
-    answer departed from it (0: nowhere so far) they were found again.
-    """
-
-    token: int
-    length: int
-    count: int
-    total: int
-    age: int
-
-    @property
-    def estimate(self) -> TokenEstimate:
-        """What the drafter says about the token; `EVIDENCE` names the numbers."""
-        evidence = (float(self.length), float(self.count), float(self.total), float(self.age))
-        return TokenEstimate(estimate(self.length, self.count, self.total), evidence)
-
-
-class Reader(Protocol):
-    """A place in something that can be looked up in; reading changes nothing but the place."""
-
-    def read(self, token: int) -> None:
-        """Go on by one token, whether or not it is the one that was found."""
-        ...
-
-    def find(self) -> Match | None:
-        """What is most likely to come next; None where nothing matches."""
-        ...
-
-
-def grow(reader: Reader, request: DraftRequest, stopping: StoppingRule, source: str) -> Draft:
-    """A draft of point-mass tokens that continues the request's prefix, as far as `stopping` lets it."""
-    for token in request.prefix:
-        reader.read(token)
-    tokens: list[int] = []
-    estimates: list[TokenEstimate] = []
-    while len(tokens) < request.max_tokens and stopping.should_continue(request, tokens):
-        match = reader.find()
-        if match is None:
-            break
-        estimate = match.estimate
-        if not stopping.accept(request, tokens, estimate):
-            break
-        tokens.append(match.token)
-        estimates.append(estimate)
-        reader.read(match.token)
-    return Draft(
-        tokens=tuple(tokens),
-        acceptance=tuple(estimate.acceptance for estimate in estimates),
-        sources=(source,) * len(tokens),
-        estimates=tuple(estimates),
-    )
