@@ -2,7 +2,7 @@
 
 The first word of the last message chooses the script. Plain decoding turns out to be faster once it was
 asked something. Under /keyed the API asks for a key, /bare has
-no draft model and knows no costs, /away has no working API.
+no draft model and knows no costs, /away has no working API, /later is not ready at once.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def of_pieces(pieces: Pieces, *, per_chunk: int = 3, calls: int = 0) -> list[Chu
         some = pieces[i : i + per_chunk]
         calls += 1
         told = {"pieces": some, "target_calls": calls, "generated_tokens": 3 * calls}
+        told |= {"draft_calls": 4 * calls, "drafted_tokens": 4 * calls, "accepted_tokens": 2 * calls}
         chunks.append(chunk({"content": "".join(text for text, _ in some)}, told))
     return chunks
 
@@ -165,8 +166,17 @@ async def thinking(_: str) -> AsyncIterator[Chunk | str]:
 
 
 async def structured(_: str) -> AsyncIterator[Chunk | str]:
-    for one in of_pieces([('{"', "grammar"), ("*na_me_*", "target"), ('": ', "grammar"), ("1}", "draft")]):
+    pieces = [('{"', "grammar"), ("*na_me_*", "target"), ('": ', "grammar"), ("1", "draft")]
+    pieces += [
+        (',"li', "grammar"),
+        ('st" : [', "draft"),
+        ("{}, [ ],", "lookup"),
+        (' "a, [b: \\"', "target"),
+        (r'"]}', "draft"),
+    ]
+    for one in of_pieces(pieces, per_chunk=1):
         yield one
+        await asyncio.sleep(0.02)
     yield chunk({}, finish="stop")
     yield report(
         forced_tokens=7,
@@ -208,6 +218,15 @@ async def torn(_: str) -> AsyncIterator[Chunk | str]:
     yield chunk({}, finish="stop")
 
 
+async def wide(_: str) -> AsyncIterator[Chunk | str]:
+    """JSON with a long line, in a fence."""
+    text = '{"text": "' + "word " * 200 + '"}'
+    for one in of_pieces([("```json\n", "target"), (text, "draft"), ("\n```", "target")]):
+        yield one
+    yield chunk({}, finish="stop")
+    yield report()
+
+
 SCRIPTS: dict[str, Callable[[str], AsyncIterator[Chunk | str]]] = {
     "rich": rich,
     "slow": slow,
@@ -215,6 +234,7 @@ SCRIPTS: dict[str, Callable[[str], AsyncIterator[Chunk | str]]] = {
     "long": lasting,
     "think": thinking,
     "json": structured,
+    "wide": wide,
     "untold": untold,
     "fail": failing,
     "end": ending,
@@ -292,6 +312,21 @@ def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
     return app
 
 
+def later(seen: list[Chunk]) -> FastAPI:
+    """A server that loads its models until somebody says /loaded."""
+    app = FastAPI(openapi_url=None)
+    app.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
+
+    @app.get("/outrider/status")
+    def told() -> Response:
+        if {"loaded": True} in seen:
+            return JSONResponse(STATUS)
+        error = {"message": "Loading model: the server is loading the models", "code": 503}
+        return JSONResponse({"error": error}, 503)
+
+    return app
+
+
 def standin() -> FastAPI:
     """All of them, and what they were asked at /seen (DELETE forgets it)."""
     seen: list[Chunk] = []
@@ -317,4 +352,6 @@ def standin() -> FastAPI:
         ),
     )
     app.mount("/away", away)
+    app.mount("/later", later(seen))
+    app.post("/loaded")(lambda: seen.append({"loaded": True}))
     return app

@@ -108,9 +108,12 @@ def test_sources_are_told_where_they_are_asked_for(served: Serving) -> None:
     calls = [one["target_calls"] for one in told]
     assert calls == sorted(calls) and calls[0] == 1
     assert calls[-1] <= chunks[-1]["outrider"]["target_calls"]
-    generated = [one["generated_tokens"] for one in told]
-    assert generated == sorted(generated)
-    assert calls[-1] < generated[-1] <= chunks[-1]["outrider"]["generated_tokens"]
+    for name in ("generated_tokens", "draft_calls", "drafted_tokens", "accepted_tokens"):
+        counts = [one[name] for one in told]
+        assert counts == sorted(counts)
+        assert counts[-1] <= chunks[-1]["outrider"][name]
+    assert told[-1]["accepted_tokens"] > 0
+    assert calls[-1] < told[-1]["generated_tokens"]
 
 
 def test_half_a_character_is_never_sent(served: Serving) -> None:

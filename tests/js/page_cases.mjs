@@ -69,7 +69,7 @@ export async function numbers_at_the_end_are_those_of_the_server({ open, seen })
   assert.equal(await text(page, "#rate"), "50.0");
   assert.equal(await text(page, "#per-call"), "3.00");
   assert.equal(await text(page, "#speedup"), "2.50×");
-  await until(async () => (await text(page, "#plain")) === "25.0", "the costs of now");
+  assert.equal(await text(page, "#plain"), "20.0"); // 50.0 / 2.50, whatever the costs are by now
   const summary = "120 tokens · 40 target calls, 3.00 tokens each · about 2.50× (2.40–2.60) over plain decoding · 50.0 tokens/s";
   assert.equal(await text(page, ".summary"), summary);
   const account = await text(page, "#account");
@@ -108,12 +108,28 @@ export async function a_server_that_tells_nothing_is_shown_as_such({ open }) {
   assert.match(await text(page, "#account"), /no account/);
 }
 
+export async function figures_beside_each_other_follow_from_each_other({ open }) {
+  const page = await open();
+  await ask(page, "Hello");
+  await until(() => page.evaluate(() => gauge.plain_s === 0.04), "the costs of now");
+  assert.deepEqual(await texts(page, "#rate, #plain, #speedup"), ["50.0", "20.0", "2.50×"]);
+  await say(page, "slow");
+  await page.waitForFunction(() => document.querySelector("#speedup").textContent.endsWith("×"));
+  const [rate, plain, speedup] = (await texts(page, "#rate, #plain, #speedup")).map(parseFloat);
+  assert.equal(plain, 25);
+  assert.ok(Math.abs(rate / plain - speedup) < 0.06, `${rate} ${plain} ${speedup}`);
+  await page.click("#stop");
+  await idle(page);
+  await ask(page, "json"); // its speed-up is not known: then no plain speed that one would divide by
+  assert.deepEqual(await texts(page, "#rate, #plain, #speedup"), ["50.0", "–", "–"]);
+}
+
 export async function reasoning_and_tool_calls_fold({ open }) {
   const page = await open();
   await ask(page, "think");
   assert.equal(await last(page), "Four.");
   assert.deepEqual(await texts(page, ".fold summary"), ["Reasoning", "Tool call: add"]);
-  assert.deepEqual(await texts(page, ".fold pre"), ["Let me see. Two and two.", '{"a": 2, "b": 2}']);
+  assert.deepEqual(await texts(page, ".fold pre"), ["Let me see. Two and two.", '{\n  "a": 2,\n  "b": 2\n}']);
   assert.equal(await isSeen(page, ".fold pre"), false);
   await page.click(".fold summary");
   assert.equal(await isSeen(page, ".fold pre"), true);
@@ -319,6 +335,23 @@ export async function stopping_keeps_the_text_and_tells_the_server({ open, seen 
   }
 }
 
+export async function an_answer_that_was_stopped_has_an_account({ open }) {
+  const page = await open();
+  await ask(page, "Hello");
+  await say(page, "slow");
+  await page.waitForFunction(() => document.querySelectorAll(".content")[1]?.textContent.length > 30);
+  await page.click("#stop");
+  await idle(page);
+  const summary = /^Stopped\. (\d+) tokens · (\d+) target calls, 3\.00 tokens each · [\d.]+ tokens\/s$/.exec(await last(page, ".summary"));
+  const [tokens, calls] = summary.slice(1).map(Number);
+  assert.equal(tokens, 3 * calls);
+  const rows = await page.$$eval("#account .account div", (nodes) => nodes.map((node) => [...node.children].map((cell) => cell.textContent)));
+  const expected = [["Tokens", tokens], ["Target calls", calls], ["Draft model calls", 4 * calls], ["Drafted", 4 * calls], ["Accepted", `${2 * calls} (50%)`]];
+  assert.deepEqual(rows, expected.map(([name, value]) => [name, String(value)]));
+  assert.match(await text(page, "#account"), /did not come to its end: these are the counts until then/);
+  assert.match(await text(page, "#chart > p"), /checked 5\.00 tokens, .* gave 3\.00/);
+}
+
 export async function one_answer_runs_at_a_time({ open, seen }) {
   const page = await open();
   await say(page, "slow");
@@ -439,8 +472,41 @@ export async function a_schema_is_checked_and_sent({ open, seen }) {
   assert.equal(format.type, "json_schema");
   assert.equal(format.json_schema.strict, true);
   assert.deepEqual(format.json_schema.schema, JSON.parse(await value(page, "#schema")));
-  assert.equal(await text(page, ".content code"), '{"*na_me_*": 1}');
+  const whole = { "*na_me_*": 1, list: [{}, [], 'a, [b: "'] };
+  assert.equal(await text(page, ".content code"), JSON.stringify(whole, null, 2));
+  assert.deepEqual(JSON.parse(await page.evaluate(() => conversation.turns[1].reply.content.text)), whole);
   assert.match(await text(page, "#account"), /Forced by grammar7.*plain decodingno.*not known: others ran beside it\./);
+}
+
+export async function json_is_laid_out_as_it_comes({ open }) {
+  const page = await open();
+  const wrong = await page.evaluate(() => {
+    const value = { a: [1.50, "x, \\ \"y\": {", {}, [], [[]], null], "é\n": { b: true, c: [{ d: -2e5 }] } };
+    const expected = JSON.stringify(value, null, 2);
+    for (const text of [JSON.stringify(value), JSON.stringify(value, null, "\t "), expected]) {
+      if (laidOut(text) !== expected) return laidOut(text);
+      const container = document.createElement("div");
+      const sourced = new SourcedText();
+      const view = new TextView(container, sourced, { literal: true });
+      for (const [place, letter] of [...text].entries()) {
+        sourced.push(letter, ["target", "draft"][place % 2]);
+        view.update(true);
+        const shown = container.querySelector("code").textContent;
+        if (!expected.startsWith(shown)) return shown;
+      }
+      const pieces = [...container.querySelectorAll(".piece")].map((node) => node.textContent).join("");
+      if (pieces.replaceAll(/\s/g, "") !== text.replaceAll(/\s/g, "")) return pieces;
+    }
+    return null;
+  });
+  assert.equal(wrong, null);
+}
+
+export async function json_wraps({ open }) {
+  const page = await open("/", { width: 400, height: 800 });
+  await ask(page, "wide");
+  const [needed, given] = await page.$eval(".content pre", (node) => [node.scrollWidth, node.clientWidth]);
+  assert.ok(needed <= given, `${needed} of ${given} pixels`);
 }
 
 // Refusals
@@ -470,6 +536,39 @@ export async function refusals_and_breaks_are_sentences({ open, url }) {
   assert.match(await last(page), /^You said: Hello/);
   const away = await open("/away/");
   assert.match(await text(away, "#models"), /answered 404/);
+}
+
+export async function an_error_goes_when_its_cause_goes({ open, url, forgive }) {
+  const page = await open();
+  await page.type("#prompt", "Hello");
+  await setField(page, "#temperature", "-1");
+  await setField(page, "#schema", "[1]");
+  await page.focus("#prompt");
+  await page.keyboard.press("Enter");
+  assert.equal(await text(page, "#complaint"), "The temperature must be a number, 0 or more.");
+  await setField(page, "#temperature", "1");
+  assert.equal(await text(page, "#complaint"), "The JSON schema must be an object, in braces.");
+  assert.equal(await page.$eval("#temperature", (node) => node.getAttribute("aria-invalid")), "false");
+  await setField(page, "#schema", "");
+  assert.equal(await isSeen(page, "#complaint"), false);
+  await setField(page, "#prompt", "");
+  await ask(page, "fail");
+  assert.equal(await isSeen(page, ".reply .complaint"), true);
+  await ask(page, "Hello");
+  assert.equal(await page.$$eval(".reply .complaint", (nodes) => nodes.some((node) => node.checkVisibility())), false);
+  assert.match((await texts(page, ".summary"))[0], /^It did not come to its end: the engine failed: out of memory/);
+
+  const early = await open("/later/"); // a server that is still loading its models
+  assert.match(await text(early, "#models"), /Loading model/);
+  await fetch(`${url}/loaded`, { method: "POST" });
+  await until(async () => /Stand-in-7B/.test(await text(early, "#models")), "the page sees that it is ready");
+
+  const keyed = await open("/keyed/");
+  assert.equal(await isSeen(keyed, "#key-form"), true);
+  await keyed.evaluate((key) => apiKey.set(key), KEY); // as where the server needs none by now
+  await ask(keyed, "Hello");
+  assert.equal(await isSeen(keyed, "#key-form"), false);
+  forgive();
 }
 
 export async function a_message_without_an_answer_is_not_sent_again({ open, seen }) {
@@ -594,7 +693,7 @@ export async function it_fits_a_phone({ open }) {
     page.evaluate(() => {
       const tooWide = [...document.querySelectorAll("body *")].filter((node) => {
         const { right, left, width } = node.getBoundingClientRect();
-        const isScrolled = node.closest("pre, .table, .unseen, .skip, svg");
+        const isScrolled = node.closest("pre, .table, .unseen, .skip, svg, #legend");
         return width && node.checkVisibility() && !isScrolled && (right > innerWidth + 0.5 || left < -0.5);
       });
       return [document.documentElement.scrollWidth, ...tooWide.map((node) => node.outerHTML.slice(0, 80))];
@@ -611,6 +710,20 @@ export async function it_fits_a_phone({ open }) {
   await page.keyboard.press("Escape");
   assert.equal(await isSeen(page, "#temperature"), false);
   assert.equal(await focused(page), "panel-button");
+}
+
+export async function the_footer_leaves_a_phone_its_room({ open }) {
+  const page = await open("/", { width: 375, height: 667 });
+  const share = () => page.$eval(".dock", (node) => node.getBoundingClientRect().height / innerHeight);
+  assert.ok((await share()) <= 1 / 6, `${await share()} at first`);
+  await ask(page, "rich");
+  assert.ok((await share()) <= 1 / 6, `${await share()} after an answer of all sources`);
+  await say(page, "slow");
+  await page.waitForFunction(() => document.querySelector("#speedup").textContent.endsWith("×"));
+  assert.ok((await share()) <= 1 / 6, `${await share()} during an answer`);
+  for (const selector of ["#rate", "#plain", "#speedup", "#per-call", "#legend", "#colours", "#prompt", "#stop"]) {
+    assert.equal(await isSeen(page, selector), true, selector);
+  }
 }
 
 export async function the_keyboard_is_enough({ open }) {
@@ -638,7 +751,7 @@ export async function the_keyboard_is_enough({ open }) {
     if (path.at(-1) === "schema-example") break;
   }
   assert.deepEqual(path.filter((name) => name.endsWith("(unseen)")), []);
-  const wanted = ["Skip to the message box", "new", "theme", "talk", "Copy", "Edit", "Copy code", "Code, python", "Table", "Regenerate", "colours", "prompt", "send", "panel", "system", "temperature", "policy", "schema"];
+  const wanted = ["Skip to the message box", "new", "theme", "talk", "Copy", "Edit", "Copy code", "Code, python", "Table", "Regenerate", "legend", "colours", "prompt", "send", "panel", "system", "temperature", "policy", "schema"];
   let place = -1;
   for (const name of wanted) {
     const next = path.indexOf(name, place + 1);
@@ -671,20 +784,30 @@ export async function answers_are_spoken_in_sentences({ open }) {
   assert.ok((await page.evaluate(() => window.spokenAt)) - begunAt > 1000);
 }
 
-export async function the_theme_can_be_chosen({ open }) {
-  const page = await open("/", { scheme: "dark" });
-  const paper = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
-  const dark = await paper();
-  assert.equal(await text(page, "#theme-name"), "Theme: system");
-  await page.click("#theme");
-  assert.equal(await text(page, "#theme-name"), "Theme: light");
-  const light = await paper();
-  assert.notEqual(light, dark);
-  await page.reload();
-  await settled(page);
-  assert.equal(await paper(), light);
-  await page.click("#theme");
-  assert.equal(await paper(), dark);
+export async function one_click_goes_to_dark_and_back({ open }) {
+  for (const scheme of ["light", "dark"]) {
+    const other = scheme === "light" ? "dark" : "light";
+    const page = await open("/", { scheme });
+    const paper = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
+    const name = () => text(page, "#theme-name").then((name) => name.toLowerCase());
+    const first = await paper();
+    assert.equal(await name(), `${other} theme`);
+    await page.click("#theme");
+    const second = await paper();
+    assert.notEqual(second, first);
+    assert.equal(await name(), `${scheme} theme`);
+    await page.reload();
+    await settled(page);
+    assert.equal(await paper(), second);
+    await page.click("#theme");
+    assert.equal(await paper(), first);
+    await page.reload();
+    await settled(page);
+    assert.equal(await paper(), first);
+    await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: other }]);
+    await until(async () => (await paper()) === second, "it follows the system again");
+    assert.equal(await name(), `${scheme} theme`);
+  }
 }
 
 export async function motion_is_left_out_where_it_is_not_wanted({ open }) {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.data import Completion, TokenLogprob, Update
+from outrider.core.data import Completion, StepRecord, TokenLogprob, Update
 from outrider.formats import ContentDelta, Event, Reader, ReasoningDelta, ToolCallStart
 from outrider.formats.reader import EventBuffer
 from outrider.policy import AutoPolicy
@@ -21,6 +22,7 @@ from outrider.session.speedup import Estimate, estimate_speedup
 
 _MIN_LOGPROB = -9_999.0
 """What OpenAI gives for a token that is next to impossible; JSON has no infinity."""
+_COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class ToolCall:
 @dataclass(slots=True)
 class Choice:
     """What one generation has given so far. `reader` splits calls and reasoning from content; without one
-    everything is content. `target_calls` and `generated_tokens` are so far."""
+    everything is content. `counts` are so far."""
 
     index: int
     job: Job
@@ -43,8 +45,7 @@ class Choice:
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
-    target_calls: int = 0
-    generated_tokens: int = 0
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
     _scored: list[TokenLogprob] = field(default_factory=list)
 
     def take(self, update: Update | None) -> list[Event]:
@@ -52,13 +53,17 @@ class Choice:
         if update is None:
             events = self.reader.end() if self.reader else []
         else:
-            self.target_calls += update.record.kind == "decode"
-            self.generated_tokens += len(update.record.tokens)
+            self._count(update.record)
             self._scored += update.record.logprobs
             events = self._read([(piece.text, piece.source) for piece in update.pieces])
         for event in events:
             self._keep(event)
         return events
+
+    def _count(self, record: StepRecord) -> None:
+        if record.kind == "decode":
+            spent = (1, record.work.calls, len(record.tokens), len(record.draft), record.num_accepted)
+            self.counts.update(dict(zip(_COUNTS, spent, strict=True)))
 
     def _read(self, pieces: list[tuple[str, str]]) -> list[Event]:
         if self.reader is not None:
@@ -81,8 +86,7 @@ class Choice:
         """The `outrider` object of a chunk: whose text it has, and the counts so far."""
         return {
             "pieces": [[event.text, event.source] for event in events if isinstance(event, ContentDelta)],
-            "target_calls": self.target_calls,
-            "generated_tokens": self.generated_tokens,
+            **self.counts,
         }
 
     def take_scored(self, vocabulary: Vocabulary, visible: Sequence[int] = ()) -> list[TokenLogprob]:
@@ -189,7 +193,6 @@ class TextOffsets:
 
 _FORCED = "grammar"
 """The source of drafted tokens that a grammar left no choice about."""
-_COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
 _DRAFTER_COUNTS = ("drafted_tokens", "accepted_tokens", "calls_saved")
 
 

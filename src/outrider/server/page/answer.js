@@ -36,11 +36,12 @@ class SourcedText {
     }
   }
 
-  /** The atoms of a part: bits of text with source and style, in order. */
+  /** The atoms of a part: bits of text with source and style, in order; a gap has no source. */
   atoms(segments) {
-    return segments.flatMap(([start, end, style], run) =>
-      Array.from(this.split(start, end), (bit) => ({ ...bit, style, run })),
-    );
+    return segments.flatMap(([start, end, style, gap], run) => [
+      ...(gap ? [{ text: gap, source: null, style, run }] : []),
+      ...Array.from(this.split(start, end), (bit) => ({ ...bit, style, run })),
+    ]);
   }
 }
 
@@ -81,7 +82,7 @@ class PartView {
     const before = this.shown.at(-1);
     const isInside = atom.style && before?.style === atom.style && before.run === atom.run;
     const { wrapper, holder } = isInside ? before : this.wrap(atom.style);
-    const span = element("span", { class: "piece", "data-source": atom.source }, atom.text);
+    const span = element("span", { class: atom.source && "piece", "data-source": atom.source }, atom.text);
     holder.append(span);
     this.shown.push({ ...atom, span, wrapper, holder });
   }
@@ -148,7 +149,8 @@ class BlockView {
       copyButton(() => code.textContent, "Copy code"),
     );
     const scroller = { tabindex: 0, role: "region", "aria-label": language ? `Code, ${language}` : "Code" };
-    return [element("div", { class: "code-block" }, head, element("pre", scroller, code)), code];
+    const isJson = literal || language.toLowerCase() === "json";
+    return [element("div", { class: isJson ? "code-block json" : "code-block" }, head, element("pre", scroller, code)), code];
   }
 
   add(kind, shape) {

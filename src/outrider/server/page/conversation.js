@@ -94,10 +94,15 @@ class Conversation {
     await this.receive(turn, body, controller.signal);
     reply.isRunning = false;
     turn.end();
+    if (!reply.error && !reply.isStopped) this.settleBefore(turn);
     if (this.running === running) {
       this.running = null;
       this.hooks.ended(reply);
     }
+  }
+
+  settleBefore(turn) {
+    for (const earlier of this.turns.slice(0, Math.max(this.turns.indexOf(turn), 0))) earlier.settle?.();
   }
 
   async receive({ reply }, body, signal) {

@@ -47,15 +47,17 @@ function table(caption, heads, rows) {
   );
 }
 
-/** A number with so many digits behind the point, or a dash where there is none. */
+const UNKNOWN = "–";
+
+/** A number with so many digits after the point, or a dash where there is none. */
 function number(value, digits = 0) {
-  if (!Number.isFinite(value)) return "–";
+  if (!Number.isFinite(value)) return UNKNOWN;
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
 /** Seconds as people read them. */
 function duration(seconds) {
-  if (!Number.isFinite(seconds)) return "–";
+  if (!Number.isFinite(seconds)) return UNKNOWN;
   if (seconds > 0 && seconds < 0.01) return `${number(seconds * 1000, 1)} ms`;
   return seconds < 1 ? `${number(seconds * 1000)} ms` : `${number(seconds, 1)} s`;
 }

@@ -8,6 +8,8 @@ const SUGGESTIONS = [
   "Write a Python function that parses a CSV line, then the same with type hints.",
 ];
 
+const RETRY_MS = 2000;
+
 const prompt = byId("prompt");
 const settings = new Settings();
 const legend = new Legend(byId("legend"));
@@ -45,7 +47,8 @@ function ended(reply) {
   speech.end(reply.error ? "" : `${how} ${summaryOf(reply)}`); // an error speaks for itself
   follower.follow();
   if (reply.needsKey) askForKey(reply.error);
-  else refreshCosts(reply);
+  else if (!reply.error) byId("key-form").hidden = true;
+  if (!reply.needsKey) refreshCosts(reply);
 }
 
 /** What calls cost is measured on: show it as it is now. Without an answer the last known costs stay. */
@@ -77,6 +80,17 @@ function complain(complaint) {
   showPanel(true);
   byId("settings").open = true;
   complaint.input.focus();
+}
+
+/** A complaint about a setting goes when that is put right. */
+function recheck() {
+  if (byId("complaint").hidden) return;
+  try {
+    settings.request();
+    complain(null);
+  } catch (complaint) {
+    byId("complaint").textContent = complaint.message;
+  }
 }
 
 function send(event) {
@@ -129,6 +143,7 @@ async function loadStatus() {
   } catch (error) {
     byId("models").textContent = error.message;
     if (error.needsKey) askForKey(error.message);
+    if ([NO_ANSWER, 503].includes(error.status)) setTimeout(loadStatus, RETRY_MS); // it starts, or comes back
     return;
   }
   const { model, draft, drafters: known = [] } = status;
@@ -165,6 +180,7 @@ for (const text of SUGGESTIONS) {
   byId("starts").append(element("li", {}, button(text, take)));
 }
 byId("composer").addEventListener("submit", send);
+byId("settings-form").addEventListener("input", recheck);
 byId("key-form").addEventListener("submit", useKey);
 byId("new").addEventListener("click", startAnew);
 byId("stop").addEventListener("click", () => conversation.stop());

@@ -5,7 +5,7 @@
    growing text can be read again from its last blocks on.
 
    A block is {kind, start, end, parts}; a part is {shape, segments}; a segment is [start, end, style], where
-   style adds up the marks below. What belongs to the notation lies in no segment. */
+   style adds up the marks below, and perhaps a gap that is shown before it. What belongs to the notation lies in no segment. */
 
 const BOLD = 1;
 const ITALIC = 2;
@@ -20,9 +20,9 @@ const ROW = /^[ \t]*\|/;
 const RULED_ROW = /^[\s:|-]+$/;
 const BEGINNINGS = [FENCE, HEADING, RULE, ITEM, ROW];
 
-/** The blocks of `text` from `from` on. `open`: more text will follow; `literal`: all of it is code. */
+/** The blocks of `text` from `from` on. `open`: more text will follow; `literal`: all of it is JSON. */
 function parseBlocks(text, from, { literal = false, open = false } = {}) {
-  if (literal) return [block("code", 0, text.length, [{ shape: "", segments: [[0, text.length, 0]] }])];
+  if (literal) return [block("code", 0, text.length, [{ shape: "", segments: layOutJson(text) }])];
   const blocks = [];
   for (let at = from; at < text.length; ) {
     const line = lineAt(text, at);

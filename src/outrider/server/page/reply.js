@@ -10,10 +10,9 @@ class Reply {
     this.content = new SourcedText();
     this.reasoning = "";
     this.tools = []; // {name, text}
-    this.targetCalls = 0;
-    this.tokens = NaN; // generated so far, as far as the server says
+    this.counts = {}; // of calls and tokens so far, as far as the server says
     this.usage = null;
-    this.report = null; // the `outrider` object of the last chunk
+    this.report = null; // the `outrider` object of the last chunk, with times
     this.finish = null;
     this.error = null;
     this.isRunning = true;
@@ -23,13 +22,12 @@ class Reply {
 
   take(chunk) {
     const delta = chunk.choices?.[0]?.delta ?? {};
-    const told = chunk.outrider ?? {};
+    const { pieces = [], ...counts } = chunk.outrider ?? {};
     this.finish = chunk.choices?.[0]?.finish_reason ?? this.finish;
     this.usage = chunk.usage ?? this.usage;
-    if (typeof told.drafted_tokens === "number") this.report = told;
-    this.targetCalls = told.target_calls ?? this.targetCalls;
-    this.tokens = told.generated_tokens ?? this.tokens;
-    this.takeContent(delta.content ?? "", told.pieces ?? []);
+    if (counts.times) this.report = counts;
+    Object.assign(this.counts, counts);
+    this.takeContent(delta.content ?? "", pieces);
     this.reasoning += delta.reasoning_content ?? "";
     for (const call of delta.tool_calls ?? []) this.takeTool(call);
     this.clock();
@@ -57,7 +55,12 @@ class Reply {
     return !this.content.text && !this.reasoning && !this.tools.length;
   }
 
-  /** Tokens of the answer, NaN while the server has not said. */
+  /** Tokens so far, NaN while the server has not said. */
+  get tokens() {
+    return this.counts.generated_tokens ?? NaN;
+  }
+
+  /** Tokens of the answer. */
   get generated() {
     return this.usage?.completion_tokens ?? this.tokens;
   }
@@ -71,11 +74,12 @@ class Reply {
 
   get perCall() {
     if (this.report) return this.report.tokens_per_target_call ?? NaN;
-    return this.targetCalls ? this.tokens / this.targetCalls : NaN;
+    return this.counts.target_calls ? this.tokens / this.counts.target_calls : NaN;
   }
 
   /** Tokens that a target call evaluated in the mean: the last known one and the draft. */
   get checkedPerCall() {
-    return this.report?.target_calls ? 1 + this.report.drafted_tokens / this.report.target_calls : NaN;
+    const { drafted_tokens: drafted, target_calls: calls } = this.counts;
+    return calls ? 1 + drafted / calls : NaN;
   }
 }

@@ -4,10 +4,11 @@
    served under a prefix. */
 
 const KEY_NAME = "outrider.key";
+const NO_ANSWER = 0; // in place of an HTTP status
 
-/** An error whose message is a sentence for people. `status` is HTTP's, 0 where no answer came. */
+/** An error whose message is a sentence for people. `status` is HTTP's, or NO_ANSWER. */
 class ServerError extends Error {
-  constructor(sentence, status = 0) {
+  constructor(sentence, status = NO_ANSWER) {
     super(sentence);
     this.status = status;
   }

@@ -34,7 +34,7 @@ class Settings {
     byId("schema").addEventListener("input", () => this.noteSchema());
     byId("schema-example").addEventListener("click", () => {
       byId("schema").value = JSON.stringify(EXAMPLE_SCHEMA, null, 2);
-      this.noteSchema();
+      byId("schema").dispatchEvent(new Event("input", { bubbles: true }));
     });
     byId("settings-form").addEventListener("submit", (event) => event.preventDefault());
     this.showDraftLength();

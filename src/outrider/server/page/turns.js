@@ -108,7 +108,7 @@ class ReplyTurn {
 
   showCall({ name, text }, place) {
     this.calls[place] ??= new Foldable("", this.tools);
-    this.calls[place].show(text, `Tool call: ${name}`);
+    this.calls[place].show(laidOut(text), `Tool call: ${name}`);
   }
 
   /** Show how it ended. */
@@ -125,6 +125,14 @@ class ReplyTurn {
     this.actions.hidden = false;
     this.actions.firstElementChild.hidden = !reply.content.text;
     this.actions.lastElementChild.textContent = reply.error ? "Try again" : "Regenerate";
+  }
+
+  /** A later answer has come: what went wrong here is over, and stays as a note. */
+  settle() {
+    if (this.error.hidden) return;
+    this.error.hidden = true;
+    this.footer.textContent = `It did not come to its end: ${this.reply.error}`;
+    this.footer.hidden = false;
   }
 }
 

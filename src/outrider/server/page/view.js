@@ -3,8 +3,6 @@
 /* What belongs to the window and not to a conversation: colour theme, marking of sources, the panel on small
    screens, and following the end of the text. */
 
-const THEMES = ["system", "light", "dark"];
-
 /** A choice that outlives the tab; where the browser stores nothing, it lasts as long as the page. */
 const remembered = {
   get(name) {
@@ -16,25 +14,33 @@ const remembered = {
   },
   set(name, value) {
     try {
-      localStorage.setItem(`outrider.${name}`, value);
+      if (value === null) localStorage.removeItem(`outrider.${name}`);
+      else localStorage.setItem(`outrider.${name}`, value);
     } catch {
       // private windows of some browsers
     }
   },
 };
 
+/** Light or dark, as the system says until the other one is chosen; to choose the system's own again takes the
+    choice back. */
 function setUpTheme() {
-  const show = (theme) => {
-    document.documentElement.dataset.theme = theme;
-    byId("theme-name").textContent = `Theme: ${theme}`;
-    remembered.set("theme", theme);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const systems = () => (dark.matches ? "dark" : "light");
+  let chosen = remembered.get("theme");
+  const shown = () => (["light", "dark"].includes(chosen) ? chosen : systems());
+  const other = () => (shown() === "dark" ? "light" : "dark");
+  const show = () => {
+    document.documentElement.dataset.theme = shown();
+    byId("theme-name").textContent = other() === "dark" ? "Dark theme" : "Light theme";
   };
-  const known = remembered.get("theme");
-  show(THEMES.includes(known) ? known : THEMES[0]);
   byId("theme").addEventListener("click", () => {
-    const place = THEMES.indexOf(document.documentElement.dataset.theme);
-    show(THEMES[(place + 1) % THEMES.length]);
+    chosen = other() === systems() ? null : other();
+    remembered.set("theme", chosen);
+    show();
   });
+  dark.addEventListener("change", show);
+  show();
 }
 
 function setUpColours() {
