@@ -10,7 +10,8 @@ import pytest
 
 from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes, Price
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.backends.tuning import equality, open_target
+from outrider.backends.tuning import equality
+from outrider.backends.tuning.equality import open_target
 from outrider.core.errors import OutOfMemory
 from tiny_gguf import write_tiny
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, call
 from distilled_reports import report as made_up
-from outrider.backends.tuning import costs_of
+from outrider.backends.tuning.scoring import costs_of
 from outrider.cli.distill_report import print_distilled
 from tiny_gguf import write_tiny
 

@@ -10,16 +10,9 @@ from typing import Any
 import pytest
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights, candidates
-from outrider.backends.tuning import (
-    choose_options,
-    costs_of,
-    keep_costs,
-    options,
-    scoring,
-    subject_of,
-    tune,
-    tuned_options,
-)
+from outrider.backends.tuning import options, scoring
+from outrider.backends.tuning.options import choose_options, tune, tuned_options
+from outrider.backends.tuning.scoring import costs_of, keep_costs, subject_of
 from outrider.core.contracts import Model
 from outrider.costs import CallCosts, CallPoint
 from tiny_gguf import write_tiny

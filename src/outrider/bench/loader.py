@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
-from outrider.backends.tuning import costs_of
+from outrider.backends.tuning.scoring import costs_of
 from outrider.bench.plan import Plan
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs

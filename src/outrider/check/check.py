@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.backends.tuning import tuned_options
+from outrider.backends.tuning.options import tuned_options
 from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
 from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge_lookup, overall
 from outrider.core.contracts import Model

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
-from outrider.backends.tuning import Tuning, costs_of, subject_of, tune, tuned_options
+from outrider.backends.tuning.options import Tuning, tune, tuned_options
+from outrider.backends.tuning.scoring import costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import Cell, Report, bars, print_notes, print_table, readable, write_json
 from outrider.cli.plans import check_context, draft_reference, hub_options, load_options, target_reference

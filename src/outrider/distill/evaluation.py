@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.backends.gguf import LoadOptions
-from outrider.backends.tuning import costs_of
+from outrider.backends.tuning.scoring import costs_of
 from outrider.core.errors import InputError
 from outrider.core.files import write_whole
 from outrider.costs import CallCosts

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
-from outrider.backends.tuning import costs_of
+from outrider.backends.tuning.scoring import costs_of
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import GgufModel
-from outrider.backends.tuning import Loaded, costs_of, keep_costs, native_of, spare_cores
+from outrider.backends.tuning.scoring import Loaded, costs_of, keep_costs, native_of, spare_cores
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
 from outrider.costs.other_programs import OtherPrograms

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
-from outrider.backends.tuning import choose_options
-from outrider.backends.tuning.options import Progress, checked_options
+from outrider.backends.tuning.options import Progress, checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard

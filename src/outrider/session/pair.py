@@ -8,7 +8,8 @@ from pathlib import Path
 
 from outrider.backends.bitwise import Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
-from outrider.backends.tuning import Loaded, open_target
+from outrider.backends.tuning.equality import open_target
+from outrider.backends.tuning.scoring import Loaded
 from outrider.core.contracts import Policy
 from outrider.drafters.corpus import Progress
 from outrider.drafters.registry import DrafterSettings, build_drafters
