@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import pairwise, repeat
+from operator import eq
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -49,7 +50,11 @@ class Price:
     prompt: float
 
     def __str__(self) -> str:
-        return f"a plain step takes {_percent(self.step)}, reading a prompt {_percent(self.prompt)}"
+        step, prompt = (
+            "as long as else" if round(part, 2) <= 0 else f"{part:.0%} longer"
+            for part in (self.step, self.prompt)
+        )
+        return f"a plain step takes {step}, reading a prompt {prompt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +83,6 @@ class Equality:
         )
 
 
-def _percent(part: float) -> str:
-    return "as long as else" if round(part, 2) <= 0 else f"{part:.0%} longer"
-
-
 def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed: int = 0) -> Equality:
     """Try calls on sequence 0 of `model`, which is empty before and after.
 
@@ -96,23 +97,31 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed
     try:
         filled = calls.fill((size, size) for size in repeat(calls.fill_size))
         progress(0.3)
-        groups = list[_Group]()
+        groups: list[tuple[list[int], Digests]] = []
+        """sizes that gave the same bits, and the rows by which that is known"""
         for size in calls.sizes:
-            _sort_in(groups, size, calls.chain(size))
+            rows = calls.chain(size)
+            for sizes, known in groups:
+                if all(map(eq, known, rows)):
+                    sizes.append(size)
+                    known += rows[len(known) :]
+                    break
+            else:
+                groups.append(([size], rows))
         progress(0.6)
-        equal = [group.sizes for group in groups if len(group.sizes) > 1]
+        equal = [sizes for sizes, _ in groups if len(sizes) > 1]
         if not equal:
             return Equality(None, "no two sizes of calls give a token the same bits")
-        sizes = EqualSizes(tuple(min(equal)))
+        found = EqualSizes(tuple(min(equal)))
         calls.clear()
-        again = calls.fill(calls.any_of(sizes, 1))
-        if calls.fill_size not in sizes.sizes:
+        again = calls.fill(calls.any_of(found, 1))
+        if calls.fill_size not in found.sizes:
             calls.clear()
-            filled = calls.fill(calls.any_of(sizes, 2))
+            filled = calls.fill(calls.any_of(found, 2))
         progress(1.0)
         if again != filled:
-            return Equality(None, f"calls of {sizes} tokens agree, but not everywhere in a longer text")
-        return Equality(sizes)
+            return Equality(None, f"calls of {found} tokens agree, but not everywhere in a longer text")
+        return Equality(found)
     finally:
         calls.clear()
 
@@ -126,23 +135,6 @@ def needs_no_padding(model: Model, *, seed: int = 0) -> bool:
         return calls.room > 0 and calls.chain(1) == calls.chain(2)
     finally:
         calls.clear()
-
-
-@dataclass(slots=True)
-class _Group:
-    """Sizes that gave the same bits so far, and the longest of their rows."""
-
-    sizes: list[int]
-    rows: Digests
-
-
-def _sort_in(groups: list[_Group], size: int, rows: Digests) -> None:
-    for group in groups:
-        if all(a == b for a, b in zip(group.rows, rows, strict=False)):
-            group.sizes.append(size)
-            group.rows = max(group.rows, rows, key=len)
-            return
-    groups.append(_Group([size], rows))
 
 
 class _Calls:
@@ -209,29 +201,24 @@ def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter, se
     models = (plain, equal)
     room = min(min(model.context_length, model.max_batch_tokens) for model in models) - 1
     size = min(_PROMPT_TOKENS, room, len(tokens))
-    steps: list[list[float]] = [[], []]
-    prompts: list[list[float]] = [[], []]
+
+    def timed(model: Model, span: Span) -> float:
+        before = clock()
+        model.decode([span])
+        return clock() - before
+
+    prompts: tuple[list[float], list[float]] = ([], [])
+    steps: tuple[list[float], list[float]] = ([], [])
     try:
         for i in range(_PRICE_ROUNDS):
             for j in (0, 1) if i % 2 else (1, 0):
                 models[j].truncate(0, 0)
-                prompts[j].append(_seconds(models[j], tokens[:size], 0, clock))
-                steps[j].append(_seconds(models[j], tokens[:1], 1, clock))
+                prompts[j].append(timed(models[j], Span(0, tuple(tokens[:size]), 0, 0)))
+                steps[j].append(timed(models[j], Span(0, tuple(tokens[:1]), size, 1)))
     finally:
         for model in models:
             model.truncate(0, 0)
-    return Price(_excess(steps), _excess(prompts))
-
-
-def _excess(times: list[list[float]]) -> float:
-    return median(times[1]) / median(times[0]) - 1
-
-
-def _seconds(model: Model, tokens: Sequence[int], rows: int, clock: Clock) -> float:
-    span = Span(0, tuple(tokens), model.length(0), rows)
-    before = clock()
-    model.decode([span])
-    return clock() - before
+    return Price(*(median(times[1]) / median(times[0]) - 1 for times in (steps, prompts)))
 
 
 # Sizes of calls that give a token's logits the same bits, and how any number of tokens is cut into them.
