@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -115,7 +115,7 @@ def report(scene: Scene) -> Iterator[str]:
     yield from compare(scene, bounds, automatic, learned)
     if isinstance(policy, AutoPolicy):
         yield from categories(scene, bounds, automatic, learned, policy)
-        yield from reliability(policy)
+        yield from reliability(policy, learned)
     yield from robustness(replace(scene, warm=True))
 
 
@@ -208,14 +208,26 @@ def categories(
     yield from table(header, lines)
 
 
-def reliability(policy: AutoPolicy) -> Iterator[str]:
-    """Estimated and real acceptance of the tokens that were judged."""
-    yield "Estimated acceptance against what came (tokens that the target judged):\n"
+def reliability(policy: AutoPolicy, replayed: Sequence[Replayed]) -> Iterator[str]:
+    """Estimated and real acceptance of the tokens that were verified, in ten bins."""
+    yield "Estimated acceptance against what came (tokens that the target verified):\n"
     for name, known in sorted(policy.knowledge.calibration.items()):
-        data = known.as_json()
-        header = [f"{name}, Brier {data['brier']:.4f}", *(f"{b['estimated']:.2f}" for b in data["bins"])]
-        accepted = ["accepted", *(f"{b['accepted']:.2f}" for b in data["bins"])]
-        yield from table(header, [accepted, ["tokens", *(str(b["tokens"]) for b in data["bins"])]])
+        bins: list[list[tuple[float, bool]]] = [[] for _ in range(10)]
+        for record in (record for one in replayed for record in one.records):
+            verified = zip(
+                record.draft.sources, record.draft.acceptance, range(len(record.tokens)), strict=False
+            )
+            for source, estimate, i in verified:
+                if source == name:
+                    bins[min(int(10 * estimate), 9)].append((estimate, i < record.num_accepted))
+        means = [[f"{fmean(values):.2f}" for values in zip(*found, strict=True)] for found in bins if found]
+        yield from table(
+            [f"{name}, Brier {known.brier:.4f}", *(estimated for estimated, _ in means)],
+            [
+                ["accepted", *(accepted for _, accepted in means)],
+                ["tokens", *(str(len(found)) for found in bins if found)],
+            ],
+        )
 
 
 def robustness(scene: Scene) -> Iterator[str]:

@@ -130,7 +130,7 @@ class AutoPolicy:
             if not step.request.allows(model) or not self._is_known(model.name):
                 continue
             step.set_costs(model.name, batch)
-            length = step.evaluate(model.name)
+            length = step.evaluate()
             pays = step.gain_s > 0 and step.amortises_prefill(model.name) and step.is_within_budget
             can_pay = pays or self._can_pay(model.name, step)
             is_exploring = not pays and can_pay and step.may_explore(model.name)

@@ -16,9 +16,6 @@ from typing import Any, Self
 
 from outrider.core.data import TokenEstimate
 
-CERTAIN = 1.0
-"""A drafter that knows says 1, and is believed until it was wrong once."""
-
 _LOOKUP_FEATURES = ("bias", "log match length", "log odds of the share", "recently right")
 
 INITIAL_WEIGHTS: dict[str, tuple[float, ...]] = {
@@ -80,20 +77,13 @@ class Estimator:
         self.name = name
         self.weights = list(weights) if weights is not None else None
         self._precision: list[float] = []
-        self._is_trusted = True
 
     def probability(self, estimate: TokenEstimate, bias: RequestBias) -> float:
         """The probability that the token of this estimate is accepted, given that all before it were."""
-        if estimate.acceptance >= CERTAIN and self._is_trusted:
-            return 1.0
         return _sigmoid(self._score(features(estimate, bias.recently_right)) + bias.value)
 
     def learn(self, estimate: TokenEstimate, bias: RequestBias, correct: bool) -> None:
         """A token that was offered with this estimate was correct or not."""
-        if estimate.acceptance >= CERTAIN:
-            self._is_trusted = self._is_trusted and correct
-            if self._is_trusted:
-                return
         x = features(estimate, bias.recently_right)
         probability = _sigmoid(self._score(x) + bias.value)
         error, information = correct - probability, probability * (1 - probability)
@@ -197,41 +187,25 @@ class DrafterAgreement:
         return known
 
 
+@dataclass(slots=True)
 class Calibration:
-    """Whether estimates come true: a reliability diagram and the Brier score, online.
+    """Whether the estimates of a drafter's verified tokens come true."""
 
-    Bin i of `NUM_BINS` holds the estimates from i / NUM_BINS on.
-    """
-
-    NUM_BINS = 10
-
-    def __init__(self) -> None:
-        self.counts = [0] * self.NUM_BINS
-        self.estimated = [0.0] * self.NUM_BINS
-        self.accepted = [0] * self.NUM_BINS
-        self._squares = 0.0
+    tokens: int = 0
+    accepted: int = 0
+    squares: float = 0.0
+    """of their errors, summed"""
 
     def note(self, estimate: float, correct: bool) -> None:
         """One verified token."""
-        i = min(int(estimate * self.NUM_BINS), self.NUM_BINS - 1)
-        self.counts[i] += 1
-        self.estimated[i] += estimate
-        self.accepted[i] += correct
-        self._squares += (estimate - correct) ** 2
+        self.tokens += 1
+        self.accepted += correct
+        self.squares += (estimate - correct) ** 2
 
     @property
-    def brier(self) -> float | None:
-        """Mean squared error of the estimates; None before any."""
-        return self._squares / sum(self.counts) if sum(self.counts) else None
-
-    def as_json(self) -> dict[str, Any]:
-        """The score and, for each bin that is not empty, mean estimate, share accepted and count."""
-        bins = [
-            {"estimated": e / n, "accepted": a / n, "tokens": n}
-            for n, e, a in zip(self.counts, self.estimated, self.accepted, strict=True)
-            if n
-        ]
-        return {"brier": self.brier, "bins": bins}
+    def brier(self) -> float:
+        """Mean squared error of the estimates."""
+        return self.squares / self.tokens if self.tokens else 0.0
 
 
 def _log_odds(probability: float) -> float:

@@ -62,7 +62,7 @@ def learn_request(
     _learn_lookup(state, text, proposal, record)
     num_compared = _learn_query(state, text, proposal, query, record) if query else 0
     text.average_confidence = state.confidence.decay(text.average_confidence, num_emitted - num_compared)
-    _learn_uncached(state, text, query, record)
+    _learn_uncached(text, query, record)
 
 
 def _learn_times(
@@ -135,15 +135,11 @@ def _learn_query(
     return num_compared
 
 
-def _learn_uncached(
-    state: PolicyState, text: RequestState, query: DraftQuery | None, record: StepRecord
-) -> None:
+def _learn_uncached(text: RequestState, query: DraftQuery | None, record: StepRecord) -> None:
     """A draft model has evaluated its own tokens but the last, and those before them."""
-    for name in state.draft_costs:
-        uncached = text.uncached.get(name, 1) + len(record.tokens)
-        if query and query.model == name and record.work.calls:
-            text.prefilled.add(name)
-            sources = record.draft.sources
-            last = max((i for i, source in enumerate(sources) if source == name), default=0)
-            uncached = 1 + max(0, record.num_accepted - last)
-        text.uncached[name] = uncached
+    for name in text.uncached:
+        text.uncached[name] += len(record.tokens)
+    if query and record.work.calls:
+        sources = record.draft.sources
+        last = max((i for i, source in enumerate(sources) if source == query.model), default=0)
+        text.uncached[query.model] = 1 + max(0, record.num_accepted - last)

@@ -43,10 +43,9 @@ class RequestState:
     """of a draft model: see `stopping`"""
     generated: int = 0
     biases: dict[str, RequestBias] = field(default_factory=dict)
-    prefilled: set[str] = field(default_factory=set)
-    """draft models that have read the prompt"""
     uncached: dict[str, int] = field(default_factory=dict)
-    """tokens that a draft model has yet to evaluate before it can draft, by its name"""
+    """tokens that a draft model has yet to evaluate before it can draft, by its name; of those that have read
+    the prompt"""
     spent_s: float = 0.0
     emitted: float = 0.0
     """what its steps took and its tokens; older ones count less in both"""
@@ -57,8 +56,6 @@ class RequestState:
     """how much longer than plain decoding it took so far, in plain steps"""
     backoff_steps: int = 0
     """steps for which draft models are not evaluated"""
-    usual_gain_s: dict[str, float] = field(default_factory=dict)
-    """what asking a draft model was last expected to gain where no lookup offered anything"""
 
     @property
     def context(self) -> int:
@@ -164,7 +161,7 @@ class PolicyState:
         if model is None:
             return StepCosts(reward_s, calls_s)
         draft = self.draft_cost(model)
-        uncached = draft.read_tokens(text.uncached.get(model, 1))
+        uncached = draft.read_tokens(text.uncached.get(model, 1 + text.generated))
         draft_s = draft.calls_s(uncached + max_prefix, context=context, others=size - 1) + self.own_call_s
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size

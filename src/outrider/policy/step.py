@@ -138,9 +138,9 @@ class Step:
     def _is_rejected_often(self) -> bool:
         return self._state.num_rejected >= _MAX_REJECTED
 
-    def evaluate(self, model: str) -> int:
-        """After how many lookup tokens the draft model is best asked, at the costs that were set for it;
-        `gain_s` then says what that gains."""
+    def evaluate(self) -> int:
+        """After how many lookup tokens the draft model whose costs were set is best asked; `gain_s` then says
+        what that gains."""
         costs, acceptance, least = self._costs, self._suffix.acceptance, self._num_forced
         expected, best, length = expected_tokens(acceptance), -math.inf, 0
         for n in range(least, min(len(acceptance), least + MAX_LOOKUP_PREFIX, costs.max_length - 1) + 1):
@@ -153,8 +153,6 @@ class Step:
             if value > best:
                 best, length = value, n
         self.gain_s = best - stopping_value(acceptance, costs)
-        if not self.has_candidate:
-            self._text.usual_gain_s[model] = max(self.gain_s, 0.0)
         return length
 
     def _agreement_value(self) -> float:
@@ -173,15 +171,15 @@ class Step:
         return self._continuation.at(length, average, prefix_prob) * float(self._costs.calls_s[0])
 
     def amortises_prefill(self, model: str) -> bool:
-        """Whether the gain of this and later steps repays that the draft model has yet to read the prompt. A
-        candidate that it could confirm is not usual."""
+        """Whether the gain of this and later steps repays reading the prompt for the draft model. What
+        confirming a candidate gains is not expected again."""
         text = self._text
-        if model in text.prefilled:
+        if model in text.uncached:
             return True
         return amortises_prefill(
             self._prefill_s(model),
             gain_s=self.gain_s,
-            usual_gain_s=text.usual_gain_s.get(model, self.gain_s) if self.has_candidate else self.gain_s,
+            usual_gain_s=0.0 if self.has_candidate else self.gain_s,
             generated=text.generated,
             max_tokens=text.max_tokens,
             plain_s=float(self._costs.calls_s[0]),
@@ -190,7 +188,7 @@ class Step:
     def _prefill_s(self, model: str) -> float:
         """What the draft model has to spend before its first token, beyond a step."""
         read_s = 0.0
-        if model not in self._text.prefilled:
+        if model not in self._text.uncached:
             read_s = self._state.draft_cost(model).prefill_s(self._text.prompt_tokens)
         return read_s + float(self._costs.first_draft_s[0]) - self._costs.draft_step_s
 

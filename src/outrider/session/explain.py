@@ -71,9 +71,7 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     calls_s = knowledge.costs.calls_s(max(SIZES), context=context)
     known = [costs for costs in knowledge.draft_costs.values() if costs.is_known and policy.models]
     draft_s = known[0].call_s(1, context=context) if known else None
-    accepted = {
-        name: sum(known.accepted) / sum(known.counts) for name, known in knowledge.calibration.items()
-    }
+    accepted = {name: known.accepted / known.tokens for name, known in knowledge.calibration.items()}
     estimate, unknown = estimate_speedup(records, policy)
     return Explanation(
         target_calls_s={n: float(calls_s[n - 1]) for n in SIZES},
@@ -84,7 +82,7 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
         if draft_s is None
         else {n: break_even(calls_s, n, n * draft_s) for n in DRAFTED},
         acceptance=accepted,
-        brier={name: known.brier or 0.0 for name, known in knowledge.calibration.items()},
+        brier={name: known.brier for name, known in knowledge.calibration.items()},
         choices=_choices(decode),
         estimate=estimate,
         estimate_unknown=unknown,

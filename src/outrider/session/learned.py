@@ -162,6 +162,6 @@ class Learned:
             if "draft" in self._models:
                 draft = knowledge.draft_costs[ModelDrafter.name]
                 keep_costs(self._models["draft"][0], draft, rows="last")
-        verified = sum(sum(known.counts) for known in knowledge.calibration.values())
+        verified = sum(known.tokens for known in knowledge.calibration.values())
         if verified >= _MIN_VERIFIED:
             write_entry(self._place(), knowledge.as_json())
