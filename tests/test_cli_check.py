@@ -148,7 +148,7 @@ def test_which_library_to_take_is_said_where_both_were_tried(
     assert (alone["backend"], alone["library_to_take"]) == ("ik", "")
     assert alone["verdict"].endswith("(measured with ik_llama.cpp)")
 
-    monkeypatch.setattr(tuning, "_WORTH_BYTES", 1)
+    monkeypatch.setattr(tuning, "_MIN_FILE_BYTES", 1)
     monkeypatch.setattr(tuning, "_QUICK_SECONDS", 0.2)
     both = as_json(check("target.gguf", "--backend", "llama.cpp,ik", "--json"))
     said = both["library_to_take"]

@@ -259,7 +259,7 @@ def test_a_library_that_cannot_load_the_file_is_left_out(
 def test_a_small_file_is_not_worth_a_trial(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _alike)
     assert choose_options(model, LoadOptions()).options == LoadOptions() and measured == []
-    monkeypatch.setattr(options, "_WORTH_BYTES", 1)
+    monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1)
     assert choose_options(model, LoadOptions()).options == named() and measured
     del measured[:]
     assert choose_options(model, LoadOptions()).options == named() and measured == [], "it is remembered"

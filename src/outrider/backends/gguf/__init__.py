@@ -12,7 +12,7 @@ from outrider.backends.gguf.libraries import (
     why_not,
 )
 from outrider.backends.gguf.library import Library, LibraryFile
-from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import (
     BACKENDS,
     CONTEXT_TYPES,
@@ -20,7 +20,6 @@ from outrider.backends.gguf.options import (
     SPLIT_MODES,
     LoadOptions,
 )
-from outrider.backends.gguf.weights import Weights
 from outrider.backends.machine import physical_cores
 
 __all__ = [

@@ -23,7 +23,7 @@ from outrider.core.data import Span
 from outrider.core.errors import OutOfMemory, SettingError
 
 if TYPE_CHECKING:
-    from outrider.backends.gguf.weights import Weights
+    from outrider.backends.gguf.model import Weights
 
 
 _NARROW_HEAD = 64

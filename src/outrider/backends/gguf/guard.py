@@ -20,9 +20,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.weights import Weights
 from outrider.backends.machine import cpu_id
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError

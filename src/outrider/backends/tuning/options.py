@@ -40,7 +40,7 @@ _QUICK_SECONDS = 8.0
 """of measuring for the choice that is made by itself; loading comes on top"""
 _DRAFT_SHARE = 0.5
 """of that time, for a draft model, whose calls are shorter"""
-_WORTH_BYTES = 4 << 20
+_MIN_FILE_BYTES = 4 << 20
 """A smaller file is called in no time by any library."""
 
 _TUNED = ("backend", "library", "extra_buffer_types", "flash_attention", "threads", "threads_batch")
@@ -131,7 +131,7 @@ def choose_options(
         found = _of_one_backend(path, options, draft)
     if found is not None:
         return found
-    if read_card(path).file_bytes < _WORTH_BYTES:
+    if read_card(path).file_bytes < _MIN_FILE_BYTES:
         return Tuning(options, ())
     libraries = _libraries(path, options)
     if len(libraries) == 1 and not _kernels(libraries[0]):
