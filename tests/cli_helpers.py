@@ -82,8 +82,11 @@ def spawn(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = N
 class Terminal:
     """The program in a terminal of its own: what is typed into it, and what it shows."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], env: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
+    ) -> None:
         self.shown = ""
+        self._patience_s = patience_s
         self._pid, self._fd = pty.fork()
         if self._pid == 0:  # the program
             os.execve(COMMAND[0], [*COMMAND, *arguments], dict(env or environment()))
@@ -107,7 +110,7 @@ class Terminal:
 
     def _read(self) -> bytes:
         """What the program shows next; nothing when it has ended."""
-        ready, _, _ = select.select([self._fd], [], [], PATIENCE_S)
+        ready, _, _ = select.select([self._fd], [], [], self._patience_s)
         assert ready, f"nothing happens after: {self.shown}"
         try:
             return os.read(self._fd, 4096)
