@@ -56,16 +56,16 @@ GUIDES = (
     Line("outrider run -m model.gguf -p hi -n 8 --mirostat 2 --mirostat-ent 5", (0, 2)),
     Line("outrider run -m model.gguf -p hi --lora lora.gguf", 2, ("--lora",)),
     Line("outrider run -m model.gguf -p hi --no-such-option 3", 2, ("--no-such-option",)),
-    Line("outrider run -m model.gguf -p hi -n many", 2, ("-n", "many")),
+    Line("outrider run -m model.gguf -p hi -n many", 2, ("--predict", "many")),
     Line("outrider run -m model.gguf -p hi -n 9999999999", (0, 2)),
     Line("outrider run -m model.gguf -f no_such_file.txt", 2, ("no_such_file.txt",)),
 )
 PIPES = (
-    Line("outrider run -m model.gguf -q -n 200 --ignore-eos 'Tell me a story' | head -c 10", (0, 141)),
-    Line("outrider run -m model.gguf --json -n 20 'Tell me a story' | head -c 10", (0, 141)),
-    Line("outrider run --help | head -c 10", (0, 141)),
-    Line("echo hello | outrider chat -m model.gguf -n 40 | head -c 3", (0, 141)),
-    Line("outrider costs --help | head -n 1", (0, 141)),
+    Line("outrider run -m model.gguf -q -n 200 --ignore-eos 'Tell me a story' | head -c 10", 141),
+    Line("outrider run -m model.gguf --json -n 20 'Tell me a story' | head -c 10", 141),
+    Line("outrider run --help | head -c 10", 141),
+    Line("echo hello | outrider chat -m model.gguf -n 40 | head -c 3", 141),
+    Line("outrider costs --help | head -n 1", 141),
     Line("outrider run -m model.gguf -n 4 hi < /dev/null > /dev/full", 2, ("no space left",)),
 )
 BROKEN_FILES = (
@@ -82,7 +82,7 @@ BROKEN_FILES = (
     Line("outrider quantize cut.gguf --to q4_0", 2, ("cut.gguf",)),
     Line("outrider run -m model.gguf --costs text.gguf -p hi -n 4", (0, 2), ("text.gguf",)),
     Line("outrider run -m model.gguf --grammar-file text.gguf -p hi -n 4", 2, ("text.gguf",)),
-    Line("outrider run -m model.gguf -p hi -j '{\"type\": 3'", 2, ("-j",)),
+    Line("outrider run -m model.gguf -p hi -j '{\"type\": 3'", 2, ("schema: it is not JSON",)),
 )
 FULL_DISK = (
     Line("outrider run -m model.gguf -n 8 --trace full/trace.jsonl hi", 2, ("full/trace.jsonl",)),
@@ -101,7 +101,7 @@ ASKS = "\x1b[0m>"
 CHAT = (
     ("hello\r", "prompt tokens kept"),
     (f"\x1b[200~{PASTE}\x1b[201~\r", "prompt tokens kept"),
-    ("/save talk.json\r", "4 messages written"),
+    ("/save paste.json\r", "4 messages written"),
     ("/undo\r", ">"),
     ("/again\r", "prompt tokens kept"),
     ("/system Answer in one word.\r", ">"),

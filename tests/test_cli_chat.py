@@ -147,6 +147,11 @@ def test_a_command_that_cannot_be_carried_out_says_why(
     assert outcome.status == 0 and why in outcome.said and len(kept(outcome)) == 1
 
 
+def test_settings_are_those_that_were_given(chat: Call) -> None:
+    outcome = chat("--top-k", "7", stdin="/settings\n")
+    assert "--top-k 7" in outcome.said and "[]" not in outcome.said
+
+
 def test_a_message_may_begin_with_a_slash(chat: Call) -> None:
     assert len(kept(chat(stdin=" /foo\n"))) == 1
 

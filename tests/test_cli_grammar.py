@@ -105,6 +105,14 @@ def test_every_kind_limits_the_output(run: Call, arguments: list[str], pattern: 
     assert re.fullmatch(pattern, outcome.out.removesuffix("\n")), outcome.out
 
 
+@pytest.mark.parametrize(("flag", "what"), [("--grammar", "grammar"), ("--json-schema", "schema")])
+def test_a_broken_file_is_named(run: Call, tmp_path: Path, flag: str, what: str) -> None:
+    file = tmp_path / "broken"
+    file.write_text("nothing of the kind\n")
+    outcome = run(flag, str(file))
+    assert outcome.status == 2 and outcome.err.startswith(f"error: {what} in {file}: ")
+
+
 def test_grammars_come_from_files_of_both_kinds(run: Call, tmp_path: Path) -> None:
     (tmp_path / "g.gbnf").write_text('root ::= "go " way\nway ::= "left" | "right"\n')
     (tmp_path / "g.lark").write_text('start: "go " WAY\nWAY: "left" | "right"\n')

@@ -51,7 +51,31 @@ def test_a_reader_that_leaves_early_is_no_error(start: Start) -> None:
     assert len(program.stdout.read(20)) == 20
     program.stdout.close()
     assert b"Traceback" not in program.stderr.read()
-    program.wait(PATIENCE_S)
+    assert program.wait(PATIENCE_S) == 141  # by 1 commands say what they found
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("setup",), ("verify", "--help")])
+def test_what_is_piped_into_head_ends_quietly(arguments: tuple[str, ...]) -> None:
+    line = " ".join([*COMMAND, *arguments])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{line} | head -c 1 > /dev/null"],
+        capture_output=True, env=environment(), check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) in ((141, b""), (0, b""))  # 0: all of it fitted the pipe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["-n", "many"], "--predict: many cannot be used: input should be a valid integer"),
+        (["--temp", "hot"], "--temp: hot cannot be used: input should be a valid number"),
+        (["--top-p", "2"], "--top-p: 2 cannot be used: input should be less than or equal to 1."),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named_with_what_it_is_for(arguments: list[str], error: str) -> None:
+    outcome = spawn("run", *arguments, "hello")
+    assert outcome.status == 2 and outcome.out == "" and outcome.err.count("\n") == 1
+    assert outcome.err.startswith(f"error: {error}") and outcome.err.endswith(".\n")
 
 
 INTERRUPTED_AT = """

@@ -180,7 +180,8 @@ class _Conversation:
         """Forget the last message and its answer."""
         message = self._last_message()
         del self._messages[message:]
-        self._note(f"{(len(self._messages) - self._num_system + 1) // 2} messages are left")
+        left = (len(self._messages) - self._num_system + 1) // 2
+        self._note(f"{left} message{'s' * (left != 1)} of yours left")
 
     def again(self, _: str) -> None:
         """Answer the last message once more."""
@@ -222,7 +223,9 @@ class _Conversation:
         fields = settings_of(type(self._settings))
         given = {name: getattr(self._settings, name) for name in fields}
         shown = [
-            f"{fields[name].flag} {value}" for name, value in given.items() if value != fields[name].default
+            f"{fields[name].flag} {value}"
+            for name, value in given.items()
+            if value != fields[name].default and value != []
         ]
         draft = self._pair.draft.name if self._pair.draft else "none"
         self._note(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, Signature
@@ -15,13 +16,13 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from outrider.cli import llama_options
-from outrider.cli.output import INTERRUPTED
+from outrider.cli.output import INTERRUPTED, PIPE_CLOSED, leave
 from outrider.core.schema import Group, Setting, setting_error, settings_of
 
 _RUN = """Generate text with a target model and its drafts; say what it took.
 
 Exit status: 0; 2 for what cannot be done; 3 for an output that is cut off before its schema or grammar ends;
-130 after Ctrl-C.
+130 after Ctrl-C; 141 when the reader of its output left (| head).
 """
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
@@ -156,6 +157,14 @@ class Commands(TyperGroup):
                 typer.echo(f"note: {notice}", err=True)
         return resolved[0], _made(args[0]), rest
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _reader_may_leave():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.params = _tidy(self.params)
         super().format_help(ctx, formatter)
@@ -163,6 +172,15 @@ class Commands(TyperGroup):
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)
         return _tidy([option])[0] if option else None
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Typer's exit status would be 1, by which some commands say what they found."""
+    try:
+        yield
+    except BrokenPipeError:
+        leave(PIPE_CLOSED)
 
 
 def _tidy(params: list[Any]) -> list[Any]:
@@ -219,7 +237,9 @@ def _parameter(setting: Setting) -> Parameter:
             show_default=setting.kind is not bool,
             hidden=setting.is_hidden,
         )
-    kind: Any = list[setting.kind] if setting.is_list else setting.kind  # type: ignore[name-defined]
+    # Numbers are read by the settings themselves, whose errors name the value that was given.
+    one = str if setting.kind in (int, float) else setting.kind
+    kind: Any = list[one] if setting.is_list else one  # type: ignore[valid-type]
     if not setting.is_required and setting.default is None:
         kind = kind | None
     default = Parameter.empty if setting.is_required else setting.default

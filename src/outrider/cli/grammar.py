@@ -44,7 +44,13 @@ def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar
     )
     from outrider.constraints.sources import lark_source  # loads slowly, and few runs need it
 
-    lark_source(grammar)  # what needs no vocabulary is refused before a model is loaded
+    try:
+        lark_source(grammar)  # what needs no vocabulary is refused before a model is loaded
+    except GrammarError as error:
+        given = settings.json_schema or settings.grammar
+        if given in (None, text, _STDIN):
+            raise
+        raise GrammarError(f"{error.what} in {given}", error.why, error.way_out) from None
     return grammar
 
 

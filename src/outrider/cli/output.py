@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,6 +22,9 @@ from outrider.core.errors import SettingError
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+
+PIPE_CLOSED = 141
+"""Exit status after the reader of standard output has left, as shells have it."""
 
 INCOMPLETE = 3
 """Exit status after an answer that is only the beginning of what its schema or grammar asks for."""
@@ -84,6 +87,10 @@ def _null(mode: str) -> TextIO:
     return cast(TextIO, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
+def _reader_left(_: Console) -> None:
+    leave(PIPE_CLOSED)
+
+
 def open_streams() -> None:
     """Make the standard streams usable whatever the shell did to them."""
     if sys.stdin is None:
@@ -96,14 +103,17 @@ def open_streams() -> None:
     # A terminal that lacks a character gets a question mark instead of a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
+    # Rich's exit status would be 1, by which some commands say what they found.
+    Console.on_broken_pipe = _reader_left  # type: ignore[assignment,method-assign]
 
 
-def leave(status: int) -> None:
-    """Exit; what standard output cannot take any more is dropped without a word."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def leave(status: int) -> NoReturn:
+    """Exit; what the standard streams cannot take any more is dropped without a word."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)
 
 
