@@ -253,7 +253,7 @@ class StoppingRule(Protocol):
     """
 
     def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
-        """Whether another token is worth looking for."""
+        """Whether to look for another token."""
         ...
 
     def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:

@@ -78,7 +78,7 @@ class Draft:
     accepted given that all before it were: the drafter's own, until a policy corrects it.
     `sources[i]` names the drafter, `estimates[i]` is what it said (or there are none).
     `greedy_probs[i]` is the distribution whose mode a point-mass token is, where the drafter has one: it
-    plays no part in verification, but shows what sampling from it would have been worth.
+    plays no part in verification, but shows how often a token sampled from it would have been accepted.
     """
 
     tokens: tuple[int, ...] = ()

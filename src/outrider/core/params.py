@@ -56,18 +56,12 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require(_finite(self.temperature, 0), "temperature", self.temperature, "be 0 or more")
-        _require(_finite(self.dynatemp_range, 0), "dynatemp range", self.dynatemp_range, "be 0 (off) or more")
-        _require(_finite(self.dynatemp_exponent), "dynatemp exponent", self.dynatemp_exponent, "be a number")
-        _require(self.top_k >= 0, "top-k", self.top_k, "be 0 (off) or more")
-        _require(0 < self.top_p <= 1, "top-p", self.top_p, "lie in (0, 1]; 1 is off")
-        _require(0 <= self.min_p <= 1, "min-p", self.min_p, "lie in [0, 1]; 0 is off")
-        _require(0 < self.typical_p <= 1, "typical", self.typical_p, "lie in (0, 1]; 1 is off")
-        _require(_finite(self.top_n_sigma, 0), "top-n-sigma", self.top_n_sigma, "be 0 (off) or more")
-        _require(0 <= self.xtc_probability <= 1, "xtc probability", self.xtc_probability, "lie in [0, 1]")
-        _require(0 <= self.xtc_threshold <= 1, "xtc threshold", self.xtc_threshold, "lie in [0, 1]")
-        self._check_penalties()
-        _require(self.min_tokens >= 0, "min tokens", self.min_tokens, "be 0 or more")
+        for attribute, name, least, greatest, rule in _RANGES:
+            value = getattr(self, attribute)
+            _require(least <= value <= greatest and abs(value) != math.inf, name, value, rule)
+        for token, bias in self.logit_bias:
+            is_number = not math.isnan(bias) and bias < math.inf
+            _require(is_number, "logit bias", f"{bias} for token {token}", "be a number or -inf")
         _require(self.seed is None or self.seed >= 0, "seed", self.seed, "be 0 or more, or absent")
 
     @property
@@ -76,39 +70,40 @@ class SamplingParams:
         xtc = self.xtc_probability > 0 and self.xtc_threshold <= 0.5
         return self.top_k == 1 or (self.temperature == 0 and self.dynatemp_range == 0 and not xtc)
 
-    def _check_penalties(self) -> None:
-        _require(
-            _finite(self.repeat_penalty, 0) and self.repeat_penalty > 0,
-            "repeat penalty",
-            self.repeat_penalty,
-            "be more than 0; 1 is off",
-        )
-        for name, value in (
-            ("presence penalty", self.presence_penalty),
-            ("frequency penalty", self.frequency_penalty),
-        ):
-            _require(_finite(value), name, value, "be a number; 0 is off")
-        for name, window in (("repeat last n", self.repeat_last_n), ("dry last n", self.dry_last_n)):
-            _require(window >= -1, name, window, "be a number of tokens, 0 (off) or -1 (everything)")
-        _require(_finite(self.dry_multiplier, 0), "dry multiplier", self.dry_multiplier, "be 0 (off) or more")
-        _require(_finite(self.dry_base, 1), "dry base", self.dry_base, "be 1 or more")
-        _require(self.dry_allowed_length >= 0, "dry allowed length", self.dry_allowed_length, "be 0 or more")
-        for token, bias in self.logit_bias:
-            _require(
-                bias == bias and bias < float("inf"),
-                "logit bias",
-                f"{bias} for token {token}",
-                "be a number or -inf",
-            )
 
-
-def _finite(value: float, least: float = float("-inf")) -> bool:
-    return math.isfinite(value) and value >= least
+_ABOVE_0 = math.nextafter(0.0, 1.0)
+_RANGES = (
+    ("temperature", "temperature", 0.0, math.inf, "be 0 or more"),
+    ("dynatemp_range", "dynatemp range", 0.0, math.inf, "be 0 (off) or more"),
+    ("dynatemp_exponent", "dynatemp exponent", -math.inf, math.inf, "be a number"),
+    ("top_k", "top-k", 0, math.inf, "be 0 (off) or more"),
+    ("top_p", "top-p", _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off"),
+    ("min_p", "min-p", 0.0, 1.0, "lie in [0, 1]; 0 is off"),
+    ("typical_p", "typical", _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off"),
+    ("top_n_sigma", "top-n-sigma", 0.0, math.inf, "be 0 (off) or more"),
+    ("xtc_probability", "xtc probability", 0.0, 1.0, "lie in [0, 1]"),
+    ("xtc_threshold", "xtc threshold", 0.0, 1.0, "lie in [0, 1]"),
+    ("repeat_penalty", "repeat penalty", _ABOVE_0, math.inf, "be more than 0; 1 is off"),
+    ("presence_penalty", "presence penalty", -math.inf, math.inf, "be a number; 0 is off"),
+    ("frequency_penalty", "frequency penalty", -math.inf, math.inf, "be a number; 0 is off"),
+    ("repeat_last_n", "repeat last n", -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)"),
+    ("dry_last_n", "dry last n", -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)"),
+    ("dry_multiplier", "dry multiplier", 0.0, math.inf, "be 0 (off) or more"),
+    ("dry_base", "dry base", 1.0, math.inf, "be 1 or more"),
+    ("dry_allowed_length", "dry allowed length", 0, math.inf, "be 0 or more"),
+    ("min_tokens", "min tokens", 0, math.inf, "be 0 or more"),
+)
+"""Of each number: the field, its name for people, the least and the greatest value, and the rule in words."""
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
     if not holds:
         raise SettingError(name, f"{value} cannot be used", f"It must {rule}.")
+
+
+def _require_known(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SettingError(name, f"{value!r} is not known", f"Choose one of {', '.join(known)}.")
 
 
 Rule = Literal["auto", "token", "block", "stable"]
@@ -138,11 +133,7 @@ class Drafting:
     draft_max: int | None = None
 
     def __post_init__(self) -> None:
-        known = get_args(DraftingPolicy)
-        if self.policy not in known:
-            raise SettingError(
-                "drafting", f"{self.policy!r} is not known", f"Choose one of {', '.join(known)}."
-            )
+        _require_known("drafting", self.policy, get_args(DraftingPolicy))
         if self.draft_max is not None:
             _require(self.draft_max >= 0, "draft max", self.draft_max, "be 0 (off) or more")
 
@@ -162,12 +153,8 @@ class Verification:
     lenience: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("rule", self.rule, get_args(Rule)),
-            ("draft sampling", self.draft_sampling, get_args(DraftSampling)),
-        ):
-            if value not in known:
-                raise SettingError(name, f"{value!r} is not known", f"Choose one of {', '.join(known)}.")
+        _require_known("rule", self.rule, get_args(Rule))
+        _require_known("draft sampling", self.draft_sampling, get_args(DraftSampling))
         _require(0 < self.lenience <= 1, "lenience", self.lenience, "lie in (0, 1]; 1 changes nothing")
         if self.lenience < 1 and self.rule not in ("auto", "token"):
             raise SettingError(

@@ -318,7 +318,7 @@ class ModelDrafter:
 # A draft model's logits, read as the target's tokens under a request's sampler.
 
 _FARTHEST = 60.0
-"""A logit so far above the best common one leaves that one no chance worth telling from another."""
+"""A logit so far above the best common one leaves that one no probability that counts."""
 
 
 class Rows:
@@ -338,7 +338,7 @@ class Rows:
         temperature and filters.
 
         None for a point-mass draft where something that the target lacks, or the draft does not know,
-        is more likely: its second best is no guess worth making. What the target lacks takes its share of the
+        is more likely: its second best is seldom accepted. What the target lacks takes its share of the
         confidence too. Neither holds under a constraint, which would bar an unknown part of that.
 
         Raises SettingError or ConstraintError where the request leaves no token, BackendError for logits

@@ -34,7 +34,7 @@ from outrider.engine.sequence import Plan, Shared, Verified, complete
 from outrider.engine.sequence import Sequence as Running
 from outrider.engine.slots import Slots, rewind
 from outrider.engine.text import TextStream
-from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization, Timed
+from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
 from outrider.engine.verification import commit, fail, record_of, verify
 from outrider.policy import FixedPolicy
 from outrider.sampling import RequestSampler
@@ -109,7 +109,7 @@ class Engine:
         """
         size = self.target.vocabulary.size
         if not 0 <= min(request.prompt) <= max(request.prompt) < size:
-            raise PromptError("prompt", f"it has tokens outside of 0 to {size - 1}", "Tokenize it anew.")
+            raise PromptError("prompt", f"it has tokens outside of 0 to {size - 1}", "Tokenize it again.")
         if len(request.prompt) >= self.target.context_length:
             raise PromptError(
                 "prompt",
@@ -172,13 +172,13 @@ class Engine:
         """Tokens whose KV is stored, for running requests and for reuse."""
         return self._slots.used_tokens
 
-    def _constraint_of(self, request: Request) -> Timed | None:
+    def _constraint_of(self, request: Request) -> PreferredConstraint | None:
         if request.grammar is None:
             return None
         if self.constrain is None:
             raise SettingError("grammar", "this engine was made without constraints", "Give it `constrain`.")
         longest = min(self.target.max_batch_tokens, self.target.max_rows)
-        return Timed(PreferredConstraint(self.constrain(request.grammar), self.preferred, longest))
+        return PreferredConstraint(self.constrain(request.grammar), self.preferred, longest)
 
     def cancel(self, request_id: int) -> Completion | None:
         """Stop a running request after its last step; its KV stays for reuse. Returns what there is of it;
@@ -186,7 +186,7 @@ class Engine:
         for sequence in self._running:
             if sequence.id == request_id:
                 sequence.finish_reason = "cancelled"
-                sequence.tail = sequence.text.flush()
+                sequence.unshown = sequence.text.flush()
                 self._release(sequence)
                 return complete(sequence)
         return None

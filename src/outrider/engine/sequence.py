@@ -18,7 +18,7 @@ from outrider.core.data import (
 )
 from outrider.core.errors import OutriderError
 from outrider.engine.text import TextStream
-from outrider.engine.tokenization import Timed
+from outrider.engine.tokenization import PreferredConstraint
 from outrider.sampling import RequestSampler
 from outrider.verify import VerificationRule
 
@@ -34,13 +34,13 @@ class Sequence:
     """committed: the prompt and everything emitted"""
     reused_tokens: int
     seed: int
-    constraint: Timed | None
+    constraint: PreferredConstraint | None
     sampler: RequestSampler
     verifier: VerificationRule
     text: TextStream
     started_s: float
     updates: list[Update] = field(default_factory=list)
-    tail: str = ""
+    unshown: str = ""
     """text that a cancelled request had not shown yet"""
     finish_reason: FinishReason | None = None
     error: OutriderError | None = None
@@ -97,7 +97,7 @@ def complete(sequence: Sequence) -> Completion:
     """The outcome of a sequence that has ended."""
     prompt_tokens = len(sequence.request.prompt)
     return Completion(
-        text="".join(update.text for update in sequence.updates) + sequence.tail,
+        text="".join(update.text for update in sequence.updates) + sequence.unshown,
         tokens=tuple(sequence.tokens[prompt_tokens:]),
         finish_reason=cast(FinishReason, sequence.finish_reason),
         prompt_tokens=prompt_tokens,

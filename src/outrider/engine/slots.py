@@ -14,12 +14,12 @@ from outrider.core.errors import RewindUnsupported
 _MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""
 _MAX_FORGOTTEN = 32
-"""texts that are remembered without their KV, to see what keeping them would have been worth"""
+"""texts that are remembered without their KV, to see what keeping them would have saved"""
 _REUSE_RATE = 0.15
 """weight of the last request in the share of prompts that could be reused"""
 
-_SMALL_TAIL_TOKENS = 64
-"""What a sequence holds beyond a shared beginning is given up for less than this."""
+_MIN_SAVED_TOKENS = 64
+"""Of what a sequence holds beyond a shared beginning fewer tokens than this are given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class Slots:
         empty = [slot for slot in all_slots if slot not in self._running and slot not in self._kept]
         if source in self._kept:
             others = [*empty, *(slot for slot in self._kept if slot != source)]
-            tail = self._target.length(source) - shared
-            if tail < _SMALL_TAIL_TOKENS or not others or self._target.rewind != "free":
+            lost = self._target.length(source) - shared
+            if lost < _MIN_SAVED_TOKENS or not others or self._target.rewind != "free":
                 return source
             return others[0]
         return next(iter((*empty, *self._kept)))
@@ -112,7 +112,7 @@ class Slots:
         try:
             self._target.copy(source, slot, shared)
         except RewindUnsupported:
-            return  # read anew
+            return  # read again
 
     def give_back(self, slot: int) -> None:
         """The request on a slot has ended; what it stored is kept until the room is needed."""
@@ -140,7 +140,7 @@ class Slots:
 
 
 def rewind(target: Model, slot: int, length: int) -> None:
-    """Forget all but `length` tokens. A target that cannot forgets all, and they are evaluated anew."""
+    """Forget all but `length` tokens. A target that cannot forgets all, and they are evaluated again."""
     if target.length(slot) > length:
         try:
             target.truncate(slot, length)

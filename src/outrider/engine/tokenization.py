@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
-from typing import TypeVar
 
 from outrider.core.contracts import Constraint
 from outrider.core.data import Mask
@@ -46,8 +45,9 @@ class PreferredTokenization:
 
 
 class PreferredConstraint:
-    """A Constraint whose forced tokens are those that the model prefers for the same text: at most `longest`,
-    since the forced text is tokenized again after every token that is not the canonical one."""
+    """The Constraint of a request. Its forced tokens are those that the model prefers for the same text, at
+    most `longest`, since the forced text is tokenized again after every token that is not the canonical one.
+    The seconds of all queries are added up."""
 
     def __init__(self, constraint: Constraint, preferred: PreferredTokenization, longest: int = 128) -> None:
         self._constraint = constraint
@@ -55,14 +55,26 @@ class PreferredConstraint:
         self._longest = longest
         self._canonical: tuple[int, ...] = ()
         """the known canonical tokens that come next"""
+        self._queries = _Stopwatch()
+
+    def take_time(self) -> float:
+        """The seconds of the queries since this was last asked."""
+        spent_s, self._queries.spent_s = self._queries.spent_s, 0.0
+        return spent_s
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        return self._constraint.allowed(drafted)
+        with self._queries:
+            return self._constraint.allowed(drafted)
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
-        return self._constraint.permits(drafted, tokens)
+        with self._queries:
+            return self._constraint.permits(drafted, tokens)
 
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        with self._queries:
+            return self._forced(drafted)
+
+    def _forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
         found: list[int] = []
         canonical = self._constraint.forced(drafted)
         while canonical and len(found) < self._longest:
@@ -80,62 +92,31 @@ class PreferredConstraint:
         return tuple(found[: self._longest])
 
     def accept(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            canonical = self._canonical or self._constraint.forced(())
-            self._constraint.accept((token,))
-            if canonical:
-                self._preferred.note(canonical[0], token)
-            self._canonical = canonical[1:] if canonical[:1] == (token,) else ()
+        with self._queries:
+            for token in tokens:
+                canonical = self._canonical or self._constraint.forced(())
+                self._constraint.accept((token,))
+                if canonical:
+                    self._preferred.note(canonical[0], token)
+                self._canonical = canonical[1:] if canonical[:1] == (token,) else ()
 
     @property
     def is_complete(self) -> bool:
-        return self._constraint.is_complete
+        with self._queries:
+            return self._constraint.is_complete
 
     @property
     def is_accepted(self) -> bool:
         return self._constraint.is_accepted
 
 
-# A request's constraint, with the time that it takes.
+class _Stopwatch:
+    """Adds up the seconds spent in its blocks."""
 
-_Answer = TypeVar("_Answer")
+    spent_s = 0.0
 
+    def __enter__(self) -> None:
+        self._since_s = perf_counter()
 
-class Timed:
-    """The Constraint of a request, which adds up the seconds of every question put to it."""
-
-    def __init__(self, constraint: Constraint) -> None:
-        self._constraint = constraint
-        self._spent_s = 0.0
-
-    def take_time(self) -> float:
-        """The seconds since this was last asked."""
-        spent_s, self._spent_s = self._spent_s, 0.0
-        return spent_s
-
-    def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        return self._time(lambda: self._constraint.allowed(drafted))
-
-    def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
-        return self._time(lambda: self._constraint.permits(drafted, tokens))
-
-    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
-        return self._time(lambda: self._constraint.forced(drafted))
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        self._time(lambda: self._constraint.accept(tokens))
-
-    @property
-    def is_complete(self) -> bool:
-        return self._time(lambda: self._constraint.is_complete)
-
-    @property
-    def is_accepted(self) -> bool:
-        return self._time(lambda: self._constraint.is_accepted)
-
-    def _time(self, question: Callable[[], _Answer]) -> _Answer:
-        before = perf_counter()
-        try:
-            return question()
-        finally:
-            self._spent_s += perf_counter() - before
+    def __exit__(self, *_exception: object) -> None:
+        self.spent_s += perf_counter() - self._since_s

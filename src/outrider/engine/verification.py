@@ -76,8 +76,8 @@ def _finish_reason(sequence: Sequence, token: int, target: Model) -> FinishReaso
 def fail(sequence: Sequence, error: OutriderError) -> list[Piece]:
     """End a request that cannot go on; what was produced stays."""
     sequence.error, sequence.finish_reason = error, "error"
-    rest = sequence.text.flush()
-    return [Piece(rest, TARGET)] if rest else []
+    text = sequence.text.flush()
+    return [Piece(text, TARGET)] if text else []
 
 
 def record_of(plan: Plan, step: int, position: int, verified: Verified, shared: Shared) -> StepRecord:

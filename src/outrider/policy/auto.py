@@ -1,7 +1,7 @@
 """The policy that decides by itself: at every step what has the most reward less cost (`objective`).
 
-Model-free drafters (lookups, constraints) are asked first. A draft model is asked while its next token is
-worth its step, after lookup tokens or before them: a match that the model agrees with is worth taking whole.
+Model-free drafters (lookups, constraints) are asked first. A draft model is asked while its next token pays
+for its step, after lookup tokens or before them: a match that the model agrees with may be taken whole.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class AutoPolicy:
             self.notices.append(line)
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
-        """Learn what calls cost and what drafts were worth."""
+        """Learn what calls cost and what drafts gained."""
         if not records:
             return
         learn_costs(self.knowledge, list(records.values()))

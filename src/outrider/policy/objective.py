@@ -12,7 +12,7 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     `expected_tokens`.
 (3) Step cost. C(n) = V(n) + k·d + own time: V(n) the target's call with n drafted tokens, d a draft model's
     step, of which k were made. `StepCosts`; V(n) has stairs and may fall, so all n are compared. A step that
-    stops with a candidate of N tokens is worth max_{n≤N} E[G] λ − C(n): `stopping_value`.
+    stops with a candidate of N tokens has the value max_{n≤N} E[G] λ − C(n): `stopping_value`.
 (4) Look-ahead. How much of a candidate is drafted now is decided with the steps to come: what is not drafted
     now can be drafted by the next step if all before it are accepted. With k tokens accepted and J(k) the
     value to go, J(k) = max_n { λ (1 + Σ_{i=k+1..k+n} p_i / p_k) − C(n) + p_{k+n+1} / p_k · J(k+n+1) }, and J
@@ -119,7 +119,7 @@ class MarginalCosts:
         """the prefix acceptance probability below which a lookup token is not looked for"""
 
     def may_pay(self, acceptance: Sequence[float]) -> bool:
-        """Whether drafting a candidate may be worth it in a call of its own, if a token takes no longer than
+        """Whether drafting a candidate may pay in a call of its own, if a token takes no longer than
         a plain step."""
         prefix_prob, expected = 1.0, 0.0
         for probability, ratio in zip(acceptance, self.ratios, strict=False):

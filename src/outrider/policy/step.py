@@ -93,7 +93,7 @@ class Step:
 
     @property
     def candidate_may_pay(self) -> bool:
-        """Whether the lookups' candidate may be worth a longer call, if nobody shares the call."""
+        """Whether the lookups' candidate may pay for a longer call, if nobody shares the call."""
         return self._state.marginal_costs(self.context).may_pay(self._suffix.acceptance)
 
     @property
@@ -128,7 +128,7 @@ class Step:
         return True
 
     def back_off(self, *, can_pay: bool) -> None:
-        """No draft model is worth asking: not for a while, longer where none can pay or none did for long."""
+        """No draft model pays: none is evaluated for a while, longer where none can pay, or did for long."""
         self._state.num_rejected += 1
         if self._is_rejected_often or not self.has_candidate:
             is_long = self._is_rejected_often or not can_pay

@@ -182,7 +182,7 @@ class _Window:
     heads: npt.NDArray[np.bool_]
 
     def appended(self, token: int, is_head: bool, size: int) -> _Window:
-        """The window one token later. What that token repeats grew by one; all else starts anew."""
+        """The window one token later. What that token repeats grew by one; all else starts again at 0."""
         lengths = np.where(self.tokens == token, self.lengths + 1, 0)
         start = max(0, len(self.tokens) + 1 - size) if size >= 0 else 0
         return _Window(

@@ -50,8 +50,8 @@ def excess(
     else:
         at = np.minimum(np.searchsorted(draft.tokens, target.tokens), len(draft.tokens) - 1)
         q = np.where(draft.tokens[at] == target.tokens, draft.probs[at], 0.0)
-    rest: npt.NDArray[np.float64] = np.maximum(scale * target.probs - lenience * q, 0.0)
-    return rest
+    left: npt.NDArray[np.float64] = np.maximum(scale * target.probs - lenience * q, 0.0)
+    return left
 
 
 def residual(
@@ -62,12 +62,12 @@ def residual(
     Where nothing is left (p equals q up to rounding) a rejection has probability 0; the target
     itself is returned, so that the rule stays total.
     """
-    rest = excess(target, draft, scale, lenience)
-    total = rest.sum()
+    left = excess(target, draft, scale, lenience)
+    total = left.sum()
     if total <= 0:
         return target
-    kept = rest > 0
-    return Distribution(target.tokens[kept], rest[kept] / total)
+    kept = left > 0
+    return Distribution(target.tokens[kept], left[kept] / total)
 
 
 def _offered(draft: Draft, i: int) -> Distribution:
@@ -77,7 +77,7 @@ def _offered(draft: Draft, i: int) -> Distribution:
 def verify_tokens(
     target: Sequence[Distribution], draft: Draft, rng: np.random.Generator, lenience: float = 1.0
 ) -> Verdict:
-    """Judge token by token. Each uniform is used once: one for a decision that is not certain,
+    """Verify token by token. Each uniform is used once: one for a decision that is not certain,
     one for a token that is drawn from more than one candidate."""
     for i, token in enumerate(draft.tokens):
         p, q = target[i], _offered(draft, i)
@@ -94,7 +94,7 @@ def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[fl
     the draft's first i; h_i is the probability that exactly i are, given that no more are. A draft's
     length may depend on its first tokens: the last position, whatever it is, has h_n = p_n.
     """
-    ratios, chances = [1.0], []
+    ratios, probs = [1.0], []
     for i, token in enumerate(draft.tokens):
         p, q = probability(target[i], token), probability(_offered(draft, i), token)
         ratios.append(min(1.0, ratios[-1] * p / q) if q > 0 else (1.0 if p > 0 else 0.0))
@@ -103,11 +103,11 @@ def block_weights(target: Sequence[Distribution], draft: Draft) -> tuple[list[fl
     for i in range(1, len(ratios)):
         ratio = ratios[i]
         if i == len(draft) or ratio == 0:
-            chances.append(ratio)
+            probs.append(ratio)
             continue
-        rest = float(excess(target[i], _offered(draft, i), scale=ratio).sum())
-        chances.append(rest / (rest + (1.0 - ratio)) if rest > 0 else 0.0)
-    return ratios, chances
+        left = float(excess(target[i], _offered(draft, i), scale=ratio).sum())
+        probs.append(left / (left + (1.0 - ratio)) if left > 0 else 0.0)
+    return ratios, probs
 
 
 def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
@@ -115,10 +115,10 @@ def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Ge
 
     Each uniform is used once, as in `verify_tokens`.
     """
-    ratios, chances = block_weights(target, draft)
-    for i in range(len(chances), 0, -1):
-        chance = chances[i - 1]
-        if chance >= 1 or (chance > 0 and rng.random() < chance):
+    ratios, probs = block_weights(target, draft)
+    for i in range(len(probs), 0, -1):
+        accept = probs[i - 1]
+        if accept >= 1 or (accept > 0 and rng.random() < accept):
             if i == len(draft):
                 return Verdict(i, draw(target[i], rng), "bonus")
             return Verdict(i, draw(residual(target[i], _offered(draft, i), ratios[i]), rng), "recovered")
@@ -173,8 +173,8 @@ def uniforms(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDA
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64
         bits = _mix(_mix(entropy + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_STEP)) + entropy)
     mantissas = (bits >> np.uint64(12)).astype(np.float64)
-    chances: npt.NDArray[np.float64] = (mantissas + 0.5) * 2.0**-52
-    return chances
+    found: npt.NDArray[np.float64] = (mantissas + 0.5) * 2.0**-52
+    return found
 
 
 def scores(distribution: Distribution, seed: int, position: int) -> npt.NDArray[np.float64]:
