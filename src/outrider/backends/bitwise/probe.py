@@ -253,16 +253,12 @@ class EqualSizes:
         """The most filler tokens that a call ever needs."""
         return max(b - a for a, b in pairwise((0, *self.sizes))) - 1
 
-    def padded(self, num_tokens: int) -> int:
-        """The smallest of the sizes that so many tokens, `most` of them at most, fit in."""
-        return self.sizes[bisect_left(self.sizes, num_tokens)]
-
     def parts(self, num_tokens: int) -> list[tuple[int, int]]:
         """The calls for so many tokens: how many of them each takes, and the size that it is padded to."""
         number = -(-num_tokens // self.most)
         share, remainder = divmod(num_tokens, number)
         counts = [share + 1] * remainder + [share] * (number - remainder)
-        return [(count, self.padded(count)) for count in counts]
+        return [(count, self.sizes[bisect_left(self.sizes, count)]) for count in counts]
 
     def __str__(self) -> str:
         """As people write it: `2-9, 12, 16`."""

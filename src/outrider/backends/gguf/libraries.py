@@ -29,7 +29,6 @@ INSTALL = (
 )
 _BRINGS_GOMP = "install it (Debian and Ubuntu: apt install libgomp1; Fedora: dnf install libgomp)"
 _GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
-_NAMES = {"darwin": "libllama.dylib", "win32": "llama.dll"}
 _refused: dict[Path, str] = {}
 
 
@@ -57,7 +56,7 @@ def _file_of(distribution: str, module: str) -> LibraryFile | None:
     except (ImportError, ValueError):
         return None
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    name = _NAMES.get(sys.platform, "libllama.so")
+    name = "libllama.dylib" if sys.platform == "darwin" else "libllama.so"
     for folder in folders:
         for path in (folder / "lib" / name, *sorted(folder.glob(f"{module}*.so"))):
             if path.is_file():
@@ -128,27 +127,16 @@ def _not_loaded(said: str) -> str:
     return f"it needs {name}, which this machine lacks: {way_out}"
 
 
-class _Location(ctypes.Structure):
-    """Dl_info of dladdr."""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
-
-
 def _ggml_of(functions: ctypes.CDLL) -> str:
     """The file that a library's kernels come from; a name of its own where that cannot be found out."""
-    unknown = f"unknown {id(functions)}"
     try:
         address = ctypes.cast(functions.ggml_init, ctypes.c_void_p)
-        find, found = ctypes.CDLL(None).dladdr, _Location()
+        find, found = ctypes.CDLL(None).dladdr, (ctypes.c_void_p * 4)()
     except (AttributeError, OSError, TypeError):
-        return unknown
-    find.argtypes, find.restype = [ctypes.c_void_p, ctypes.POINTER(_Location)], ctypes.c_int
-    return os.fsdecode(found.file) if find(address, ctypes.byref(found)) and found.file else unknown
+        return f"unknown {id(functions)}"
+    find.argtypes, find.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+    file = found[0] if find(address, found) else None  # the first field of a Dl_info
+    return os.fsdecode(ctypes.string_at(file)) if file else f"unknown {id(functions)}"
 
 
 def candidates(options: LoadOptions) -> Iterator[Library]:
@@ -174,8 +162,7 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
 
 
 def _named(options: LoadOptions) -> Library:
-    what = f"llama library {options.library}"
-    path = Path(options.library).expanduser()
+    what, path = f"llama library {options.library}", Path(options.library).expanduser()
     way_out = (
         "Name another libllama of llama.cpp or ik_llama.cpp (--llama-library), or install what it lacks."
     )

@@ -30,8 +30,6 @@ from outrider.costs.timer import Rows
 COMPARED_TOKENS = 32
 """The largest call that is compared."""
 
-_READ_TOKENS = 1.0
-"""of prompts, for each generated token: users wait for both"""
 _DRAFT_SHARES = (0.65, 0.25, 0.1)
 """of a draft model's single tokens, calls over two, and reading in its score"""
 _ACCEPTANCES = {0.0: 0.4, 0.5: 0.2, 0.7: 0.2, 0.9: 0.2}
@@ -63,28 +61,24 @@ def choose_best(
     """The best of the sets (the first is what it is measured against), its score, and all as trials."""
     curves = [cost.calls_s(COMPARED_TOKENS, context=0) for cost in costs]
     reads_s = [cost.prefill_s(1) for cost in costs]
-    base = curves[0], reads_s[0]
+    base_s = _weighted_s(curves[0], reads_s[0], draft=draft)
     trials = [
-        Trial(describe_changes(options, changed), changed, cost, score(curve, read_s, *base, draft=draft))
-        for changed, cost, curve, read_s in zip(sets, costs, curves, reads_s, strict=True)
+        Trial(describe_changes(options, given), given, cost, _weighted_s(curve, read_s, draft=draft) / base_s)
+        for given, cost, curve, read_s in zip(sets, costs, curves, reads_s, strict=True)
     ]
-    noise = 2 * max(_spread(cost) for cost in costs)
+    # How uncertain the time of a single token is, as a part of it.
+    spreads = (min(p.spread_ratio for p in cost.points if p.num_tokens == 1) for cost in costs)
+    enough = 1 - max(_MIN_GAIN, 2 * max(spreads))
     best, best_score = sets[0], 1.0
     for i, j in product(range(len(sets)), repeat=2):
         joined = _joined(sets[i], sets[j])
         curve = curves[j].copy()
         curve[0] = curves[i][0]
-        reached = score(curve, reads_s[j], *base, draft=draft)
-        plain_ratio = curve[0] / curves[0][0]
-        enough = reached < min(best_score, 1 - max(_MIN_GAIN, noise))
-        if joined and enough and plain_ratio <= 1 + _MAX_PLAIN_LOSS:
+        reached = _weighted_s(curve, reads_s[j], draft=draft) / base_s
+        is_plain_kept = curve[0] <= (1 + _MAX_PLAIN_LOSS) * curves[0][0]
+        if joined and is_plain_kept and reached < min(best_score, enough):
             best, best_score = joined, reached
     return best, best_score, trials
-
-
-def _spread(costs: CallCosts) -> float:
-    """How uncertain the time of a single token is, as a part of it."""
-    return min(point.spread_ratio for point in costs.points if point.num_tokens == 1)
 
 
 def _joined(single: LoadOptions, batch: LoadOptions) -> LoadOptions | None:
@@ -98,19 +92,15 @@ def _joined(single: LoadOptions, batch: LoadOptions) -> LoadOptions | None:
     return replace(single, threads=single.threads or physical_cores(), threads_batch=of_batches)
 
 
-def score(calls_s: Curve, read_s: float, base_s: Curve, base_read_s: float, *, draft: bool) -> float:
-    """Time per token against that of the base, prompts included (`read_s`: seconds per token read): the
+def _weighted_s(calls_s: Curve, read_s: float, *, draft: bool) -> float:
+    """Seconds per token, with one token of a prompt read for each (`read_s`: users wait for both): the
     geometric mean over a spread of acceptances, each with the draft length that suits it and free drafts. For
-    a draft model, the time of its own calls."""
+    a draft model, that of its own calls."""
     if draft:
-        ratios = calls_s[0] / base_s[0], calls_s[1] / base_s[1], read_s / base_read_s
-        return math.prod(math.pow(*pair) for pair in zip(ratios, _DRAFT_SHARES, strict=True))
-    reading_s, base_reading_s = _READ_TOKENS * read_s, _READ_TOKENS * base_read_s
-    logs = (
-        weight * math.log((token_s(calls_s, a) + reading_s) / (token_s(base_s, a) + base_reading_s))
-        for a, weight in _ACCEPTANCES.items()
-    )
-    return math.exp(sum(logs))
+        parts = list(zip((calls_s[0], calls_s[1], read_s), _DRAFT_SHARES, strict=True))
+    else:
+        parts = [(token_s(calls_s, a) + read_s, weight) for a, weight in _ACCEPTANCES.items()]
+    return math.exp(sum(weight * math.log(seconds) for seconds, weight in parts))
 
 
 def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
@@ -133,12 +123,13 @@ def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
     """The chosen library against the best of another backend, or of another build where there is no other: a
     plain step, and a call over four tokens. `trials` were measured together. Empty where all are of one
     library."""
-    chosen = min((t for t in trials if t.options.library == best.library), key=_score, default=None)
-    others = [trial for trial in trials if trial.options.library != best.library]
+    ranked = sorted(trials, key=lambda trial: trial.score)
+    others = [trial for trial in ranked if trial.options.library != best.library]
     others = [trial for trial in others if trial.options.backend != best.backend] or others
+    chosen = next((trial for trial in ranked if trial.options.library == best.library), None)
     if chosen is None or not others:
         return ""
-    other = min(others, key=_score)
+    other = others[0]
     plain, check = (
         other.costs.call_s(tokens, context=0) / chosen.costs.call_s(tokens, context=0)
         for tokens in (1, _CHECKED_TOKENS)
@@ -151,10 +142,6 @@ def _title(options: LoadOptions) -> str:
     """The library that is named, in words."""
     title = TITLES.get(options.backend, options.backend)
     return f"{title} built for this CPU" if options.library == str(native_library()) else title
-
-
-def _score(trial: Trial) -> float:
-    return trial.score
 
 
 def _faster(ratio: float) -> str:
