@@ -258,14 +258,7 @@ class CallCosts:
             "prefill_token_s": self.prefill_token_s,
             "window_tokens": self.window,
             "calls": [
-                {
-                    "tokens": point.num_tokens,
-                    "context_tokens": point.context_tokens,
-                    "sequences": point.num_sequences,
-                    "seconds": point.seconds,
-                    "spread_ratio": point.spread_ratio,
-                }
-                for point in self.points
+                {key: getattr(point, name) for key, (name, _) in _KEYS.items()} for point in self.points
             ],
         }
 
@@ -280,7 +273,7 @@ class CallCosts:
                 raise ValueError(f"prefill_token_s is {token_s}")
             if (window := int(data.get("window_tokens", 0))) < 0:
                 raise ValueError(f"window_tokens is {window}")
-            return cls([_point(call) for call in data["calls"]], prefill_token_s=token_s, window=window)
+            return cls(list(map(_point, data["calls"])), prefill_token_s=token_s, window=window)
         except SettingError as error:
             raise SettingError(what, f"{error.what}: {error.why}", error.way_out) from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -296,11 +289,15 @@ def _at(costs: CallCosts, point: CallPoint) -> float:
     return costs.call_s(point.num_tokens, context=point.context_tokens, num_sequences=point.num_sequences)
 
 
+_KEYS: dict[str, tuple[str, type]] = {
+    "tokens": ("num_tokens", int),
+    "context_tokens": ("context_tokens", int),
+    "sequences": ("num_sequences", int),
+    "seconds": ("seconds", float),
+    "spread_ratio": ("spread_ratio", float),
+}
+"""of a call as JSON: what it is called here, and its type"""
+
+
 def _point(call: dict[str, Any]) -> CallPoint:
-    return CallPoint(
-        num_tokens=int(call["tokens"]),
-        seconds=float(call["seconds"]),
-        context_tokens=int(call.get("context_tokens", 0)),
-        num_sequences=int(call.get("sequences", 1)),
-        spread_ratio=float(call.get("spread_ratio", 0.05)),
-    )
+    return CallPoint(**{name: kind(call[key]) for key, (name, kind) in _KEYS.items() if key in call})

@@ -84,12 +84,7 @@ def fit(points: Sequence[CallPoint]) -> Fit:
     for point in single:
         by_size.setdefault(point.num_tokens, []).append(point)
     sizes = sorted(by_size)
-    measured_s = _context_slopes(by_size)
-    if measured_s is None:
-        usual = [median(p.seconds for p in by_size[n]) * _UNMEASURED_CONTEXT_RATIO for n in sizes]
-        context_s = _through(sizes, usual)
-    else:
-        context_s = measured_s
+    context_s, knows_context = _context_slopes(by_size)
     without = [median(_without_context(p, context_s) for p in by_size[n]) for n in sizes]
     base_s = _through(sizes, without)
     shared_s = _sequence_cost(points, base_s, context_s)
@@ -98,7 +93,7 @@ def fit(points: Sequence[CallPoint]) -> Fit:
         base_s,
         context_s,
         usual_s if shared_s is None else max(shared_s, _MIN_RATIO * usual_s),
-        measured_s is not None,
+        knows_context,
         shared_s is not None,
     )
 
@@ -116,18 +111,18 @@ def _through(sizes: Sequence[int], values: Sequence[float]) -> Curve:
     return curve
 
 
-def _context_slopes(by_size: dict[int, list[CallPoint]]) -> Curve | None:
-    """Seconds that each stored token adds, by least squares at every size that tells; None if none does."""
-    sizes, slopes = [], []
-    for size in sorted(by_size):
-        lengths = np.array([point.context_tokens for point in by_size[size]], dtype=np.float64)
+def _context_slopes(by_size: dict[int, list[CallPoint]]) -> tuple[Curve, bool]:
+    """Seconds that each stored token adds, by least squares at each size that tells; whether one does."""
+    slopes = {}
+    for size, points in sorted(by_size.items()):
+        lengths = np.array([point.context_tokens for point in points], dtype=np.float64)
         if np.ptp(lengths) > 0:
-            seconds = np.array([point.seconds for point in by_size[size]])
+            seconds = np.array([point.seconds for point in points])
             slope = float(np.polyfit(lengths, seconds, 1)[0])
-            least = _MIN_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min())
-            sizes.append(size)
-            slopes.append(max(slope, least))
-    return _through(sizes, slopes) if sizes else None
+            slopes[size] = max(slope, _MIN_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min()))
+    usual = {n: median(p.seconds for p in by_size[n]) * _UNMEASURED_CONTEXT_RATIO for n in sorted(by_size)}
+    known = slopes or usual
+    return _through(list(known), list(known.values())), bool(slopes)
 
 
 def _without_context(point: CallPoint, context_s: Curve) -> float:
