@@ -16,7 +16,9 @@ from outrider.policy import AutoPolicy
 from outrider.server.assembly import create_app
 from outrider.server.keys import ApiKey, Caller, KeyLimits, RateLimiter
 from outrider.server.page import Page
-from serving import Serving, serving, user
+from outrider.server.service import Service
+from outrider.server.worker import Worker
+from serving import Serving, serving, tiny_session, user
 
 CHAT = "/v1/chat/completions"
 
@@ -156,6 +158,17 @@ def test_costs_and_the_speedup_are_told() -> None:
         assert (estimate is None) == isinstance(account["estimated_speedup_unknown"], str)
         assert estimate is None or estimate["low"] < estimate["speedup"] < estimate["high"]
         assert account["policy"] == "auto"
+
+
+def test_a_notice_goes_when_its_cause_goes() -> None:
+    with tiny_session() as (session, _):
+        session.notices = ["measured on a busy machine", "no draft model"]
+        service = Service(session, Worker(session))
+        client = TestClient(create_app(service))
+        assert client.get("/outrider/status").json()["notices"] == session.notices
+        session.notices = ["no draft model", "schema: an answer's own"]
+        assert client.get("/outrider/status").json()["notices"] == ["no draft model"]
+        service.close()
 
 
 def test_the_document_describes_what_is_there(served: Serving) -> None:

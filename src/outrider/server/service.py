@@ -65,10 +65,14 @@ class Service:
         self.metrics = metrics
         self.format: ChatFormat = format_of(session.template, session.target.vocabulary)
         self.controls = ControlTokens(session.target.vocabulary)
-        self.notices = tuple(session.notices)
-        """of the models and the machine: later ones are about single requests"""
+        self._notices = tuple(session.notices)
         self.started_unix_s = int(time.time())
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Those of the models and the machine that still hold. Later ones are about single requests."""
+        return tuple(line for line in self._notices if line in self.session.notices)
 
     @property
     def template(self) -> ChatTemplate | None:
