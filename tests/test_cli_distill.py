@@ -244,7 +244,7 @@ def test_without_torch_one_line_says_what_to_install(
     assert outcome.status == 2 and outcome.out == "" and not (models / "d").exists()
     assert outcome.err == (
         "error: outrider distill: PyTorch is not installed. "
-        "It comes with the extra distill: pip install 'outrider[distill]', in a checkout '.[distill]'.\n"
+        "It comes with the extra distill: in Outrider's checkout, pip install '.[distill]'.\n"
     )
     helped = distill("--help")
     assert helped.status == 0 and "--learning-curve" in helped.out

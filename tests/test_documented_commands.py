@@ -1,10 +1,13 @@
-"""Every command line of the README and of docs/: the program takes it."""
+"""Every command line of the README and of docs/: the program takes it, and (slow) carries it out."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from outrider.cli import commands
 from outrider.cli.main import app
 from outrider.core.schema import Group
+from tiny_gguf import write_tiny
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +42,13 @@ def documented() -> Iterator[tuple[str, str]]:
 COMMANDS = sorted({(page, line) for page, line in documented() if not _PATTERN.search(line)})
 
 
+def words_of(line: str) -> list[str]:
+    """The arguments of a line, up to a comment, a pipe or a redirection."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    return list(takewhile(lambda word: not set(word) <= set("|&;<>"), lexer))
+
+
 def test_there_are_such_lines() -> None:
     assert len(COMMANDS) > 35
     assert {command.split()[0] for _, command in COMMANDS} >= {
@@ -49,6 +60,14 @@ def test_there_are_such_lines() -> None:
     }
 
 
+def test_an_example_that_generates_ends_and_gives_the_same_text_again() -> None:
+    for page, line in COMMANDS:
+        words = words_of(line)
+        if words[0] == "run" and words != ["run", "--json"]:
+            assert "-n" in words, (page, line)
+            assert "--temp" in words or "--seed" in words, (page, line)
+
+
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_the_program_takes_it(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     carried_out: list[Group] = []
@@ -58,14 +77,93 @@ def test_the_program_takes_it(page: str, line: str, monkeypatch: pytest.MonkeyPa
         return 0
 
     monkeypatch.setattr(commands, "_carry_out", carry_out)
-    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
-    lexer.whitespace_split = True
-    words = []
-    for word in lexer:  # to a comment, a pipe or a redirection
-        if set(word) <= set("|&;<>"):
-            break
-        words.append(word)
+    words = words_of(line)
     with pytest.raises(SystemExit) as ended:
         app(words, prog_name="outrider")
     assert ended.value.code == 0, (page, line)
     assert carried_out or set(words) & {"--help", "-h", "--version"}
+
+
+# Carried out
+
+MODELS = ("target", "draft", "other", "big", "big-2", "small", "drafts/a", "drafts/b", "model-f16")
+QWEN = ("qwen2.5-coder-1.5b-instruct-q4_k_m", "qwen2.5-coder-0.5b-instruct-q4_k_m")
+TEXTS = {
+    "src/parser.py": "def parse(text):\n    return text.split()\n",
+    "docs/style.md": "Write short sentences.\n",
+    "parser.py": "def parse(text):\n    return text.split()\n",
+    "old.py": "def old():\n    return 1\n",
+    "request.txt": "Write it again.",
+    "edit_request.txt": "Rename it.",
+    "mine.jsonl": '{"prompt": "Hello"}\n{"prompt": "Name a river."}\n',
+}
+"""Files that the documents name; models are tiny ones."""
+MEANT = {
+    "TARGET": "target.gguf",
+    "DRAFT": "draft.gguf",
+    "FOLDER": "measured",
+    "A": "measured",
+    "B": "measured",
+}
+MEANT |= {"[FILE]": "settings.toml", "FILE.csv": "rows.csv"}
+"""What is typed in the place of a word in capitals."""
+ADDED = {"bench": ["--minutes", "0.2"], "verify": ["--quick"], "serve": ["--port", "0"]}
+"""Options that bound what else takes minutes, or would take a port that is in use."""
+LEFT_OUT = {
+    "setup --native": "compiles for minutes; tests of native builds do so on request",
+    "distill": "trains for an hour; its own tests train for seconds",
+    "hf:": "needs the hub",
+    "--contestant": "needs other engines",
+}
+STATUSES = {"--inject": 1}
+"""Exit statuses other than 0."""
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all files that are named, and a sweep that was measured."""
+    folder = tmp_path_factory.mktemp("typed")
+    for name, text in TEXTS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "drafts").mkdir()
+    for name in (*MODELS, *QWEN):
+        write_tiny(folder / f"{name}.gguf", chat_template=TEMPLATE)
+    typed(folder, ["bench", "-m", "target.gguf", "--out", "measured", *ADDED["bench"]])
+    return folder
+
+
+def typed(folder: Path, words: Sequence[str], status: int = 0) -> None:
+    """Run the program there; a server until it is ready."""
+    command = [sys.executable, "-m", "outrider", *words]
+    program = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert program.stdout is not None
+    said = []
+    for line in program.stdout:
+        said.append(line)
+        if line.startswith("ready"):
+            program.terminate()
+    assert program.wait(60) == status, "".join(said)
+    assert "Traceback" not in "".join(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", sorted({line for _, line in COMMANDS}))
+def test_the_program_carries_it_out(line: str, place: Path) -> None:
+    for part, reason in LEFT_OUT.items():
+        if part in line:
+            pytest.skip(reason)
+    words = [MEANT.get(word, word) for word in words_of(line)]
+    command = " ".join(words[:2])
+    if words[0] in ADDED and command not in ("bench compare", "bench export", "bench init"):
+        words += [option for option in ADDED[words[0]] if option not in words]
+    status = next((status for part, status in STATUSES.items() if part in line), 0)
+    typed(place, words, status)

@@ -56,7 +56,7 @@ def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -
         require_extra("outrider serve", "serve")
     assert str(caught.value) == (
         "outrider serve: Uvicorn is not installed. "
-        "It comes with the extra serve: pip install 'outrider[serve]', in a checkout '.[serve]'."
+        "It comes with the extra serve: in Outrider's checkout, pip install '.[serve]'."
     )
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
@@ -64,7 +64,7 @@ def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -
         require_extra("outrider serve", "serve", "run it elsewhere")
     assert str(caught.value) == (
         "outrider serve: FastAPI, Uvicorn and prometheus-client are not installed. "
-        "They come with the extra serve: pip install 'outrider[serve]', in a checkout '.[serve]'; "
+        "They come with the extra serve: in Outrider's checkout, pip install '.[serve]'; "
         "or run it elsewhere."
     )
 
@@ -90,7 +90,7 @@ def test_a_command_without_its_extra_says_what_to_install(
     outcome = call(monkeypatch, capfdbinary, *command)
     assert outcome.status == 2 and outcome.out == ""
     assert outcome.err.startswith(told) and outcome.err.count("\n") == 1
-    assert f"pip install 'outrider[{command[0]}]'" in outcome.err
+    assert f"pip install '.[{command[0]}]'" in outcome.err
 
 
 @pytest.mark.parametrize("command", ["serve", "bench", "distill"])

@@ -29,7 +29,7 @@ def require_extra(what: str, extra: str, otherwise: str = "") -> None:
         return
     listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
     be, come = ("is", "It comes") if len(missing) == 1 else ("are", "They come")
-    way_out = f"{come} with the extra {extra}: pip install 'outrider[{extra}]', in a checkout '.[{extra}]'"
+    way_out = f"{come} with the extra {extra}: in Outrider's checkout, pip install '.[{extra}]'"
     raise SettingError(
         what, f"{listed} {be} not installed", f"{way_out}; or {otherwise}." if otherwise else f"{way_out}."
     )

@@ -25,7 +25,7 @@ from outrider.core.errors import BackendError, SettingError
 
 INSTALL = (
     "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
-    "pip install 'outrider[llama-cpp]'."
+    "in a checkout, pip install '.[llama-cpp]'."
 )
 _BRINGS_GOMP = "install it (Debian and Ubuntu: apt install libgomp1; Fedora: dnf install libgomp)"
 _GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
