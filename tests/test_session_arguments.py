@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import outrider
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
@@ -21,10 +23,10 @@ from outrider.session import Session
         (7, {}, "prompt: it is a int."),
         ([10_000], {}, "prompt: it has tokens outside of"),
         ([{"role": "user", "content": "a"}], {}, "has no chat template. Give the prompt as one text."),
-        ("abc", {"max_tokens": "5"}, "max_tokens: it is a str. Give a int, or None."),
+        ("abc", {"max_tokens": "5"}, "max_tokens: it is a str. Give one of type int, or None."),
         ("abc", {"max_tokens": -1}, "max tokens: -1 asks for nothing"),
-        ("abc", {"sampling": 0.5}, "sampling: it is a float. Give a SamplingParams"),
-        ("abc", {"grammar": "[ab]"}, "grammar: it is a str. Give a Grammar"),
+        ("abc", {"sampling": 0.5}, "sampling: it is a float. Give one of type SamplingParams"),
+        ("abc", {"grammar": "[ab]"}, "grammar: it is a str. Give one of type Grammar"),
     ],
 )
 def test_what_makes_no_sense_is_an_error_in_the_words_of_the_api(
@@ -50,3 +52,12 @@ def test_a_generation_is_closed_by_hand_or_by_its_block() -> None:
     other.close()
     other.close()
     assert session.engine.num_running == 0 and not other.records
+
+
+def test_every_public_name_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    names = text[text.index("## Every name") :]
+    assert {name for name in outrider.__all__ if f"`{name}`" not in names} == set()
+    cells = [row.split(" | ")[0] for row in names.splitlines() if row.startswith("| `")]
+    listed = {name for cell in cells for name in cell.split("`")[1::2]}
+    assert listed == set(outrider.__all__)

@@ -226,9 +226,8 @@ class Session:
             ("prediction", prediction, str),
         ):
             if value is not None and not isinstance(value, kind):
-                raise SettingError(
-                    name, f"it is a {type(value).__name__}", f"Give a {kind.__name__}, or None."
-                )
+                way_out = f"Give one of type {kind.__name__}, or None."
+                raise SettingError(name, f"it is a {type(value).__name__}", way_out)
         if schema is not None:
             text, parse_text = read_schema(schema)
             grammar = replace(grammar or Grammar("json_schema"), kind="json_schema", text=text)
