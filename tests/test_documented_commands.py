@@ -138,21 +138,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def typed(folder: Path, words: Sequence[str], status: int = 0) -> None:
     """Run the program there; a server until it is ready."""
     command = [sys.executable, "-m", "outrider", *words]
-    program = subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert program.stdout is not None
+    quiet, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     said = []
-    for line in program.stdout:
-        said.append(line)
-        if line.startswith("ready"):
-            program.terminate()
-    assert program.wait(60) == status, "".join(said)
+    with subprocess.Popen(command, cwd=folder, stdin=quiet, stdout=pipe, stderr=both, text=True) as program:
+        for line in program.stdout or ():
+            said.append(line)
+            if line.startswith("ready"):
+                program.terminate()
+    assert program.returncode == status, "".join(said)
     assert "Traceback" not in "".join(said)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from dataclasses import asdict, replace
 
 import pytest
+from rich.console import Console
 
 from engines import GREEDY, VOCABULARY, ScriptedDrafter, oracle
+from outrider import Generation
 from outrider.backends.fake import FakeModel, random_logits
+from outrider.cli.report import print_readout
 from outrider.core.data import Completion, Draft, DraftWork, FinishReason, Request, StepRecord
-from outrider.engine import Engine
+from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy import FixedPolicy
 from outrider.session.readout import Emission, character_gaps, read_out
 
@@ -158,3 +163,26 @@ def test_calls_saved_and_the_time_of_a_constraint() -> None:
     assert sum(saved.values()) == readout.generated_tokens - readout.target_calls + 1
     assert readout.time_s.constraint == 1.0 and readout.constraint_share == 1.0 / readout.decode_s
     assert read_out(completion(*RECORDS)).time_s.constraint == 0
+
+
+def test_a_prompt_whose_reading_was_interrupted_counts_what_was_read() -> None:
+    engine = Engine(FakeModel(VOCABULARY, random_logits(VOCABULARY.size), context_length=1024))
+    prompt = (0, 1) * PREFILL_CHUNK_TOKENS
+    generation = Generation(engine, Request(prompt, GREEDY, max_tokens=8))
+    for _ in generation:
+        generation.cancel()
+    readout = read_out(generation.completion)
+    assert (readout.prompt_tokens, readout.finish_reason) == (len(prompt), "cancelled")
+    assert readout.read_tokens == generation.records[0].num_evaluated < len(prompt) - 1
+    shown = io.StringIO()
+    print_readout(Console(file=shown, width=200), readout, "target", None)
+    assert re.search(r"prompt +\d+ tokens, \d+ of them read in .*, 1 prefill call *\n", shown.getvalue())
+    whole = read_out(engine.generate(Request(prompt, GREEDY, max_tokens=8)))
+    assert whole.read_tokens == len(prompt) - 1 - whole.reused_tokens
+
+
+def test_forced_text_that_was_not_accepted_is_explained() -> None:
+    shown = io.StringIO()
+    readout = read_out(completion(record(("grammar",) * 3, 1, 2)))
+    print_readout(Console(file=shown, width=200), readout, "target", None, None)
+    assert "forced text" in shown.getvalue() and "spelled the others with other tokens" in shown.getvalue()

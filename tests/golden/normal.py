@@ -31,6 +31,10 @@ _FIGURES = re.compile(r"\b\d+(\.\d+)?( ?(ms|µs|s|tokens/s|tok/s)\b)")
 _LONGER = re.compile(r"\d+% longer|as long as else")
 
 
+_CLOCKED = {"notices", "estimate", "estimate_unknown"}
+"""What is there or not as the machine was busy or not, where the rest is measured"""
+
+
 def normal(value: Any, *also: str, kept: tuple[str, ...] = ()) -> Any:
     """`value` (plain data) with what cannot be compared replaced by its type, and floats at 6 digits.
 
@@ -63,7 +67,9 @@ def shape(value: Any, kept: tuple[str, ...] = ()) -> Any:
     """The types of what was measured; keys stay, and of equal members of a list one. Under keys that are
     `kept` values are compared as `normal` has them."""
     if isinstance(value, dict):
-        return {key: normal(inner) if key in kept else shape(inner, kept) for key, inner in value.items()}
+        clocked = {key: "<by the clock>" for key in _CLOCKED & value.keys()}
+        members = {key: normal(inner) if key in kept else shape(inner, kept) for key, inner in value.items()}
+        return members | clocked
     if isinstance(value, list | tuple):
         shapes = [shape(inner, kept) for inner in value]
         return [one for i, one in enumerate(shapes) if one not in shapes[:i]]

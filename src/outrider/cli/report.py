@@ -93,7 +93,7 @@ def print_readout(
     if readout.drafted_tokens:
         rows["drafted"] = _acceptance_line(readout.drafted_tokens, readout.accepted_tokens)
         for name, counts in readout.drafters.items():
-            rows[f"  {source_name(name)}"] = _drafter_line(counts)
+            rows[f"  {source_name(name)}"] = _drafter_line(name, counts)
         if len(readout.drafters) == 1:
             name, line = rows.popitem()
             rows["drafted"] = f"{line} (all by {name.strip()})"
@@ -130,12 +130,14 @@ def estimate_line(explanation: Explanation) -> str:
 
 
 def _prompt_line(readout: Readout) -> str:
-    evaluated = readout.prompt_tokens - 1 - readout.reused_tokens
+    read = readout.read_tokens
     line = _number(readout.prompt_tokens, "token")
     if readout.reused_tokens:
         line += f" ({readout.reused_tokens} kept from before)"
-    if readout.prefill_s > 0 and evaluated > 0:
-        line += f" in {_time(readout.prefill_s)} ({evaluated / readout.prefill_s:.0f} tokens/s)"
+    if read < readout.prompt_tokens - 1 - readout.reused_tokens:
+        line += f", {read} of them read"
+    if readout.prefill_s > 0 and read > 0:
+        line += f" in {_time(readout.prefill_s)} ({read / readout.prefill_s:.0f} tokens/s)"
     return f"{line}, {_number(readout.prefill_calls, 'prefill call')}"
 
 
@@ -191,9 +193,12 @@ def _acceptance_line(drafted: int, accepted: int) -> str:
     )
 
 
-def _drafter_line(counts: DrafterCounts) -> str:
+def _drafter_line(name: str, counts: DrafterCounts) -> str:
     positions = " ".join(_percent(share) for share in counts.acceptance_by_position).rstrip(" -")
-    return f"{_acceptance_line(counts.drafted_tokens, counts.accepted_tokens)}; by position {positions}"
+    line = f"{_acceptance_line(counts.drafted_tokens, counts.accepted_tokens)}; by position {positions}"
+    if name == FORCED and counts.accepted_tokens < counts.drafted_tokens:
+        line += "; the target spelled the others with other tokens"
+    return line
 
 
 def _time_line(readout: Readout) -> str:

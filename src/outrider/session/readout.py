@@ -4,6 +4,8 @@ Definitions (tokens and seconds throughout):
 
 - `complete`: whether the text is all that its grammar asks for; without a grammar it always is.
 - `generated_tokens`: tokens that the generation emitted, its end token included.
+- `read_tokens`: prompt tokens that the prefill calls evaluated: without those kept from before, the last
+  one, which the first decoding step evaluates, and those that an interruption left out.
 - `target_calls`, `draft_calls`: model calls while decoding. Calls that only evaluate prompt
   tokens are `prefill_calls` and `draft_prefill_calls`.
 - `tokens_per_target_call` = generated / target calls; plain decoding has 1.
@@ -95,6 +97,7 @@ class Readout:
     lossy: bool
     prompt_tokens: int
     reused_tokens: int
+    read_tokens: int
     generated_tokens: int
     prefill_calls: int
     draft_prefill_calls: int
@@ -157,6 +160,7 @@ def read_out(
         lossy=completion.lossy,
         prompt_tokens=completion.prompt_tokens,
         reused_tokens=completion.reused_tokens,
+        read_tokens=sum(record.num_evaluated for record in prefill),
         generated_tokens=generated,
         prefill_calls=len(prefill),
         draft_prefill_calls=sum(record.work.prefill_calls for record in completion.records),
