@@ -233,7 +233,7 @@ def test_an_automatic_choice_is_explained(run: Call, models: Path) -> None:
     assert result["settings"]["policy"]["kind"] == "auto"
     assert sum(made["steps"] for made in explanation["choices"].values()) == result["target_calls"]
     assert all(seconds > 0 for seconds in explanation["target_calls_s"].values())
-    # Whether so short an answer on whatever machine shows it depends on the clock: it is a number or a reason.
+    # Whether so short an answer shows it depends on the clock: it is a number or a reason.
     estimate = explanation["estimate"]
     assert (estimate is None) == isinstance(explanation["estimate_unknown"], str)
     assert estimate is None or 0 <= estimate["low"] <= estimate["speedup"] <= estimate["high"]
