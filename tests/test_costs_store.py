@@ -27,7 +27,7 @@ from outrider.costs import (
 from outrider.costs.other_programs import CpuTime, OtherPrograms, read_cpu_time
 from outrider.costs.store import read_entry, write_entry
 
-SUBJECT = Subject("m", "abc", "build 1", "cpu; 2 cores", (("threads", 2), ("rows", "all")))
+SUBJECT = Subject("m", "abc", "build 1", "cpu; 2 cores", {"threads": 2, "rows": "all"})
 _SECONDS = {1: 0.1, 2: 0.12, 3: 0.18, 4: 0.2, 5: 0.3, 6: 0.4, 7: 0.45, 8: 0.5}
 COSTS = CallCosts([CallPoint(n, seconds) for n, seconds in _SECONDS.items()], prefill_token_s=0.01)
 
@@ -68,8 +68,8 @@ def test_a_measured_curve_is_found_again() -> None:
         {"file": "abd"},
         {"build": "build 2"},
         {"machine": "cpu; 4 cores"},
-        {"settings": (("threads", 1), ("rows", "all"))},
-        {"settings": (("threads", 2), ("rows", "last"))},
+        {"settings": {"threads": 1, "rows": "all"}},
+        {"settings": {"threads": 2, "rows": "last"}},
     ],
 )
 def test_any_other_subject_has_none(changes: dict[str, str]) -> None:
@@ -79,7 +79,10 @@ def test_any_other_subject_has_none(changes: dict[str, str]) -> None:
 
 def test_a_renamed_model_and_reordered_settings_are_the_same() -> None:
     measured()
-    assert stored(replace(SUBJECT, model="other", settings=SUBJECT.settings[::-1])).points == COSTS.points
+    assert (
+        stored(replace(SUBJECT, model="other", settings=dict(reversed(list(SUBJECT.settings.items()))))).points
+        == COSTS.points
+    )
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def _measure(
                 if tuning := tuned_options(weights.path, own, draft=role == "draft"):
                     tunings.setdefault(role, tuning)
                 rows: Rows = "all" if role == "target" else "last"
-                about[role] = subject_of(model, rows).as_json()
+                about[role] = asdict(subject_of(model, rows))
                 found[role], lines = costs_of(
                     model,
                     rows=rows,

@@ -53,16 +53,12 @@ class Subject:
     file: str
     build: str
     machine: str
-    settings: tuple[tuple[str, str | int | bool], ...]
+    settings: Mapping[str, str | int | bool]
 
     def key(self) -> str:
         """A name for files. The model's own name plays no part in it: a renamed file is the same."""
-        facts = json.dumps([self.file, self.build, self.machine, sorted(self.settings)])
+        facts = json.dumps([self.file, self.build, self.machine, sorted(self.settings.items())])
         return blake2b(facts.encode(), digest_size=12).hexdigest()
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain data, for people who look into the file."""
-        return asdict(self) | {"settings": dict(self.settings)}
 
 
 def fingerprint(path: Path) -> str:
@@ -124,7 +120,7 @@ def store_refined(subject: Subject, costs: CallCosts) -> str | None:
 
 
 def _entry(subject: Subject, costs: CallCosts) -> dict[str, Any]:
-    return {"subject": subject.as_json(), "costs": costs.as_json()}
+    return {"subject": asdict(subject), "costs": costs.as_json()}
 
 
 def _place(subject: Subject) -> Path:

@@ -78,8 +78,8 @@ def known_equality(weights: Weights, progress: Progress, *, hasty: bool = False)
     about = "nearly free" if hasty else "equal calls"
     with closing(weights.open(_CONTEXT_TOKENS)) as model:
         subject, spare = subject_of(model, "all"), spare_cores(model)
-    asked = ("about", about), ("flash_attention_asked", weights.options.flash_attention)
-    subject = replace(subject, settings=(*subject.settings, *asked))
+    asked = {"about": about, "flash_attention_asked": weights.options.flash_attention}
+    subject = replace(subject, settings={**subject.settings, **asked})
     return remembered(
         costs_dir() / f"equal-{subject.key()}.json",
         lambda: _find(weights, progress, hasty=hasty),

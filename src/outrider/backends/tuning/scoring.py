@@ -222,7 +222,7 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
         file=file_id(native.weights.path),
         build=native.weights.library.build_id,
         machine=machine_id(native.weights.library.device_names),
-        settings=tuple(settings.items()),
+        settings=settings,
     )
 
 
