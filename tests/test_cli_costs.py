@@ -82,7 +82,7 @@ def test_tuning_shows_what_was_tried(costs: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--seconds", "0"), "error: --seconds: 0.0 cannot be used: "),
+        (("--seconds", "0"), "error: --seconds: 0 cannot be used: "),
         (("--seconds", "nan"), "error: --seconds: nan cannot be used: "),
         (("-np", "0"), "error: --parallel: 0 cannot be used: "),
         (("--costs", "no/such/place.json"), "error: no/such/place.json: its folder does not exist"),
