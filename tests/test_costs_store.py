@@ -80,7 +80,9 @@ def test_any_other_subject_has_none(changes: dict[str, str]) -> None:
 def test_a_renamed_model_and_reordered_settings_are_the_same() -> None:
     measured()
     assert (
-        stored(replace(SUBJECT, model="other", settings=dict(reversed(list(SUBJECT.settings.items()))))).points
+        stored(
+            replace(SUBJECT, model="other", settings=dict(reversed(list(SUBJECT.settings.items()))))
+        ).points
         == COSTS.points
     )
 
