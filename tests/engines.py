@@ -36,7 +36,7 @@ Guess = Callable[[Sequence[int], int], Sequence[int]]
 
 
 class ScriptedDrafter:
-    """Offers what `guess` says, and remembers what it was told."""
+    """Offers what `guess` says, and remembers what it observed."""
 
     def __init__(self, guess: Guess, name: str = "scripted", acceptance: float = 0.9) -> None:
         self.name = name
@@ -88,7 +88,7 @@ def greedy_continuation(next_logits: NextLogits, tokens: Sequence[int], length: 
 
 
 def oracle(next_logits: NextLogits, num_right: int = 1000, size: int = VOCABULARY.size) -> Guess:
-    """Right for the first `num_right` tokens of each draft and wrong behind them."""
+    """Right for the first `num_right` tokens of each draft and wrong after them."""
 
     def guess(tokens: Sequence[int], length: int) -> list[int]:
         right = greedy_continuation(next_logits, tokens, length)

@@ -198,7 +198,7 @@ def certain(*tokens: int) -> Offer:
     return lambda _rng: offer(tokens)
 
 
-def likeliest(q: Language, length: int) -> Offer:
+def most_likely(q: Language, length: int) -> Offer:
     """The most likely tokens of q, offered as certain."""
     tokens: Text = ()
     for _ in range(length):
@@ -233,7 +233,7 @@ def bias(rule: Rule, p: Language, offers: Offer, length: int) -> float:
 
 
 def expected_accepted(rule: Rule, p: Language, offers: Offer) -> float:
-    """The expected number of drafted tokens that stand."""
+    """The expected number of drafted tokens that are accepted."""
 
     def run(rng: Rng) -> int:
         draft = offers(rng)

@@ -18,7 +18,7 @@ SURE = (20.0, 30.0, 30.0, 5.0)
 
 
 class Offering:
-    """A free drafter that always offers so many tokens, in so good a match; or that does so only behind
+    """A free drafter that always offers so many tokens, in so good a match; or that does so only after
     tokens of others."""
 
     is_free = True
@@ -29,10 +29,10 @@ class Offering:
         evidence: tuple[float, ...] = SURE,
         name: str = "lookup",
         *,
-        only_behind: bool = False,
+        only_after: bool = False,
     ) -> None:
         self.name = name
-        self._only_behind = only_behind
+        self._only_after = only_after
         self._length = length
         self._hint = TokenEstimate(0.5, evidence)
 
@@ -43,7 +43,7 @@ class Offering:
 
     def _draft(self, request: DraftRequest, stopping: StoppingRule) -> Draft:
         tokens: list[int] = []
-        length = min(self._length, request.max_tokens) if request.prefix or not self._only_behind else 0
+        length = min(self._length, request.max_tokens) if request.prefix or not self._only_after else 0
         while len(tokens) < length and stopping.should_continue(request, tokens):
             if not stopping.accept(request, tokens, self._hint):
                 break

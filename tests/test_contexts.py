@@ -26,7 +26,7 @@ def all_places(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
 
 words = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=50))
 texts = st.lists(words, max_size=5)
-tails = st.lists(st.integers(0, 4), max_size=12)
+recent_tokens = st.lists(st.integers(0, 4), max_size=12)
 
 
 def followed(part: Sequence[int], corpus: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
@@ -40,14 +40,14 @@ def followed(part: Sequence[int], corpus: Sequence[Sequence[int]]) -> list[tuple
     ]
 
 
-def longest_followed(tail: Sequence[int], corpus: Sequence[Sequence[int]]) -> int:
-    """The length of the longest suffix of `tail` that something follows in a text of the corpus."""
-    return max((longest_match(tail, text[:-1], DEPTH) for text in corpus), default=0)
+def longest_followed(recent: Sequence[int], corpus: Sequence[Sequence[int]]) -> int:
+    """The length of the longest suffix of `recent` that something follows in a text of the corpus."""
+    return max((longest_match(recent, text[:-1], DEPTH) for text in corpus), default=0)
 
 
-def expected(tail: Sequence[int], corpus: Sequence[Sequence[int]], length: int) -> Match | None:
-    """What a reader finds behind the last `length` tokens."""
-    found = followed(tail[len(tail) - length :], corpus)
+def expected(recent: Sequence[int], corpus: Sequence[Sequence[int]], length: int) -> Match | None:
+    """What a reader finds after the last `length` tokens."""
+    found = followed(recent[len(recent) - length :], corpus)
     if not length or not found:
         return None
     followers = [corpus[number][end] for number, end in found]
@@ -56,24 +56,24 @@ def expected(tail: Sequence[int], corpus: Sequence[Sequence[int]], length: int) 
     return Match(token, length, counts[token], len(found), 0)
 
 
-@given(texts, tails)
+@given(texts, recent_tokens)
 def test_the_longest_match_is_found_and_all_that_followed_it(
-    corpus: list[list[int]], tail: list[int]
+    corpus: list[list[int]], recent: list[int]
 ) -> None:
-    match = ContextReader(ContextIndex.build(corpus), tail, min_match=1).find()
-    assert match == expected(tail, corpus, longest_followed(tail, corpus))
+    match = ContextReader(ContextIndex.build(corpus), recent, min_match=1).find()
+    assert match == expected(recent, corpus, longest_followed(recent, corpus))
 
 
-@given(texts, tails, st.lists(st.integers(0, 4), max_size=8))
+@given(texts, recent_tokens, st.lists(st.integers(0, 4), max_size=8))
 def test_reading_on_equals_starting_there(
-    corpus: list[list[int]], tail: list[int], behind: list[int]
+    corpus: list[list[int]], recent: list[int], after: list[int]
 ) -> None:
     index = ContextIndex.build(corpus)
-    reader = ContextReader(index, tail, min_match=1)
-    for end, token in enumerate(behind, start=1):
+    reader = ContextReader(index, recent, min_match=1)
+    for end, token in enumerate(after, start=1):
         reader.find()
         reader.read(token)
-        assert reader.find() == ContextReader(index, [*tail, *behind[:end]], min_match=1).find()
+        assert reader.find() == ContextReader(index, [*recent, *after[:end]], min_match=1).find()
 
 
 @given(texts, st.data())
@@ -102,13 +102,13 @@ def test_long_texts_that_repeat_are_sorted_by_all_the_depth() -> None:
     corpus = [[*rng.integers(0, 3, 3).tolist(), *phrase, 7] for _ in range(30)] + [phrase * 3]
     index = ContextIndex.build(corpus)
     for end in range(1, len(phrase)):
-        tail = [2, 0, 1, *phrase[:end]]
-        assert index.search(tail)[1] == longest_followed(tail, corpus)
+        recent = [2, 0, 1, *phrase[:end]]
+        assert index.search(recent)[1] == longest_followed(recent, corpus)
 
 
 def test_of_many_places_a_sample_is_spread_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "SAMPLE", 4)
-    # Sorted by what stands before: half of the places, behind 0, go on with 8, the others with 9.
+    # Sorted by what comes before: half of the places, after 0, go on with 8, the others with 9.
     corpus = [[0, 1, 8]] * 50 + [[2, 1, 9]] * 50
     places, length = ContextIndex.build(corpus).search([5, 1])
     assert (len(places), length) == (4, 1)
@@ -137,10 +137,10 @@ def test_searches_go_over_waypoints(monkeypatch: pytest.MonkeyPatch, step: int) 
     corpus = [rng.integers(0, 4, 60).tolist() for _ in range(3)]
     index = ContextIndex.build(corpus)
     for _ in range(200):
-        tail = rng.integers(0, 5, 6).tolist()
-        places, length = index.search(tail)
-        assert length == longest_followed(tail, corpus)
-        matching = followed(tail[len(tail) - length :], corpus) if length else []
+        recent = rng.integers(0, 5, 6).tolist()
+        places, length = index.search(recent)
+        assert length == longest_followed(recent, corpus)
+        matching = followed(recent[len(recent) - length :], corpus) if length else []
         followers = Counter(int.from_bytes(index.follower(place)) - 1 for place in places)
         expected_followers = Counter(corpus[number][end] for number, end in matching)
         assert followers <= expected_followers
@@ -167,7 +167,7 @@ def test_age_is_the_distance_back_and_stays_along_a_copy() -> None:
         assert match.token == token
         ages.append(match.age)
         reader.read(token)
-    # 9 1 2 and 7 8 stand between, with the border, and 4 5 behind the 3
+    # 9 1 2 and 7 8 are between, with the border, and 4 5 after the 3
     assert ages == [9, 9, 9]
     assert reader.find() is None
 

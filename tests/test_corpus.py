@@ -56,7 +56,7 @@ def say(text: str) -> list[int]:
 
 
 def drafted(corpus: Corpus, text: str, max_tokens: int = 5) -> str:
-    """What is drafted behind a text."""
+    """What is drafted after a text."""
     drafter = CorpusDrafter(corpus)
     drafter.begin(0, asked(say(text)))
     tokens = propose(drafter, max_tokens=max_tokens).tokens
@@ -387,10 +387,10 @@ def test_what_nobody_uses_is_swept_away(folder: Path, cache: Path) -> None:
 def test_progress_tells_what_is_done(folder: Path) -> None:
     (folder / "one").write_text("some text")
     (folder / "two").write_text("more text")
-    told: list[tuple[str, int, int]] = []
-    open_corpus([folder], VOCABULARY, lambda *progress: told.append(progress))
-    reading = [progress for progress in told if progress[0] == "reading"]
+    calls: list[tuple[str, int, int]] = []
+    open_corpus([folder], VOCABULARY, lambda *progress: calls.append(progress))
+    reading = [progress for progress in calls if progress[0] == "reading"]
     assert reading[-1] == ("reading", 18, 18)
     assert [done for _, done, _ in reading] == sorted(done for _, done, _ in reading)
-    lines: Sequence[str] = [corpus_module.indexing(*progress) for progress in told]
+    lines: Sequence[str] = [corpus_module.indexing(*progress) for progress in calls]
     assert "0.0 of 0.0 MB read" in lines and "sorting, round 2 of 5" in lines

@@ -25,9 +25,9 @@ def say(drafter: EarlierDrafter, prompt: Sequence[int], answer: Sequence[int] = 
     drafter.end(0)
 
 
-def ask(drafter: EarlierDrafter, tail: Sequence[int], sequence: int = 0) -> Draft:
-    """What would be drafted behind these tokens."""
-    drafter.begin(sequence, asked(tail))
+def ask(drafter: EarlierDrafter, recent: Sequence[int], sequence: int = 0) -> Draft:
+    """What would be drafted after these tokens."""
+    drafter.begin(sequence, asked(recent))
     return propose(drafter, sequence=sequence)
 
 
@@ -84,7 +84,7 @@ def test_age_counts_the_tokens_since() -> None:
 
 def test_age_counts_what_was_remembered_since_an_old_text() -> None:
     drafter = EarlierDrafter(Memory(max_tokens=160))
-    for start in range(100, 200, 7):  # more than what is indexed anew: these are old now
+    for start in range(100, 200, 7):  # more than what is indexed again: these are old now
         say(drafter, list(range(start, start + 7)))
     ages = [ask(drafter, [100, 101]).estimates[0].evidence[3]]
     for token in range(3):
@@ -94,13 +94,13 @@ def test_age_counts_what_was_remembered_since_an_old_text() -> None:
 
 
 @given(texts, st.lists(st.integers(0, 4), min_size=1, max_size=10))
-def test_a_memory_with_room_equals_one_index_of_all_texts(spoken: list[list[int]], tail: list[int]) -> None:
+def test_a_memory_with_room_equals_one_index_of_all_texts(spoken: list[list[int]], recent: list[int]) -> None:
     memory = Memory(max_tokens=2000)
     for text in spoken:
         memory.add(text)
     drafter = EarlierDrafter(memory, min_match=1)
-    found = ContextReader(ContextIndex.build(spoken), tail, min_match=1).find()
-    draft = ask(drafter, tail)
+    found = ContextReader(ContextIndex.build(spoken), recent, min_match=1).find()
+    draft = ask(drafter, recent)
     assert draft.tokens[:1] == (() if found is None else (found.token,))
     assert [estimate.evidence[:3] for estimate in draft.estimates[:1]] == (
         [] if found is None else [(found.length, found.count, found.total)]

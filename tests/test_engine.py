@@ -111,7 +111,7 @@ def test_a_stop_or_an_end_anywhere_in_a_draft(
     assert outcome.tokens == greedy_continuation(logits, PROMPT, len(outcome.tokens))
 
 
-def test_tokens_behind_a_stop_are_not_counted_as_accepted() -> None:
+def test_tokens_after_a_stop_are_not_counted_as_accepted() -> None:
     script = scripted_logits(VOCABULARY, "abcd ")
     engine = CheckedEngine(FakeModel(VOCABULARY, script), [ScriptedDrafter(oracle(script))])
     [outcome] = engine.run(Request(PROMPT, GREEDY, stop=("cd",)))

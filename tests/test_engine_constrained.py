@@ -124,7 +124,7 @@ def test_log_probabilities_reach_up_to_a_dead_end() -> None:
 
 
 class Limited(OneOf):
-    """Fails behind three characters, in a question that the engine asks while it commits."""
+    """Fails after three characters, in a question that the engine asks while it commits."""
 
     def __init__(self, where: str) -> None:
         super().__init__(WORDS, [LONG])
@@ -199,8 +199,8 @@ def test_a_dead_end_ends_its_own_request_only() -> None:
     assert ends[free].record.finish_reason == "length" and ends[free].error is None
 
 
-def test_a_dead_end_behind_a_rejected_token_ends_nothing() -> None:
-    """The block rule looks at rows behind the token that it rejects: there a banned token is forced."""
+def test_a_dead_end_after_a_rejected_token_ends_nothing() -> None:
+    """The block rule looks at rows after the token that it rejects: there a banned token is forced."""
     ended = set()
     for seed in range(40):
         hot = SamplingParams(temperature=2.0, top_k=0, top_p=1, min_p=0, banned=(WORDS.pieces.index("c"),))

@@ -194,7 +194,7 @@ def test_auto_offers_both_kinds() -> None:
 
 
 def test_a_choice_that_looks_at_the_drawn_tokens_is_noticed() -> None:
-    """What "auto" must not do: to offer a drawn token only where it is also the likeliest."""
+    """What "auto" must not do: to offer a drawn token only where it is also the most likely one."""
 
     class Peeking(Enumerated):
         def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:

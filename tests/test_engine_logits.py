@@ -35,7 +35,7 @@ SAMPLED = SamplingParams()
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_no_numbers_commit_nothing(bad: float) -> None:
-    """Not even behind accepted tokens; and they end no request but their own."""
+    """Not even after accepted tokens; and they end no request but their own."""
     spoiled = [False]
 
     def logits(tokens: Sequence[int]) -> Row:
@@ -114,7 +114,7 @@ def test_log_probabilities_are_asked_for() -> None:
     assert len(only.logprobs) == 30 and all(entry.top == () for entry in only.logprobs)
 
 
-def test_tokens_behind_the_end_are_not_scored() -> None:
+def test_tokens_after_the_end_are_not_scored() -> None:
     asked = Request(PROMPT, GREEDY, max_tokens=30, logprobs=1, stop=("c",))
     for drafters in ([], [ScriptedDrafter(oracle(LANGUAGE))]):
         completion = Engine(language_model(), drafters).generate(asked)

@@ -43,7 +43,7 @@ def drafter_of(model: FakeModel) -> ModelDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Sure:
-    """Extends as long as the drafter is sure enough; checks what it is told."""
+    """Extends as long as the drafter is sure enough; checks what it is given."""
 
     p_min: float = 0.0
 
@@ -94,7 +94,7 @@ def evaluated_tokens(model: FakeModel, since: int = 0) -> int:
 
 @given(seed=st.integers(0, 10**6), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=8))
 def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
-    """Whatever is accepted: what is evaluated anew is only what was drafted in vain."""
+    """Whatever is accepted: what is evaluated again is only what was rejected."""
     rng = np.random.default_rng(seed)
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
@@ -148,7 +148,7 @@ def test_rounds_that_were_sat_out_are_caught_up_in_one_batch() -> None:
     assert list(draft.tokens) == greedy_continuation(OTHER, [*PROMPT, 1, 2, 3, 0, 1, 2], 3)
 
 
-# Behind what others have drafted
+# After what others have drafted
 
 
 @given(
@@ -164,8 +164,8 @@ def test_a_draft_follows_the_prefix_and_what_held_of_both_is_not_evaluated_again
     drafter = drafter_of(model)
     drafter.begin(0, asked(PROMPT))
     text, in_vain = list(PROMPT), 0
-    for lead, length, is_right in steps:
-        right = greedy_continuation(OTHER, text, lead)
+    for num_prefix, length, is_right in steps:
+        right = greedy_continuation(OTHER, text, num_prefix)
         prefix = right if is_right else [(token + 1) % VOCABULARY.size for token in right]
         before = len(model.calls)
         draft, work = propose(drafter, length, prefix=prefix)
@@ -229,7 +229,7 @@ def test_output_is_right_with_any_draft_model(rewind: RewindKind, draft_max: int
         requests = [Request((i, *PROMPT * 3), GREEDY, max_tokens=20, ignore_end=True) for i in range(3)]
         for request, outcome in zip(requests, engine.run(*requests), strict=True):
             assert result(outcome) == plain(FakeModel(ENDLESS, LANGUAGE), request)
-            # The draft holds a prefix of the text, and drafted tokens behind it.
+            # The draft holds a prefix of the text, and drafted tokens after it.
             text = (*outcome.prompt, *outcome.tokens)
             drafted = outcome.records[-1].draft.tokens
             before = text[: outcome.records[-1].position]
@@ -297,7 +297,7 @@ def test_a_window_goes_on_where_the_context_is_full() -> None:
         assert list(drafted.tokens) == greedy_continuation(OTHER, text, 3)
         drafter.observe(0, drafted.tokens)
         text += drafted.tokens
-    # Now and then it begins anew, which takes the window's 16 tokens: 280 of 300 are read once.
+    # Now and then it begins again, which takes the window's 16 tokens: 280 of 300 are read once.
     assert 300 < evaluated_tokens(model) < 400
 
 
@@ -360,7 +360,7 @@ def test_low_confidence_ends_a_draft_and_is_what_is_claimed() -> None:
     assert again.tokens == draft.tokens[:num_sure]
 
 
-def test_a_draft_stops_behind_an_end_token() -> None:
+def test_a_draft_stops_after_an_end_token() -> None:
     def ends_third(tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         row = np.zeros(VOCABULARY.size, dtype=np.float32)
         row[VOCABULARY.size - 1 if len(tokens) == len(PROMPT) + 2 else 1] = 9
@@ -411,7 +411,7 @@ def test_after_a_failed_call_it_catches_up(forgets: bool, stores: bool, num_obse
     assert list(draft.tokens) == greedy_continuation(OTHER, [*PROMPT, 3, 3, 3, *more], 3)
 
 
-def test_behind_a_failed_call_no_more_than_the_window_is_read() -> None:
+def test_after_a_failed_call_no_more_than_the_window_is_read() -> None:
     model = Unreliable(ENDLESS, OTHER)
     drafter = windowed(model, 8)
     text = [i % 3 for i in range(20)]
@@ -501,7 +501,7 @@ def test_bans_and_penalties_are_the_drafts_too() -> None:
         assert sorted(draft.tokens) == [1, 3, 4, 5]  # each once, as each use costs the next
 
 
-def test_what_the_likeliest_tokens_were_likeliest_of_is_told_on_request() -> None:
+def test_the_distributions_of_the_most_likely_tokens_are_given_on_request() -> None:
     drafter = drafter_of(FakeModel(ENDLESS, OTHER))
     drafter.begin(0, asked(PROMPT))
     silent, _ = propose(drafter, 3, SAMPLED)
@@ -509,8 +509,8 @@ def test_what_the_likeliest_tokens_were_likeliest_of_is_told_on_request() -> Non
     drafter.begin(0, asked(PROMPT))
     telling, _ = propose(drafter, 3, SAMPLED, with_greedy_probs=True)
     assert telling.tokens == silent.tokens and telling.probs is None and len(telling.greedy_probs) == 3
-    for token, belief in zip(telling.tokens, telling.greedy_probs, strict=True):
-        assert token == int(belief.tokens[np.argmax(belief.probs)])
+    for token, probs in zip(telling.tokens, telling.greedy_probs, strict=True):
+        assert token == int(probs.tokens[np.argmax(probs.probs)])
     drafter.begin(0, asked(PROMPT))
     drawn, _ = propose(drafter, 3, SAMPLED, drawn=True, with_greedy_probs=True)
     assert drawn.greedy_probs == () and drawn.probs is not None
@@ -539,7 +539,7 @@ def test_other_sequences_do_not_disturb() -> None:
     assert work.calls == 5
 
 
-# Behind a prefix that others drafted
+# After a prefix that others drafted
 
 
 def test_a_sampled_draft_counts_its_places_and_its_penalties_from_the_prefix_on() -> None:

@@ -97,7 +97,7 @@ def test_nobody_is_asked_when_all_have_an_offer_or_drafting_is_off() -> None:
         def propose(
             self, requests: Sequence[DraftRequest], stopping: StoppingRule
         ) -> tuple[list[Draft], DraftWork]:
-            raise AssertionError(f"asked in vain: {requests}, {stopping}")
+            raise AssertionError(f"asked for nothing: {requests}, {stopping}")
 
     assert lengths(FixedPolicy(), offering("one", [1]), Silent(nothing)) == (1, "one")
     assert lengths(FixedPolicy(draft_max=0), Silent(nothing)) == (0, "")
@@ -171,8 +171,8 @@ def first_token_bias(policy: FixedPolicy, rule: Rule) -> float:
     target = random_logits(AB.size, seed=4, scale=1.0)
 
     def draft_logits(tokens: Sequence[int]) -> Logits:
-        behind = (4.0, 0.0, -9.0) if tokens[-1] == 0 else (0.0, 0.0, -9.0)
-        return np.array((0.5, 0.1, -9.0) if len(tokens) == 2 else behind, dtype=np.float32)
+        after = (4.0, 0.0, -9.0) if tokens[-1] == 0 else (0.0, 0.0, -9.0)
+        return np.array((0.5, 0.1, -9.0) if len(tokens) == 2 else after, dtype=np.float32)
 
     drafter = ModelDrafter(FakeModel(AB, draft_logits), align(AB, AB))
     first = distribution(target([0, 1]), EVERYTHING)

@@ -80,16 +80,16 @@ def test_what_pays_is_never_dropped_at_first_sight(
 def gain_of(
     plan: Sequence[int], acceptance: Sequence[float], costs: Sequence[float], token_s: float
 ) -> float:
-    """The expected gain up to where a chain breaks off or ends, if with k tokens known to stand the next
+    """The expected gain up to where a candidate breaks off or ends, if with k accepted tokens the next
     step drafts `plan[k]`: over all places where it may break off."""
     total, size = 0.0, len(acceptance)
-    for right in range(size + 1):  # so many tokens of the chain are what comes
+    for right in range(size + 1):  # so many tokens of the candidate are correct
         ends = 1.0 if right == size else 1.0 - acceptance[right]
         probability, gain, k = ends * math.prod(acceptance[:right]), 0.0, 0
         while k <= right:
-            stand = min(plan[k], right - k)
-            gain += token_s * (stand + 1) - costs[plan[k]]
-            k = k + stand + 1 if stand == plan[k] else right + 1
+            kept = min(plan[k], right - k)
+            gain += token_s * (kept + 1) - costs[plan[k]]
+            k = k + kept + 1 if kept == plan[k] else right + 1
             if k > size:
                 break
         total += probability * gain
@@ -104,7 +104,7 @@ def gain_of(
 def test_the_best_length_is_the_first_of_the_best_plan(
     acceptance: list[float], rises: list[float], token_s: float
 ) -> None:
-    """Exactly: of every plan for every state of a chain, none gains more."""
+    """Exactly: of every plan for every state of a candidate, none gains more."""
     calls_s = np.cumsum([1.0, *rises])
     costs = [float(cost) for cost in calls_s]
     size = len(acceptance)
@@ -131,7 +131,7 @@ def test_offers_that_cannot_pay_are_dropped_at_first_sight() -> None:
 
 
 def test_free_tokens_are_looked_for_as_far_as_they_could_pay() -> None:
-    """Each of these stands with the same chance; where tokens are cheap it is worth seeing more of them."""
+    """Each of these is accepted with the same probability; where tokens are cheap more of them are of use."""
     seen = []
     for ratios in (FLAT, LINEAR):
         policy, offering = AutoPolicy(curve(ratios)), Offering(evidence=(4.0, 3.0, 4.0, 9.0))
@@ -198,7 +198,7 @@ def test_a_cap_out_of_range_is_refused() -> None:
 # From whom
 
 
-def test_another_free_drafter_goes_on_behind_the_most_promising_one() -> None:
+def test_another_free_drafter_goes_on_after_the_most_promising_one() -> None:
     policy = AutoPolicy(curve({1: 1.0, 64: 1.1}))
     short, long = Offering(2, name="short"), Offering(3, name="long")
     [draft], _ = policy.propose([short, long], [DraftRequest(0, 100, sampler())])
@@ -220,7 +220,7 @@ def test_free_tokens_stand_before_those_of_a_model() -> None:
         text.append(token)
 
 
-def test_free_tokens_stand_behind_those_of_a_model() -> None:
+def test_lookup_tokens_follow_those_of_a_model() -> None:
     kinds = set()
     for seed in range(4):
         played = replay(

@@ -92,10 +92,10 @@ def test_a_draft_model_alone(rule: Rule, kind: str, make: Callable[[], AutoPolic
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_free_tokens_before_and_behind_drawn_ones(rule: Rule) -> None:
+def test_free_tokens_before_and_after_drawn_ones(rule: Rule) -> None:
     asked, met = asked_for(rule), set()
     for make in (cheap, expensive):
-        for free in (SuffixDrafter(), Offering(1), Offering(1, only_behind=True)):
+        for free in (SuffixDrafter(), Offering(1), Offering(1, only_after=True)):
             found, records = speculative(asked, [free, model_drafter()], make)
             assert distance(found, plain(asked)) <= 1e-12
             met |= shapes(records)

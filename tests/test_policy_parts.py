@@ -43,7 +43,7 @@ def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
 
 
-def test_offers_behind_a_wrong_token_teach_nothing() -> None:
+def test_offers_after_a_wrong_token_teach_nothing() -> None:
     """Another drafter's tokens were accepted, with which the rest of the offer agrees by chance."""
     learned = []
     for length in (1, 6):

@@ -70,27 +70,27 @@ def test_something_in_front_is_survived(before: tuple[int, ...]) -> None:
 
 
 @given(st.integers(0, 50), st.integers(0, 6), st.lists(st.integers(0, 99), max_size=6))
-def test_it_finds_its_way_back_behind_an_edit(at: int, cut: int, put: list[int]) -> None:
+def test_it_finds_its_way_back_after_an_edit(at: int, cut: int, put: list[int]) -> None:
     edited = [*ANSWER[:at], *put, *ANSWER[at + cut :]]
     drafter = expecting()
     for end, token in enumerate(edited, start=1):
         drafter.observe(0, [token])
-        behind = end - at - len(put)
-        if end <= at or behind > 0:  # one token that agrees is enough where no token stands twice
+        after = end - at - len(put)
+        if end <= at or after > 0:  # one token that agrees is enough where no token occurs twice
             assert propose(drafter, max_tokens=3).tokens[:1] == tuple(edited[end : end + 1]) or (
                 end == at and (put or cut)
             )
 
 
 def test_many_edits_cost_little_each() -> None:
-    text = [100 + (7 * i) % 53 for i in range(400)]  # every token stands several times
+    text = [100 + (7 * i) % 53 for i in range(400)]  # every token occurs several times
     edited = list(text)
     for place in range(390, 0, -40):
         edited[place : place + 2] = [5]
     assert share_offered(edited, text) > 0.9
 
 
-def test_behind_a_departure_little_agreement_is_little_trusted() -> None:
+def test_after_a_departure_little_agreement_is_little_trusted() -> None:
     drafter = expecting()
     drafter.observe(0, [*ANSWER[:30], 7, 8])
     assert propose(drafter) == Draft()
@@ -102,7 +102,7 @@ def test_behind_a_departure_little_agreement_is_little_trusted() -> None:
 
 
 def test_the_nearest_place_wins_and_longer_agreement_beats_it() -> None:
-    # "1 2" stands at three places, "9 1 2" at the farthest alone.
+    # "1 2" is at three places, "9 1 2" at the farthest alone.
     predicted = [50, 51, 52, 53, 1, 2, 10, *range(60, 80), 1, 2, 11, *range(80, 90), 9, 1, 2, 12]
     drafter = expecting(predicted)
     drafter.observe(0, [50, 51, 52, 53, 40, 1, 2])
@@ -113,7 +113,7 @@ def test_the_nearest_place_wins_and_longer_agreement_beats_it() -> None:
 
 
 def test_near_is_what_is_near_to_the_departure() -> None:
-    # "1 2" stands far behind, and right ahead of, where the answer departs.
+    # "1 2" is far before, and right after, the place where the answer departs.
     predicted = [1, 2, 10, *range(50, 90), 1, 2, 11, *range(90, 99)]
     drafter = expecting(predicted)
     drafter.observe(0, predicted[:43])

@@ -223,7 +223,7 @@ class Always:
 
 
 def says(*script: int, other: float = -5.0) -> Callable[[Sequence[int]], Row]:
-    """A draft that says these tokens of its own, one after the other, behind a prompt of four."""
+    """A draft that says these tokens of its own, one after the other, after a prompt of four."""
 
     def logits(tokens: Sequence[int]) -> Row:
         row = np.zeros(REDUCED.size, dtype=np.float32)
@@ -288,7 +288,7 @@ def test_a_drawn_draft_goes_on_among_the_tokens_that_it_knows() -> None:
         assert q.tokens.tolist() == [1, 3, 4, 5]
         assert q.probs == pytest.approx(weights / weights.sum(), rel=1e-5)
         text = align(VOCABULARY, REDUCED).read([token])
-    assert max(draft.acceptance) < 0.1, "it says that something else is likelier"
+    assert max(draft.acceptance) < 0.1, "it says that something else is more likely"
 
 
 class OnlyD(Constraint):

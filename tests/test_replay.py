@@ -84,8 +84,8 @@ def test_a_replay_makes_the_steps_of_the_engine(draft_max: int, p_min: float, se
 
 
 @pytest.mark.parametrize("draft_max", [8, 16])
-def test_a_long_draft_goes_on_behind_what_was_recorded(draft_max: int) -> None:
-    """A flat model's drafts are recorded up to where they hardly stand; a fixed length pays for all of it."""
+def test_a_long_draft_goes_on_after_what_was_recorded(draft_max: int) -> None:
+    """A flat model's drafts are recorded while they may be accepted; a fixed length pays for all of it."""
     policy = FixedPolicy(draft_max=draft_max, p_min=0.0)
     engine = Engine(FakeModel(VOCABULARY, endless(3)), [model_drafter(endless(5, 1.0))], policy)
     answer = engine.generate(Request(PROMPT, GREEDY, max_tokens=50))
@@ -343,14 +343,14 @@ class Following:
         tokens = free.propose([request], UpTo(request.max_tokens))[0][0].tokens
         work = DraftWork()
         if models:
-            lead = self._choose(min(len(tokens), request.max_tokens - 1) + 1)
-            calls = self._choose(request.max_tokens - lead + 1)
-            asked = replace(request, prefix=tokens[:lead], max_tokens=request.max_tokens - lead)
+            num_prefix = self._choose(min(len(tokens), request.max_tokens - 1) + 1)
+            calls = self._choose(request.max_tokens - num_prefix + 1)
+            asked = replace(request, prefix=tokens[:num_prefix], max_tokens=request.max_tokens - num_prefix)
             if calls:
                 [offer], work = models[0].propose([asked], UpTo(calls))
-                tokens = (*tokens[:lead], *offer.tokens)
-            behind = replace(request, prefix=tokens, max_tokens=max(request.max_tokens - len(tokens), 1))
-            tokens += free.propose([behind], UpTo(request.max_tokens - len(tokens)))[0][0].tokens
+                tokens = (*tokens[:num_prefix], *offer.tokens)
+            after = replace(request, prefix=tokens, max_tokens=max(request.max_tokens - len(tokens), 1))
+            tokens += free.propose([after], UpTo(request.max_tokens - len(tokens)))[0][0].tokens
         tokens = tokens[: self._choose(min(len(tokens), request.max_tokens) + 1)]
         n = len(tokens)
         return [Draft(tokens, None, (0.5,) * n, ("any",) * n)], work
@@ -456,7 +456,7 @@ def test_a_constrained_replay_makes_the_steps_of_the_engine(
     again = replay(made, setting, curve(FLAT), {"draft": curve(SMALL)}, constraint=constraint).records
     real = [record for record in answer.records if record.kind == "decode"]
     assert [outcome(record) for record in again] == [outcome(record) for record in real]
-    if canonical:  # behind forced text that the model spells otherwise, offers were not recorded
+    if canonical:  # after forced text that the model spells otherwise, offers were not recorded
         assert [step(record) for record in again[:-1]] == [step(record) for record in real[:-1]]
     assert any("grammar" in record.draft.sources for record in again)
 
@@ -467,7 +467,7 @@ def outcome(record: StepRecord) -> tuple[object, ...]:
 
 
 def test_no_unknown_token_is_put_to_a_constraint() -> None:
-    """Behind a long draft nothing was recorded, and at some places the draft model had nothing to offer."""
+    """After a long draft nothing was recorded, and at some places the draft model had nothing to offer."""
 
     class Strict(OneOf):
         def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
@@ -502,9 +502,9 @@ def test_offers_are_made_under_the_masks() -> None:
         best = np.where(allowed, language([0, *answer[:i]]), -np.inf).argmax()
         assert token == int(best)
         text = [*answer[:i], token]
-        for behind, _ in found.departures.get(i, ()):
+        for after, _ in found.departures.get(i, ()):
             text += OneOf(PIECES, TEXTS).forced(text)
             mask = OneOf(PIECES, TEXTS).allowed(text)
-            assert mask is None or mask[behind]
-            text.append(behind)
+            assert mask is None or mask[after]
+            text.append(after)
     assert found.departures

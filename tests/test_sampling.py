@@ -270,7 +270,7 @@ def test_rows_are_looked_at_only_when_asked_for() -> None:
         lazy.ratio(1, 0)
 
 
-def test_every_row_stands_behind_the_drafted_tokens_before_it() -> None:
+def test_every_row_stands_after_the_drafted_tokens_before_it() -> None:
     rows = np.array([[2, 1, 0], [2, 1, 0], [2, 1, 0]], dtype=np.float32)
     settings = SamplingParams(temperature=0, presence_penalty=1.5, banned=(2,))
     lazy = LazyDistributions(rows, RequestSampler(settings, FakeVocabulary("ab"), [0]), [1, 0])

@@ -128,12 +128,12 @@ def test_counts_stay_within_their_totals_where_matches_nest_deeper_than_counted(
 
 
 @given(mixed_texts, st.lists(st.integers(0, 3), max_size=12))
-def test_reading_on_finds_the_longest_suffix_in_the_text(text: list[int], behind: list[int]) -> None:
+def test_reading_on_finds_the_longest_suffix_in_the_text(text: list[int], after: list[int]) -> None:
     automaton = automaton_over(text)
     num_states, (state, length) = automaton.num_states, automaton.match
-    for read, token in enumerate(behind, start=1):
+    for read, token in enumerate(after, start=1):
         state, length = automaton.after(state, length, token)
-        context = [*text, *behind[:read]]
+        context = [*text, *after[:read]]
         assert length == longest_match(context, text)
         followers = continuations(context[len(context) - length :], text)
         likely = automaton.most_likely(state)
@@ -155,7 +155,7 @@ def test_draft_equals_that_of_a_search(
 
 
 @given(mixed_texts, st.integers(1, 5))
-def test_a_draft_goes_on_behind_its_own_beginning(text: list[int], cut: int) -> None:
+def test_a_draft_goes_on_after_its_own_beginning(text: list[int], cut: int) -> None:
     whole = propose(drafter_over(text))
     rest = propose(drafter_over(text), prefix=whole.tokens[:cut])
     assert rest.tokens[: max(len(whole) - cut, 0)] == whole.tokens[cut:]
@@ -232,7 +232,7 @@ def test_latest_continuation_wins_a_tie() -> None:
 
 
 def test_shorter_matches_carry_on_where_the_text_ends() -> None:
-    # "7 7" stands only at the end, where nothing has followed it; "7" has been followed by 7.
+    # "7 7" is only at the end, where nothing has followed it; "7" has been followed by 7.
     assert propose(drafter_over([3, 7, 7]), max_tokens=4).tokens == (7, 7, 7, 7)
     assert propose(drafter_over([3, 7, 7], min_match=2)) == Draft()
 

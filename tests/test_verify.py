@@ -184,7 +184,7 @@ def test_lenience_gives_no_token_more_than_its_share(
 def test_lenience_replaces_what_it_rejects_by_what_is_left_then() -> None:
     p, q = dense([0.2, 0.3, 0.5]), dense([0.6, 0.4, 0.0])
     found = dict.fromkeys(range(3), 0.0)
-    # A 0 stands with 0.2 / 0.3, and leaves max(0, p - q / 2), which is 0, 0.1 and 0.5.
+    # A 0 is accepted with 0.2 / 0.3, and leaves max(0, p - q / 2), which is 0, 0.1 and 0.5.
     for verdict, weight in explore(lambda rng: verify_tokens([p, p], offer((0,), (q,)), rng, 0.5)):
         if verdict.num_accepted == 0:
             assert verdict.token is not None
@@ -303,7 +303,7 @@ def in_a_row(p: Sequence[float], num: int) -> LazyDistributions:
 
 
 def test_auto_goes_over_to_the_kind_that_is_accepted_more() -> None:
-    """Flat and alike: drawn tokens always stand. One-sided p, flat q: the most likely does."""
+    """Flat and alike: sampled tokens are always accepted. One-sided p, flat q: the most likely does."""
     flat, peak = (0.26, 0.25, 0.25, 0.24), (0.97, 0.01, 0.01, 0.01)
     made = verifier()
     believed = Draft((0,), None, (0.5,), ("draft",), (dense(flat),))

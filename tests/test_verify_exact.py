@@ -22,7 +22,7 @@ from exactness import (
     expected_accepted,
     explore,
     language,
-    likeliest,
+    most_likely,
     offer,
     texts_of,
 )
@@ -46,7 +46,7 @@ def test_drawn_drafts_leave_the_text_as_it_is(rule: Rule, size: int, length: int
 @pytest.mark.parametrize("kind", ["dense", "one-hot", "zeros", "ties"])
 def test_certain_drafts_leave_the_text_as_it_is(rule: Rule, kind: str) -> None:
     p = language(3, 1, kind)
-    assert bias(rule, p, likeliest(language(3, 2), 3), 3) <= 1e-12
+    assert bias(rule, p, most_likely(language(3, 2), 3), 3) <= 1e-12
     for tokens in [(), (0,), (2, 1), (0, 0, 0), (1, 2, 0)]:
         assert bias(rule, p, certain(*tokens), 3) <= 1e-12
 
@@ -54,7 +54,7 @@ def test_certain_drafts_leave_the_text_as_it_is(rule: Rule, kind: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_draft_may_end_where_its_first_tokens_say_so(rule: Rule, seed: int) -> None:
-    """As one does that grows while it is sure, or ends behind an end token."""
+    """As one does that grows while it is sure, or ends after an end token."""
     p, q = language(3, seed), language(3, seed + 50)
     for stops in (
         lambda tokens: float(q(tokens).max()) < 0.6,
@@ -139,7 +139,7 @@ def test_block_verification_never_keeps_fewer_tokens() -> None:
 
 def test_both_rules_keep_as_much_of_one_token_and_of_certain_drafts() -> None:
     p, q = language(3, 1), language(3, 2)
-    for offers in (Drawn(q, 1), likeliest(q, 3), likeliest(p, 3)):
+    for offers in (Drawn(q, 1), most_likely(q, 3), most_likely(p, 3)):
         block, token = (expected_accepted(rule, p, offers) for rule in (verify_block, verify_tokens))
         assert block == pytest.approx(token, abs=1e-12) and token > 0
 
@@ -223,7 +223,7 @@ def test_the_unbroken_copies_pass() -> None:
         pytest.param(token_rule(accept=lambda *_: 1.0), id="all is accepted"),
         pytest.param(token_rule(one_number=True), id="one random number for all decisions"),
         pytest.param(block_rule("alone"), id="block: the last token judged by itself"),
-        pytest.param(block_rule("missing"), id="block: the last token never stands"),
+        pytest.param(block_rule("missing"), id="block: the last token is never accepted"),
         pytest.param(block_rule("everywhere"), id="block: every position judged as the last"),
         pytest.param(block_rule(scaled=False), id="block: the residual without the ratio"),
         pytest.param(block_rule(capped=False), id="block: the ratio is not capped"),
@@ -237,7 +237,7 @@ def test_a_broken_rule_is_noticed(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_likeliest_draft_that_claims_to_be_drawn_is_noticed(rule: Rule) -> None:
     p, q = language(3, 1), language(3, 2)
-    tokens = likeliest(q, 2)(np.random.default_rng()).tokens
+    tokens = most_likely(q, 2)(np.random.default_rng()).tokens
     claims = offer(tokens, [dense(q(tokens[:i])) for i in range(2)])
     assert bias(rule, p, lambda _rng: claims, 2) > 0.01
 
