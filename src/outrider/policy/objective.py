@@ -25,15 +25,14 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     the model's token alone − d.
 (7) Allocation. Sequences that share a call draft the tokens of the greatest λ p_i of all of them: `allocate`.
 (8) Budgets. (1) to (7) hold for estimates that may be wrong. How much slower than plain decoding a text may
-    become by drafts of a model is limited (`slowdown_budget`), of a single step too (`step_slowdown_limit`),
-    and so is asking a model to learn how good it is (`exploration_budget_s`), and reading a prompt for it
-    (`amortises_prefill`).
+    become by drafts of a model is limited (`slowdown_budget`), and so is asking a model to learn how good it
+    is (`exploration_budget_s`), and reading a prompt for it (`amortises_prefill`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
@@ -55,8 +54,6 @@ _SLOWDOWN_STEPS_PER_TOKEN = 0.005
 """plain steps that any text may lose to a draft model, and how many more for each of its tokens"""
 _SAVED_SHARE = 0.1
 """the part of what all texts have saved that a text may lose besides"""
-_STEP_SLOWDOWN = 5.7
-"""plain steps that a single step may take beyond the text's budget"""
 _EXPLORATION_SHARE = 0.02
 """of a text's time that may go to asking a draft model against expectation"""
 
@@ -99,10 +96,6 @@ class StepCosts:
     def max_length(self) -> int:
         """The longest draft whose cost is known."""
         return len(self.calls_s) - 1
-
-    def up_to(self, length: int) -> StepCosts:
-        """Those of drafts up to this length."""
-        return self if length >= self.max_length else replace(self, calls_s=self.calls_s[: length + 1])
 
 
 class MarginalCosts:
@@ -190,11 +183,6 @@ def slowdown_budget(generated: int, saved_steps: float, slowdown_steps: float) -
     return (
         _SLOWDOWN_STEPS + _SLOWDOWN_STEPS_PER_TOKEN * generated + _SAVED_SHARE * saved_steps - slowdown_steps
     )
-
-
-def step_slowdown_limit(budget: float) -> float:
-    """How much longer than plain decoding a single step may take, in plain steps, at this slowdown budget."""
-    return max(budget + _STEP_SLOWDOWN, 0.0)
 
 
 def exploration_budget_s(decoded_s: float, explored_s: float) -> float:

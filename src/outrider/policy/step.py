@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-import numpy as np
-
 from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, TokenEstimate
 from outrider.policy.candidate import DraftQuery, Proposal, look_up
@@ -18,7 +16,6 @@ from outrider.policy.objective import (
     expected_tokens,
     exploration_budget_s,
     slowdown_budget,
-    step_slowdown_limit,
     stopping_value,
 )
 from outrider.policy.state import (
@@ -66,7 +63,6 @@ class Step:
         self._drafted: list[float] = []
         """the acceptance of each token of the draft so far"""
         self._average = text.average_confidence
-        self._steps_taken = 0
         self._suffix_after: tuple[int, ...] = ()
         self._suffix = self._look_up(())
         """what lookups add to the draft so far"""
@@ -102,20 +98,11 @@ class Step:
         return sum(1 for _ in takewhile(lambda source: source == FORCED, self._suffix.sources))
 
     def set_costs(self, model: str | None, batch: Batch) -> None:
-        """Settle the costs of the step, with or without a draft model. Its length is limited by how slow it
-        may become, but never to less than what was drafted already."""
+        """Settle the costs of the step, with or without a draft model."""
         max_prefix = self._num_forced + MAX_LOOKUP_PREFIX
-        costs = self._state.step_costs(self._text, model, self._max_length, batch, max_prefix)
-        plain_s = float(costs.calls_s[0])
-        self._max_slowdown_s = step_slowdown_limit(self._slowdown_budget()) * plain_s
-        affordable = np.flatnonzero(costs.calls_s - plain_s <= self._max_slowdown_s)
-        self._costs = costs.up_to(max(int(affordable[-1]), len(self._drafted)))
-        if model is not None:  # without the limit, which moves with every step: the table serves for the next
-            self._continuation = self._state.continuation_value(costs, self._max_model_draft)
-
-    def _slowdown_budget(self) -> float:
-        text = self._text
-        return slowdown_budget(text.generated, self._state.saved_steps, text.slowdown_steps)
+        self._costs = self._state.step_costs(self._text, model, self._max_length, batch, max_prefix)
+        if model is not None:
+            self._continuation = self._state.continuation_value(self._costs, self._max_model_draft)
 
     # Whether to ask a draft model
 
@@ -195,7 +182,8 @@ class Step:
     @property
     def is_within_budget(self) -> bool:
         """Whether the text can afford that drafts of a model go on being worse than expected."""
-        return self._slowdown_budget() >= 0
+        text = self._text
+        return slowdown_budget(text.generated, self._state.saved_steps, text.slowdown_steps) >= 0
 
     def may_explore(self, model: str) -> bool:
         """Whether learning how good the draft model is here is within the budget."""
@@ -222,7 +210,7 @@ class Step:
         if not drafted:
             return True
         costs, length = self._costs, len(self._drafted)
-        if self._steps_taken * costs.draft_step_s > self._max_slowdown_s or length >= costs.max_length:
+        if length >= costs.max_length:
             return False
         self._look_up_suffix(drafted)
         min_length = 0 if self.request.draw is None else length  # sampled tokens cannot be cut
@@ -239,7 +227,6 @@ class Step:
 
     def accept(self, estimate: TokenEstimate) -> bool:
         """Whether the token goes into the draft. A point-mass token can still be removed later."""
-        self._steps_taken += 1
         acceptance = self._acceptance(estimate, self.model or "")
         average = self._state.confidence.update(self._average, acceptance)
         if query := self.proposal.query:
