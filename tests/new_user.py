@@ -314,7 +314,7 @@ def signals(place: Place, rounds: int = 12) -> None:
     )
     for number in range(rounds):
         line, sent = commands[number % len(commands)], random.choice((signal.SIGINT, signal.SIGTERM))
-        after_s = random.choice((0.05, 0.3, 1.0, 2.0, 4.0)) * random.uniform(0.5, 1.5)
+        after_s = random.choice((0.6, 1.0, 2.0, 4.0, 8.0)) * random.uniform(0.5, 1.5)
         place.say(f"\n$ outrider {' '.join(line)}   ({sent.name} after {after_s:.2f} s)")
         process = subprocess.Popen(
             [*COMMAND, *line], cwd=place.folder, env=place.environment,

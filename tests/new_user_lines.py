@@ -62,7 +62,7 @@ GUIDES = (
 )
 PIPES = (
     Line("outrider run -m model.gguf -q -n 200 --ignore-eos 'Tell me a story' | head -c 10", 141),
-    Line("outrider run -m model.gguf --json -n 20 'Tell me a story' | head -c 10", 141),
+    Line("outrider run -m model.gguf --json -n 20 'Tell me a story' | head -c 10", (0, 141)),
     Line("outrider run --help | head -c 10", 141),
     Line("echo hello | outrider chat -m model.gguf -n 40 | head -c 3", 141),
     Line("outrider costs --help | head -n 1", 141),
@@ -88,7 +88,10 @@ FULL_DISK = (
     Line("outrider run -m model.gguf -n 8 --trace full/trace.jsonl hi", 2, ("full/trace.jsonl",)),
     Line("outrider run -m model.gguf -n 200 --ignore-eos hi > full/answer.txt", 2, ("no space left",)),
     Line("outrider verify -m model.gguf --quick -o full/certificate.json", 2, ("full/certificate.json",)),
-    Line("outrider quantize model.gguf --to q8_0 -o full/model.gguf", 2, ("full",)),
+    Line("outrider quantize model.gguf --to q8_0 --out full", 2, ("full",)),
+    Line(
+        "printf 'hello\\nagain\\n' | outrider chat -m model.gguf -n 8 --trace full/trace.jsonl", 0, ("trace",)
+    ),
     Line(
         "printf 'hello\\n/save full/talk.json\\n' | outrider chat -m model.gguf -n 8", 0, ("full/talk.json",)
     ),

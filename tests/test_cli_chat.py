@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +18,10 @@ from rich.console import Console
 
 from cli_helpers import TEMPLATE, Outcome, Terminal, call, environment
 from outrider.backends.gguf import installed
+from outrider.cli import stream
 from outrider.cli.settings import RunSettings
 from outrider.cli.stream import TokenPrinter
-from outrider.core.data import Completion, Piece
+from outrider.core.data import Completion, Draft, DraftWork, Piece, StepRecord
 from tiny_gguf import write_tiny
 
 COMPILERS = shutil.which("cc") is not None and shutil.which("c++") is not None
@@ -190,6 +193,12 @@ def test_the_trace_of_a_conversation_has_all_turns(chat: Call, tmp_path: Path) -
     assert len(requests) == 2
 
 
+def test_a_conversation_goes_on_without_its_trace(chat: Call) -> None:
+    outcome = chat("--trace", "/dev/full", stdin="hello\nagain\n")
+    assert outcome.status == 0 and len(kept(outcome)) == 2
+    assert outcome.said.count("the trace could not be written") == 2
+
+
 def test_a_full_context_is_said_and_reset_helps(chat: Call) -> None:
     long = "the cat " * 100
     outcome = chat("-n", "-1", "--policy", "plain", model="short", stdin=f"hello\n{long}\n/reset\nhello\n")
@@ -265,6 +274,25 @@ def test_a_paste_of_any_size_is_one_message(terminal: Open, tmp_path: Path) -> N
     assert program.close() == 0
     message, answer = json.loads((tmp_path / "saved").read_text())["messages"]
     assert message == {"role": "user", "content": pasted} and answer["role"] == "assistant"
+
+
+def test_it_is_said_that_a_long_prompt_is_being_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_SHORT_S", -1.0)
+    console = Console(stderr=True, force_terminal=True)
+    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False, smooth=False)), console)
+    decode = StepRecord(0, 1, "decode", 1025, 1, Draft(), 0, (7,), DraftWork(), 0, 0, 0, 0, 0)
+    reading = replace(decode, kind="prefill", num_evaluated=512, tokens=())
+    with stream.Reading(printer) as status:
+        status.note(reading)
+        status.note(reading)
+        time.sleep(0.2)  # it is drawn now and then
+        status.note(decode)
+        shown = capsys.readouterr().err
+        status.note(decode)
+    assert "reading the prompt: 1,024 tokens so far" in shown and shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
+    assert capsys.readouterr().err == ""
 
 
 def test_several_lines_are_typed_as_one_message(terminal: Open, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import resource
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import outrider
 from cli_helpers import COMMAND, PATIENCE_S, environment, spawn
 from tiny_gguf import write_tiny
 
@@ -96,6 +98,14 @@ def test_ctrl_c_while_the_program_starts_leaves_no_traceback(models: Path, modul
     line = [sys.executable, "-c", INTERRUPTED_AT, module, "run", "-m", str(models / "target.gguf"), "hello"]
     done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode in (-signal.SIGINT, 130) and "Traceback" not in done.stderr and not done.stdout
+
+
+def test_nothing_is_loaded_before_ctrl_c_is_seen_to() -> None:
+    program = "import sys; before = {*sys.modules}; import outrider; print({*sys.modules} - before)"
+    sources = str(Path(outrider.__file__).parents[1])
+    line = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(line, capture_output=True, text=True, env={"PYTHONPATH": sources}, check=True)
+    assert ast.literal_eval(done.stdout) == {"outrider", "__future__"}
 
 
 def test_text_streams_and_ctrl_c_ends_it_with_a_readout(start: Start) -> None:

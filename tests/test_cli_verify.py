@@ -70,6 +70,12 @@ def test_a_sound_pair_holds(verify: Call, tmp_path: Path, models: Path) -> None:
     assert set(document["versions"]) == {"outrider", "llama_cpp", "numpy", "python"}
 
 
+def test_a_verdict_is_shown_though_the_certificate_cannot_be_written(verify: Call) -> None:
+    outcome = verify("-o", "/dev/full")
+    assert outcome.status == 2 and outcome.out.startswith("HOLDS")
+    assert outcome.err.startswith("error: /dev/full: the certificate could not be written")
+
+
 def test_json_goes_to_standard_output_and_nowhere_else(verify: Call, tmp_path: Path) -> None:
     outcome = verify("--json", "-p", "a b", "--rule", "token")
     assert outcome.status == 0 and json.loads(outcome.out)["prompts"] == ["a b"]
@@ -142,7 +148,6 @@ def test_prompts_come_from_lines_and_json_lines(verify: Call, tmp_path: Path) ->
         (["-o", "nowhere/c.json"], "its folder does not exist"),
         (["-o", "."], "it is a folder"),
         (["-f", "other.jsonl", "-o", "other.jsonl"], "it holds the prompts"),
-        (["-o", "/dev/full"], "the certificate could not be written"),
         (["-p", "word " * 600], "prompt 1: its"),
     ],
 )

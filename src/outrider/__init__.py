@@ -5,10 +5,14 @@ with Session.load("target.gguf", draft="draft.gguf") as session:
     print(completion.text, read_out(completion).tokens_per_target_call)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+# Nothing is imported before `__main__` has said what Ctrl-C does.
 
+from __future__ import annotations
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from outrider.backends.gguf import LoadOptions
     from outrider.core.contracts import Constraint, Drafter, Model, Policy, Vocabulary
     from outrider.core.data import Completion, Draft, Grammar, Request, Span, StepRecord, Update
@@ -77,6 +81,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"outrider.{module}"), name)

@@ -294,7 +294,10 @@ class _Conversation:
     def _trace(self, records: Sequence[StepRecord]) -> None:
         if self._settings.trace:
             self._records += records
-            write_trace(self._settings.trace, self._records)
+            try:
+                write_trace(self._settings.trace, self._records)
+            except SettingError as error:  # the conversation is worth more than its trace
+                self._warn(str(error))
 
     def _print_summary(self, shown: Shown) -> None:
         readout = shown.readout()

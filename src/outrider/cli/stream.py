@@ -20,11 +20,14 @@ from outrider.cli.interrupt import Interrupt
 from outrider.cli.output import readable, write, write_past_buffer
 from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.settings import RunSettings
-from outrider.core.data import Completion, Piece
+from outrider.core.data import Completion, Piece, StepRecord
 from outrider.core.errors import ConstraintError
 from outrider.session.pacing import Pacer
 from outrider.session.readout import Emission, Readout, read_out
 from outrider.session.session import Generation
+
+_SHORT_S = 1.0
+"""Reading a prompt is not spoken of before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ def show(generation: Generation, printer: TokenPrinter | None) -> Shown:
     emitted: list[Emission] = []
     paced = PacedPrinter(printer.print, printer.pacer) if printer and printer.pacer else None
     try:
-        with Interrupt() as interrupt, paced or nullcontext(printer) as out:
+        with Interrupt() as interrupt, Reading(printer) as reading, paced or nullcontext(printer) as out:
             for update in generation:
+                reading.note(update.record)
                 emitted.append(Emission(update.record.end_s, len(update.text)))
                 if out:
                     out.print(update.pieces)
@@ -65,6 +69,37 @@ def show(generation: Generation, printer: TokenPrinter | None) -> Shown:
     return Shown(completion, emitted, paced.emitted if paced else ())
 
 
+class Reading:
+    """While active, says in a terminal how much of a long prompt was read, until the first token."""
+
+    def __init__(self, printer: TokenPrinter | None) -> None:
+        self._status = printer.errors.status("") if printer and printer.errors.is_terminal else None
+        self._start_s = perf_counter()
+        self._num_read = 0
+
+    def note(self, record: StepRecord) -> None:
+        """Take a step into account, before its text is shown."""
+        if self._status is None:
+            return
+        if record.kind == "decode":
+            self._status.stop()
+            self._status = None
+            return
+        self._num_read += record.num_evaluated
+        if perf_counter() - self._start_s > _SHORT_S:
+            self._status.update(f"reading the prompt: {self._num_read:,} tokens so far")
+            self._status.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
 class TokenPrinter:
     """Writes text to standard output as it comes, coloured by source where that is wanted.
 
@@ -72,6 +107,7 @@ class TokenPrinter:
     """
 
     def __init__(self, settings: RunSettings, errors: Console) -> None:
+        self.errors = errors
         self._console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
         self.pacer = Pacer() if settings.smooth else None
         self._write: Callable[[str], None] = write_past_buffer if self.pacer else write

@@ -88,7 +88,11 @@ def verify(settings: VerifySettings) -> int:
     plan, texts = make_plan(settings, pair_plan.verification), _texts(settings)
     certificate = _certify(settings, pair_plan, plan, texts, place, errors)
     if place is not None:
-        write_certificate(place, certificate)
+        try:
+            write_certificate(place, certificate)
+        except SettingError:  # what took minutes is shown nevertheless
+            print_verdict(certificate, None)
+            raise
     if settings.print_json:
         write_json(as_json(certificate))
     else:
