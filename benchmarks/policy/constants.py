@@ -1,4 +1,4 @@
-"""What each constant of the policy is worth: replayed seconds with it halved and doubled.
+"""What each constant of the policy changes: replayed seconds with it halved and doubled.
 
     python benchmarks/policy/constants.py RECORDINGS.jsonl… --costs costs.json… [--every N] --out rows.jsonl
 
