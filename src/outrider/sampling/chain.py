@@ -23,7 +23,7 @@ def distribution(row: Row, params: SamplingParams) -> Distribution:
 
 def distribution_of(row: Row, best: int, params: SamplingParams) -> Distribution:
     """The same, where the row's finite argmax is known."""
-    if _keeps_only_the_best(params):
+    if params.top_k == 1 or (params.is_greedy and params.typical_p == 1):
         return point_mass(best)
     candidates = _survivors(row, best, params)
     probs = _tempered(candidates, params)
@@ -38,11 +38,6 @@ def distribution_of(row: Row, best: int, params: SamplingParams) -> Distribution
         return Distribution(candidates.tokens, probs)
     kept = np.flatnonzero(probs)
     return Distribution(candidates.tokens[kept], probs[kept])
-
-
-def _keeps_only_the_best(params: SamplingParams) -> bool:
-    greedy = params.temperature == 0 and params.dynatemp_range == 0
-    return params.top_k == 1 or (greedy and params.typical_p == 1 and not _excludes_top_choices(params))
 
 
 def _excludes_top_choices(params: SamplingParams) -> bool:
