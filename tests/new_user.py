@@ -30,7 +30,7 @@ from new_user_lines import ASKS, BROKEN_FILES, CHAT, FILES, FULL_DISK, GUIDES, P
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME, embedded_draft
 
-PATIENCE_S = 180
+PATIENCE_S = 300
 BROKEN = ("Traceback", "Exception ignored", "GGML_ASSERT", "core dumped", "Segmentation fault", "Aborted")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()=>][A-Z0-9]?|\r")
 Print = Callable[[str], None]

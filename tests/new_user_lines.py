@@ -87,7 +87,11 @@ BROKEN_FILES = (
 FULL_DISK = (
     Line("outrider run -m model.gguf -n 8 --trace full/trace.jsonl hi", 2, ("full/trace.jsonl",)),
     Line("outrider run -m model.gguf -n 200 --ignore-eos hi > full/answer.txt", 2, ("no space left",)),
-    Line("outrider verify -m model.gguf --quick -o full/certificate.json", 2, ("full/certificate.json",)),
+    Line(
+        "outrider verify -m model.gguf --quick -n 4 -p hi -o full/certificate.json",
+        2,
+        ("full/certificate.json",),
+    ),
     Line("outrider quantize model.gguf --to q8_0 --out full", 2, ("full",)),
     Line(
         "printf 'hello\\nagain\\n' | outrider chat -m model.gguf -n 8 --trace full/trace.jsonl", 0, ("trace",)

@@ -241,5 +241,5 @@ def test_a_second_ctrl_c_ends_a_program_whose_reader_is_stuck(
         _, err = program.communicate(timeout=PATIENCE_S)
     os.close(writer)
     os.close(reader)
-    assert program.returncode == 130
+    assert program.returncode in (130, -signal.SIGINT)  # the second: it was about to end
     assert b"interrupted" in err and b"Traceback" not in err and b"Fatal" not in err

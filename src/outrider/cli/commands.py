@@ -255,9 +255,14 @@ def _carry_out(spec: CommandSpec, settings: Group) -> int:
     """Do what a command is for; returns the exit status. After Ctrl-C it is said so."""
     try:
         function: Callable[[Group], int] = _load(spec.function)
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # from here on there is something to end well
+        is_first = signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        if is_first:  # from here on there is something to end well
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return function(settings)
+        try:
+            return function(settings)
+        finally:
+            if is_first:  # another one while the program ends leaves no traceback
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:  # typer would end without a word, in the middle of a line
         typer.echo("\ninterrupted", err=True)
         return INTERRUPTED
