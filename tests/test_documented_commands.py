@@ -143,7 +143,7 @@ def typed(folder: Path, words: Sequence[str], status: int = 0) -> None:
     with subprocess.Popen(command, cwd=folder, stdin=quiet, stdout=pipe, stderr=both, text=True) as program:
         for line in program.stdout or ():
             said.append(line)
-            if line.startswith("ready"):
+            if line.startswith(("ready", "{")) and words[0] == "serve":  # the second is the log's form
                 program.terminate()
     assert program.returncode == status, "".join(said)
     assert "Traceback" not in "".join(said)
