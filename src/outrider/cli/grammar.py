@@ -11,7 +11,7 @@ from typing import cast, get_args
 from outrider.cli.prompt import encodable
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
-from outrider.core.params import FastForward, GrammarKind, JsonStyle
+from outrider.core.params import FastForward, GrammarKind, JsonStyle, grammar_kind
 from outrider.core.settings import Structure
 
 MAX_BYTES = 1_000_000
@@ -33,7 +33,7 @@ def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar
     if stdin_gives is not None and _STDIN in (settings.json_schema, settings.grammar):
         why = f"standard input gives {stdin_gives} already"
         raise SettingError(f"{flag} {_STDIN}", why, f"Name a file, or give {stdin_gives} another way.")
-    kind, text = _kind_and_text(settings)
+    kind, text = _kind_and_text(settings)  # what reads grammars loads slowly, and few runs need it
     grammar = Grammar(
         kind=kind,
         text=encodable(text, flag),
@@ -42,7 +42,7 @@ def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar
         after=settings.constrain_after,
         fast_forward=cast(FastForward, settings.fast_forward or "exact"),
     )
-    from outrider.constraints.sources import lark_source  # loads slowly, and few runs need it
+    from outrider.constraints.sources import lark_source
 
     try:
         lark_source(grammar)  # what needs no vocabulary is refused before a model is loaded
@@ -115,10 +115,13 @@ def _schema(given: str) -> str:
 
 
 def _grammar(given: str) -> tuple[GrammarKind, str]:
-    """A grammar out of its file, or as it was given: every GBNF grammar has a `::=`, and hardly a path."""
-    if "::=" in given:
+    """A grammar out of its file, by its suffix, or as it was given: GBNF has a `::=`, and hardly a path."""
+    from outrider.constraints.sources import KINDS
+
+    if grammar_kind(given) == "gbnf":
         return "gbnf", _bounded(given, "--grammar")
-    return "lark" if given.endswith(".lark") else "gbnf", _read(given, "grammar", "--grammar")
+    by_suffix = {kind.suffix: name for name, kind in KINDS.items() if kind.suffix}
+    return by_suffix.get(Path(given).suffix, "gbnf"), _read(given, "grammar", "--grammar")
 
 
 def _bounded(text: str, name: str) -> str:

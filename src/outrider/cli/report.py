@@ -25,15 +25,6 @@ SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "
 
 _NAMES = {**{kind.name: kind.title for kind in DRAFTERS}, "grammar": "forced text"}
 
-_STRUCTURES = {
-    "json_schema": "JSON of a schema",
-    "json": "JSON",
-    "regex": "text of a pattern",
-    "choice": "one of several texts",
-    "gbnf": "text of a GBNF grammar",
-    "lark": "text of a Lark grammar",
-}
-
 _CUT_OFF = {
     "length": "the token limit (-n) cut it off",
     "context": "the context is full, -c gives a larger one",
@@ -165,7 +156,9 @@ def _calls_line(readout: Readout) -> str:
 
 def structure_line(grammar: Grammar) -> str:
     """What the output was limited to, and what it is exact relative to where that is not plain decoding."""
-    line = _STRUCTURES[grammar.kind]
+    from outrider.constraints.sources import KINDS  # loads slowly, and few runs need it
+
+    line = KINDS[grammar.kind].texts
     if grammar.kind in ("json_schema", "json"):
         line += f", {grammar.style}"
     if grammar.after is not None:

@@ -12,7 +12,7 @@ from time import perf_counter
 from llguidance import LLMatcher, LLParserLimits
 
 from outrider.constraints.complaints import place, reason
-from outrider.constraints.sources import NAMES, lark_source
+from outrider.constraints.sources import KINDS, lark_source
 from outrider.constraints.tokenizer import Tokenizer, tokenizer_for
 from outrider.constraints.trigger import after
 from outrider.constraints.walker import ForcedText, GrammarConstraint, Walker
@@ -147,4 +147,4 @@ def _refusal(grammar: Grammar, message: str) -> GrammarError:
     why = reason(message)
     if grammar.kind in ("lark", "gbnf") and (found := place(message)):
         why = f"line {found[0]}, column {found[1]}: {why}"
-    return GrammarError(NAMES[grammar.kind], why, "Correct it.")
+    return GrammarError(KINDS[grammar.kind].title, why, "Correct it.")

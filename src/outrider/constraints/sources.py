@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from llguidance import regex_to_lark
 
@@ -13,31 +14,23 @@ from outrider.constraints.json_schema import prepare, writing_options
 from outrider.constraints.json_schema.merging import check_merging
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
-from outrider.core.params import GrammarKind
 
 MAX_CHARACTERS = 1_000_000
 _INLINE_SCHEMA = re.compile(r"%json\s*(?=\{)")
-
-NAMES: dict[GrammarKind, str] = {
-    "json_schema": "schema",
-    "json": "JSON",
-    "regex": "regular expression",
-    "choice": "choice",
-    "gbnf": "grammar",
-    "lark": "grammar",
-}
-"""What the kinds are called in errors."""
 
 
 def lark_source(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
     """The grammar with `start` as its first rule, and notices of what it does not enforce. Raises
     GrammarError."""
-    name = NAMES[grammar.kind]
+    kind = KINDS.get(grammar.kind)
+    if kind is None:
+        way_out = f"Choose one of {', '.join(KINDS)}."
+        raise GrammarError("grammar", f"its kind {grammar.kind} is not known", way_out)
     if len(grammar.text) > MAX_CHARACTERS:
         why = f"it has {len(grammar.text):,} characters, {MAX_CHARACTERS:,} are the most"
-        raise GrammarError(name, why, "Shorten it.")
-    _check_unicode(name, grammar.text)
-    return _SOURCES[grammar.kind](grammar)
+        raise GrammarError(kind.title, why, "Shorten it.")
+    _check_unicode(kind.title, grammar.text)
+    return kind.to_lark(grammar)
 
 
 def _check_unicode(name: str, text: str) -> None:
@@ -90,11 +83,23 @@ def _lark(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
     return f"{grammar.text}\n", ()
 
 
-_SOURCES: dict[GrammarKind, Callable[[Grammar], tuple[str, tuple[str, ...]]]] = {
-    "json_schema": _schema,
-    "json": _schema,
-    "regex": _regex,
-    "choice": _choice,
-    "gbnf": _gbnf,
-    "lark": _lark,
+class Kind(NamedTuple):
+    """A kind of grammar: what errors call it, what readouts call a text of it, and what makes its source in
+    llguidance's Lark (`start` first) with notices, or raises GrammarError. `--grammar` takes files that
+    end in `suffix` for it."""
+
+    title: str
+    texts: str
+    to_lark: Callable[[Grammar], tuple[str, tuple[str, ...]]]
+    suffix: str | None = None
+
+
+KINDS: dict[str, Kind] = {
+    "json_schema": Kind("schema", "JSON of a schema", _schema),
+    "json": Kind("JSON", "JSON", _schema),
+    "regex": Kind("regular expression", "text of a pattern", _regex),
+    "choice": Kind("choice", "one of several texts", _choice),
+    "gbnf": Kind("grammar", "text of a GBNF grammar", _gbnf, ".gbnf"),
+    "lark": Kind("grammar", "text of a Lark grammar", _lark, ".lark"),
 }
+"""Every kind, by its name in `Grammar.kind`."""

@@ -8,7 +8,14 @@ from typing import Literal, get_args
 
 from outrider.core.errors import SettingError
 
-GrammarKind = Literal["json_schema", "json", "regex", "choice", "gbnf", "lark"]
+GrammarKind = str
+"""A name in `constraints.sources.KINDS`."""
+
+
+def grammar_kind(text: str) -> GrammarKind:
+    """The kind of a grammar's text: GBNF, each rule of which has a `::=`, or llguidance's Lark."""
+    return "gbnf" if "::=" in text else "lark"
+
 
 JsonStyle = Literal["spaced", "compact", "pretty", "flexible"]
 """The white space of constrained JSON: `, ` and `: `; none; line breaks with indentation; as the model likes,

@@ -25,12 +25,10 @@ from outrider.formats.conversation import (
 )
 from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar, arguments_schema
 from outrider.formats.reader import Reader
-from outrider.formats.syntaxes import CallSyntax, Hermes, Mistral, Objects
+from outrider.formats.syntaxes import SYNTAXES, CallSyntax, Mistral, Objects
 from outrider.models.chat import ChatTemplate
 
 _REASONING = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "[/THINK]"))
-_NO_JSON = ("<function=", "<arg_key>")
-"""Signs of templates whose <tool_call> holds no JSON."""
 _PLAIN = Objects("json", "arguments", "\n")
 
 
@@ -141,23 +139,13 @@ def format_of(template: ChatTemplate | None, vocabulary: Vocabulary) -> ChatForm
     here, is given tools in a system message and answers in plain JSON."""
     source = "" if template is None else template.source
     support = None if template is None else _tool_support(template)
-    known = _syntax_of(source) if support else None
+    known = next(filter(None, (syntax.of(source) for syntax in SYNTAXES)), None) if support else None
     syntax = known or _PLAIN
     mentioned = [m for m in _REASONING if m.opener in source or m.closer in source]
     reasoning = mentioned[-1] if mentioned else _REASONING[0]
     markers = (*syntax.markers, *reasoning)
     control = {marker: token for marker in markers if (token := _control(marker, vocabulary)) is not None}
     return ChatFormat(syntax, control, reasoning, reasons=bool(mentioned), support=support if known else None)
-
-
-def _syntax_of(source: str) -> CallSyntax | None:
-    if "[TOOL_CALLS]" in source:
-        return Mistral(source)
-    if "<tool_call>" in source and not any(sign in source for sign in _NO_JSON):
-        return Hermes()
-    if "<|python_tag|>" in source or ("<|start_header_id|>" in source and '"parameters"' in source):
-        return Objects("llama3", "parameters", "; ", "<|python_tag|>")
-    return None
 
 
 def _control(marker: str, vocabulary: Vocabulary) -> int | None:

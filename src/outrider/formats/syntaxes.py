@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from outrider.formats.conversation import ToolSpec
 from outrider.formats.grammar import Rules, bare_calls, repeated
 from outrider.formats.scan import Scan, Sink, blank, call, expect, literal, one_of, value
 
+_NO_JSON = ("<function=", "<arg_key>")
+"""Signs of templates whose <tool_call> holds no JSON."""
 _NAME = string.ascii_letters + string.digits + "_-."
 
 
@@ -21,6 +23,11 @@ class CallSyntax(Protocol):
     name: str
     markers: tuple[str, ...]
     closer: str
+
+    @classmethod
+    def of(cls, template: str) -> Self | None:
+        """The syntax of a chat template's source; None where the template writes calls in another way."""
+        ...
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
         """One to `max_calls` calls, as part of a grammar."""
@@ -48,6 +55,11 @@ class Hermes:
     name = "hermes"
     markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
     closer = "</tool_call>"
+
+    @classmethod
+    def of(cls, template: str) -> Self | None:
+        is_json = not any(sign in template for sign in _NO_JSON)
+        return cls() if "<tool_call>" in template and is_json else None
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
         one = f"{rules.marker('<tool_call>')} {self._after_opener(rules, tools)}"
@@ -88,6 +100,10 @@ class Mistral:
 
     def __init__(self, template: str) -> None:
         self.markers = tuple(m for m in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]") if m in template)
+
+    @classmethod
+    def of(cls, template: str) -> Self | None:
+        return cls(template) if "[TOOL_CALLS]" in template else None
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
         return self._calls(rules, tools, rules.marker("[TOOL_CALLS]"), max_calls)
@@ -166,6 +182,12 @@ class Objects:
         self._key = key
         self._separator = separator
 
+    @classmethod
+    def of(cls, template: str) -> Self | None:
+        is_llama = "<|python_tag|>" in template
+        is_llama |= "<|start_header_id|>" in template and '"parameters"' in template
+        return cls("llama3", "parameters", "; ", "<|python_tag|>") if is_llama else None
+
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
         one = rules.objects(tools, self._key)
         return repeated(one, f"{json.dumps(self._separator)} {one}", max_calls)
@@ -193,3 +215,7 @@ class Objects:
             if (following := (yield from blank())) == ";":
                 following = yield from blank()
             expect(following == "{")
+
+
+SYNTAXES: tuple[type[CallSyntax], ...] = (Mistral, Hermes, Objects)
+"""All that are known; the first that takes a template holds."""

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from outrider.core.data import Grammar
+from outrider.core.params import grammar_kind
 from outrider.lab.prompts import Prompt
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -173,7 +174,7 @@ def _string(value: Any) -> str:
 
 
 def _grammar(value: Any) -> Grammar:
-    return Grammar("gbnf" if "::=" in value else "lark", _string(value))
+    return Grammar(grammar_kind(_string(value)), value)
 
 
 _READ: dict[str, Callable[[Any], Grammar | None]] = {

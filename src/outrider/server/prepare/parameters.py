@@ -9,7 +9,15 @@ from typing import Any
 
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
-from outrider.core.params import Drafting, FastForward, GrammarKind, JsonStyle, SamplingParams, Verification
+from outrider.core.params import (
+    Drafting,
+    FastForward,
+    GrammarKind,
+    JsonStyle,
+    SamplingParams,
+    Verification,
+    grammar_kind,
+)
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.protocol.base import (
     GrammarFields,
@@ -192,22 +200,18 @@ def _grammar_fields(fields: GrammarFields) -> Iterator[tuple[str, GrammarKind, s
     elif isinstance(asked, JsonSchemaFormat):
         yield "response_format", "json_schema", _json(asked.json_schema.json_schema)
     yield "json_schema", "json_schema", _json(fields.json_schema)
-    yield "grammar", _dialect(fields.grammar), fields.grammar
+    yield "grammar", grammar_kind(fields.grammar or ""), fields.grammar
     if (structured := fields.structured_outputs) is not None:
         yield "structured_outputs.json", "json_schema", _json(structured.json_schema)
         yield "structured_outputs.regex", "regex", structured.regex
         yield "structured_outputs.choice", "choice", _json(structured.choice)
-        yield "structured_outputs.grammar", _dialect(structured.grammar), structured.grammar
+        yield "structured_outputs.grammar", grammar_kind(structured.grammar or ""), structured.grammar
         any_object = _OBJECT if structured.json_object else None
         yield "structured_outputs.json_object", "json_schema", _json(any_object)
     yield "guided_json", "json_schema", _json(fields.guided_json)
     yield "guided_regex", "regex", fields.guided_regex
     yield "guided_choice", "choice", _json(fields.guided_choice)
-    yield "guided_grammar", _dialect(fields.guided_grammar), fields.guided_grammar
-
-
-def _dialect(grammar: str | None) -> GrammarKind:
-    return "gbnf" if grammar and "::=" in grammar else "lark"
+    yield "guided_grammar", grammar_kind(fields.guided_grammar or ""), fields.guided_grammar
 
 
 def _json(value: dict[str, Any] | list[str] | str | None) -> str | None:

@@ -1,0 +1,102 @@
+"""The worked examples of CONTRIBUTING.md: each is put where it says, and does what it promises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engines import GREEDY, PROMPT, language_model, plain
+from formats_samples import HERMES, TOOLS, VOCABULARY, template
+from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
+from outrider.backends.gguf import registry as libraries
+from outrider.bench.report.pictures import pareto
+from outrider.bench.report.view import View
+from outrider.bench.results import Results
+from outrider.cli.grammar import read_grammar
+from outrider.constraints import sources
+from outrider.core.data import Grammar, Request
+from outrider.core.errors import GrammarError
+from outrider.core.settings import Structure
+from outrider.drafters import model as drafters
+from outrider.engine import Engine
+from outrider.formats import format_of, syntaxes
+from outrider.policy import FixedPolicy
+from outrider.session import Session
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SWEEP = ROOT / "benchmarks" / "sweep" / "results" / "sweep"
+
+
+def example(heading: str, module: ModuleType) -> dict[str, Any]:
+    """The names of a module, and what the example under a heading defines with them."""
+    [block] = re.findall(rf"^## {heading}.*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:1]
+    assert block.count("\n") <= 40, "a worked example has at most 40 lines"
+    names = dict(vars(module))
+    exec(compile("from __future__ import annotations\n" + block, heading, "exec"), names)
+    return names
+
+
+def test_a_drafter() -> None:
+    again = example("Example: a drafter", drafters)["AgainDrafter"]
+    request = Request(PROMPT, GREEDY, max_tokens=40, ignore_end=True)
+    drafted = Engine(language_model(), [again()], FixedPolicy(draft_max=4, p_min=0)).generate(request)
+    assert drafted.tokens == plain(language_model(), request)[0]
+    assert {"again"} == {name for record in drafted.records for name in record.draft.sources}
+
+
+def test_a_kind_of_grammar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sources, "KINDS", dict(sources.KINDS))
+    example("Example: a kind of grammar", sources)
+    letters = FakeVocabulary("0123456789ab")
+    session = Session(FakeModel(letters, random_logits(letters.size)))
+    text = session.generate("ab", grammar=Grammar("digits", "4"), sampling=GREEDY).text
+    assert re.fullmatch("[0-9]{4}", text)
+    with pytest.raises(GrammarError, match="is no number"):
+        session.generate("ab", grammar=Grammar("digits", "four"))
+    file = tmp_path / "pin.digits"
+    file.write_text("4\n")
+    assert read_grammar(Structure(grammar=str(file))) == Grammar("digits", "4\n")
+
+
+def test_a_kind_that_is_not_known_is_named() -> None:
+    letters = FakeVocabulary("ab")
+    session = Session(FakeModel(letters, random_logits(letters.size)))
+    with pytest.raises(
+        GrammarError, match=r"its kind regexp is not known\. Choose one of json_schema, json, regex"
+    ):
+        session.generate("ab", grammar=Grammar("regexp", "a"))
+
+
+def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = example("Example: a chat format", syntaxes)["Called"]
+    monkeypatch.setattr("outrider.formats.chat_format.SYNTAXES", (*syntaxes.SYNTAXES, called))
+    source = HERMES.replace("<tool_call>\n", "\nCALL {{ call.function.name }} ").replace("\n</tool_call>", "")
+    source = source.replace('{"name": "{{ call.function.name }}", "arguments": ', "").replace(
+        " | tojson }}}", " | tojson }}"
+    )
+    known = format_of(template(source), VOCABULARY)
+    assert known.name == "called"
+    reader = known.reader(TOOLS, reasoning=True)
+    events = [*reader.push(('Well.\nCALL get_weather {"city": "Ulm"}', "target")), *reader.end()]
+    assert [type(event).__name__ for event in events][-2:] == ["ToolCallStart", "ToolArgumentsDelta"]
+    for choice in ("auto", "required"):
+        grammar = known.grammar(TOOLS, choice, parallel=True)
+        assert grammar is not None
+        sources.lark_source(grammar)
+        assert "CALL get_weather " in grammar.text
+
+
+def test_a_picture() -> None:
+    prompts: Callable[[View], Any] = example("Example: a picture", pareto)["prompts"]
+    made = prompts(View(Results.read(SWEEP)))
+    assert made.panels[0].svg.startswith("<svg") and made.table.rows
+
+
+def test_a_native_library() -> None:
+    example("Example: a native library", libraries)
