@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,6 @@ from engines import GREEDY, PROMPT, language_model, plain
 from formats_samples import HERMES, TOOLS, VOCABULARY, template
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import registry as libraries
-from outrider.bench.report.pictures import pareto
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.cli.grammar import read_grammar
@@ -93,7 +93,9 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_picture() -> None:
-    prompts: Callable[[View], Any] = example("Example: a picture", pareto)["prompts"]
+    prompts: Callable[[View], Any] = example(
+        "Example: a picture", import_module("outrider.bench.report.pictures.pareto")
+    )["prompts"]
     made = prompts(View(Results.read(SWEEP)))
     assert made.panels[0].svg.startswith("<svg") and made.table.rows
 
