@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from outrider.core.contracts import Vocabulary
@@ -14,24 +13,11 @@ _MAX_BYTES = 40
 MAX_TAIL_TOKENS = 20
 """The tokens after a breaker's first one are cut to so many, as llama.cpp does."""
 
-Tails = dict[int, frozenset[tuple[int, ...]]]
+Breakers = dict[int, frozenset[tuple[int, ...]]]
+"""For each token in which a breaker begins, the token sequences that complete one; () where the token alone
+contains a breaker"""
 
-
-@dataclass(frozen=True, slots=True)
-class Breakers:
-    """`tails[token]` are the token sequences that complete a breaker which begins in that token.
-
-    The empty one says that the token alone contains a breaker.
-    """
-
-    tails: Tails
-
-    def breaks_alone(self, token: int) -> bool:
-        """Whether the token contains a whole breaker."""
-        return () in self.tails.get(token, ())
-
-
-_known: WeakKeyDictionary[Vocabulary, dict[bytes, Tails]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Vocabulary, dict[bytes, Breakers]] = WeakKeyDictionary()
 
 
 def breakers_of(strings: Sequence[str], vocabulary: Vocabulary) -> Breakers:
@@ -45,12 +31,12 @@ def breakers_of(strings: Sequence[str], vocabulary: Vocabulary) -> Breakers:
     missing = [breaker for breaker in wanted if breaker not in known]
     if missing:
         words = [_word(vocabulary, token) for token in range(vocabulary.size)]
-        known.update({breaker: _tails(breaker, words, vocabulary) for breaker in missing})
-    merged: Tails = {}
+        known.update({breaker: _in_tokens(breaker, words, vocabulary) for breaker in missing})
+    merged: Breakers = {}
     for breaker in wanted:
         for token, tails in known[breaker].items():
             merged[token] = merged.get(token, frozenset()) | tails
-    return Breakers(merged)
+    return merged
 
 
 def _word(vocabulary: Vocabulary, token: int) -> bytes:
@@ -58,9 +44,9 @@ def _word(vocabulary: Vocabulary, token: int) -> bytes:
     return vocabulary.piece(token) or (vocabulary.spelling(token) if vocabulary.is_control(token) else b"")
 
 
-def _tails(breaker: bytes, words: Sequence[bytes], vocabulary: Vocabulary) -> Tails:
+def _in_tokens(breaker: bytes, words: Sequence[bytes], vocabulary: Vocabulary) -> Breakers:
     beginnings = list(_beginnings(breaker, vocabulary))
-    found: Tails = {}
+    found: Breakers = {}
     for token, word in enumerate(words):
         if breaker in word:
             found[token] = frozenset([()])

@@ -199,7 +199,7 @@ class Dry:
         self._params = params
         self._breakers = breakers_of(params.dry_breakers, vocabulary)
         last = tokens[-params.dry_last_n :] if params.dry_last_n > 0 else tokens
-        heads = np.array([token in self._breakers.tails for token in last], dtype=np.bool_)
+        heads = np.array([token in self._breakers for token in last], dtype=np.bool_)
         self._window = _Window(np.array(last, dtype=np.int64), _repeat_lengths(last), heads)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -209,14 +209,14 @@ class Dry:
     def _after(self, tokens: Sequence[int]) -> _Window:
         window = self._window
         for token in tokens:
-            window = window.appended(token, token in self._breakers.tails, self._params.dry_last_n)
+            window = window.appended(token, token in self._breakers, self._params.dry_last_n)
         return window
 
     def penalties(self, drafted: Sequence[int]) -> tuple[Tokens, npt.NDArray[np.float32]]:
         """Tokens that would go on a repetition, were the text followed by these, and what to
         subtract from the logit of each: multiplier * base ** (repeated tokens - allowed length)."""
         repeats = _longest_repeats(self._after(drafted), self._params.dry_allowed_length, self._breakers)
-        kept = {token: n for token, n in repeats.items() if not self._breakers.breaks_alone(token)}
+        kept = {token: n for token, n in repeats.items() if () not in self._breakers.get(token, ())}
         exponents = np.fromiter(kept.values(), np.float64, len(kept)) - self._params.dry_allowed_length
         base = self._params.dry_base
         largest = int(_LOG_MAX_FLOAT / math.log(base)) if base > 1.000001 else 0
@@ -261,7 +261,7 @@ def _unbroken(window: _Window, breakers: Breakers) -> int:
     size = len(window.tokens)
     for head in reversed(np.flatnonzero(window.heads).tolist()):
         following = window.tokens[head + 1 :][:MAX_TAIL_TOKENS].tolist()
-        tails = breakers.tails[int(window.tokens[head])]
+        tails = breakers[int(window.tokens[head])]
         whole = [len(tail) for tail in tails if tuple(following[: len(tail)]) == tail]
         if whole:
             return size - 1 - head - max(whole)
