@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from outrider.core.data import Request
 from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
@@ -45,7 +45,7 @@ class Memory:
         """Remember a text."""
         known, keys = 0, []
         for key in _block_keys(text):
-            if key in self._old or key in self._recent:
+            if key in self._old.keys or key in self._recent.keys:
                 known += BLOCK_TOKENS
             else:
                 keys.append(key)
@@ -55,7 +55,7 @@ class Memory:
         part = text[max(known - DEPTH, 0) :][-self._max_old :]
         self._recent.append(part, keys)
         if self._recent.num_tokens > self._max_recent:
-            for item in self._recent.items():
+            for item in self._recent.texts:
                 self._old.append(*item)
             self._old.shrink(self._max_old)
             self._recent = _Shelf()
@@ -70,35 +70,29 @@ class _Shelf:
     """Some texts in their order, and their index."""
 
     def __init__(self) -> None:
-        self._texts: deque[tuple[Sequence[int], Sequence[int]]] = deque()
-        self._keys: set[int] = set()
+        self.texts: deque[tuple[Sequence[int], Sequence[int]]] = deque()
+        """each with the keys of its blocks, the oldest first"""
+        self.keys: set[int] = set()
         self._index: ContextIndex | None = None
         self.num_tokens = 0
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._keys
-
     def append(self, text: Sequence[int], keys: Sequence[int]) -> None:
-        self._texts.append((text, keys))
-        self._keys.update(keys)
+        self.texts.append((text, keys))
+        self.keys.update(keys)
         self.num_tokens += len(text)
         self._index = None
 
     def shrink(self, max_tokens: int) -> None:
         """Drop the oldest texts."""
         while self.num_tokens > max_tokens:
-            text, keys = self._texts.popleft()
-            self._keys.difference_update(keys)
+            text, keys = self.texts.popleft()
+            self.keys.difference_update(keys)
             self.num_tokens -= len(text)
             self._index = None
 
-    def items(self) -> Iterable[tuple[Sequence[int], Sequence[int]]]:
-        """The texts with the keys of their blocks, the oldest first."""
-        return self._texts
-
     def index(self) -> ContextIndex:
         if self._index is None:
-            self._index = ContextIndex.build([text for text, _ in self._texts])
+            self._index = ContextIndex.build([text for text, _ in self.texts])
         return self._index
 
 
