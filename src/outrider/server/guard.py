@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from math import ceil
 from time import monotonic
@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import Problem
@@ -50,19 +49,9 @@ def protect(
 ) -> ASGIApp:
     """The application after everything that keeps it safe; what a server is to run.
 
-    From the outside in: request id and log, headers, CORS, refusals in OpenAI's shape, names and origins,
-    keys and their limits, the body's size and time, the request's time.
+    From the outside in: request id, log and headers; CORS; the Guard.
     """
-    open_paths = {
-        _HEALTH,
-        *([_PAGE] if settings.page else []),
-        *([_METRICS] if settings.metrics_open else []),
-    }
-    guarded = limit_time(app, settings.timeout)
-    guarded = limit_body(guarded, settings.max_body, settings.body_timeout)
-    guarded = authenticate(guarded, ring, open_paths, {_METRICS} - open_paths, clock)
-    guarded = check_origins(guarded, settings.host, settings.allowed_host, settings.cors_origin)
-    guarded = answer_problems(guarded, observe_error)
+    guarded: ASGIApp = Guard(app, settings, ring, observe_error, clock)
     if settings.cors_origin:
         guarded = CORSMiddleware(
             guarded,
@@ -71,45 +60,139 @@ def protect(
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
-    guarded = add_default_headers(guarded)
-    guarded = RequestLog(guarded, bodies=settings.log_prompts, quiet={_HEALTH, _METRICS})
+    logged = RequestLog(guarded, bodies=settings.log_prompts, quiet={_HEALTH, _METRICS})
 
     async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-        await (guarded if scope["type"] == "http" else app)(scope, receive, send)
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _DEFAULT_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        if scope["type"] == "http":
+            await logged(scope, receive, with_headers)
+        else:
+            await app(scope, receive, send)
 
     return dispatch
 
 
-# Keys
-
-
-def authenticate(
-    app: ASGIApp, ring: KeyRing, open_paths: Collection[str], admin_paths: Collection[str], clock: Clock
-) -> ASGIApp:
-    """Let requests through that bring a key, within its limits; what they use is `state.caller`.
-
-    Without keys everyone is let through. `open_paths` need none, `admin_paths` an admin's. Raises Problem,
-    RateLimited among them.
+class Guard:
+    """Lets a request through that comes from where it may, with a key (if there are any) and within its
+    limits, with a body that is neither too large nor too slow, and ends it when it takes too long. Refusals
+    are answered in OpenAI's shape. What a caller uses is `state.caller`.
     """
-    limiters = {key.name: RateLimiter(key.limits, clock) for key in ring.keys}
 
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        state = scope.setdefault("state", {})
-        if not ring or scope["path"] in open_paths:
-            state["caller"] = Caller()
-            await app(scope, receive, send)
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServeSettings,
+        ring: KeyRing,
+        observe_error: ObserveError | None,
+        clock: Clock,
+    ) -> None:
+        self._app = app
+        self._ring = ring
+        self._observe_error = observe_error
+        self._max_body, self._body_timeout_s = settings.max_body, settings.body_timeout
+        self._timeout_s = settings.timeout
+        self._limiters = {key.name: RateLimiter(key.limits, clock) for key in ring.keys}
+        self._open_paths = {_HEALTH, *([_PAGE] if settings.page else [])}
+        if settings.metrics_open:
+            self._open_paths.add(_METRICS)
+        self._allowed = {name.lower() for name in settings.allowed_host}
+        self._names = {settings.host.strip("[]").lower(), *self._allowed}
+        self._checks_names = is_loopback(settings.host) or bool(self._allowed)
+        self._origins = {origin.lower() for origin in settings.cors_origin}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer why not."""
+        try:
+            await self._pass(scope, receive, send)
+        except Problem as error:
+            if self._observe_error is not None:
+                self._observe_error(error.status, error.code)
+            await error.response()(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, state = Headers(scope=scope), scope.setdefault("state", {})
+        self._check_origin(headers)
+        state["caller"] = Caller()
+        if not self._ring or scope["path"] in self._open_paths:
+            await self._read(scope, headers, receive, send)
             return
-        key = _identify(ring, Headers(scope=scope))
-        limiter = limiters[key.name]
+        key = _identify(self._ring, headers)
+        limiter = self._limiters[key.name]
         state["caller"] = Caller(key, limiter)
-        if scope["path"] in admin_paths and not key.admin:
+        if scope["path"] == _METRICS and not key.admin:
             message = "this key may not read it. Use one with admin = true, or --metrics-open."
             raise Problem(403, message, code="not_admin")
         # Only what may make the models work counts as a request.
         with limiter.request() if scope["method"] == "POST" else nullcontext():
-            await app(scope, receive, _with_limits(limiter, send))
+            await self._read(scope, headers, receive, _with_limits(limiter, send))
 
-    return call
+    # A name that an attacker owns can be pointed at 127.0.0.1 (DNS rebinding): so a server on loopback
+    # answers only to names of loopback. And a page may send requests to any address, though it cannot read
+    # the answers: so what names another page's origin is refused, unless that origin is allowed.
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuse foreign names and origins. Beyond loopback names are checked only if some are given."""
+        given, origin = headers.get("host"), headers.get("origin")
+        # Without a host it is no browser that asks, and only browsers can be misled.
+        if given is not None and self._checks_names:
+            name = _hostname(given)
+            if name is None or (name not in self._names and not is_loopback(name)):
+                message = f"the host {given[:100]!r} is none of this server's names."
+                way_out = "Use its address, or start it with --allowed-host and this name."
+                raise Problem(421, f"{message} {way_out}", code="unknown_host")
+        if origin is None or "*" in self._origins or origin.lower() in self._origins:
+            return
+        place = origin.partition("://")[2].lower()
+        if not place or (place != (given or "").lower() and _hostname(place) not in self._allowed):
+            message = f"pages of {origin[:100]!r} may not use this server."
+            way_out = "Start it with --cors-origin and this origin if they should."
+            raise Problem(403, f"{message} {way_out}", code="cross_origin")
+
+    async def _read(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        """Read the body as a whole before the application sees the request: what is too large or too slow
+        never gets there."""
+        _check_body_headers(headers, self._max_body)
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                body = await _body(receive, self._max_body)
+        except TimeoutError:
+            message = f"the body took more than {self._body_timeout_s:g} s. Send it faster, or less of it."
+            close = {"Connection": "close"}
+            raise Problem(408, message, code="body_timeout", headers=close) from None
+        if body is None:
+            return
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:  # then what follows it: the client's leaving
+            return unread.pop() if unread else await receive()
+
+        await self._run(scope, replay, send)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """End requests that take too long: the application is cancelled, and a stream of events that is
+        under way ends with an event that says so."""
+        started: Message | None = None
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = message
+            await send(message)
+
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                await self._app(scope, receive, sending)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await _end_late(self._timeout_s, started, send)
 
 
 def _identify(ring: KeyRing, headers: Headers) -> ApiKey:
@@ -142,90 +225,6 @@ def _with_limits(limiter: RateLimiter, send: Send) -> Send:
     return sending
 
 
-# Refusals and headers
-
-
-def answer_problems(app: ASGIApp, observe_error: ObserveError | None) -> ASGIApp:
-    """Answer the Problems that inner middleware raises, in OpenAI's shape."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await app(scope, receive, send)
-        except Problem as error:
-            if observe_error is not None:
-                observe_error(error.status, error.code)
-            await JSONResponse(error.body, error.status, headers=error.headers)(scope, receive, send)
-
-    return call
-
-
-def add_default_headers(app: ASGIApp) -> ASGIApp:
-    """Add `_DEFAULT_HEADERS`."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _DEFAULT_HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await app(scope, receive, sending)
-
-    return call
-
-
-# Names and origins
-#
-# A name that an attacker owns can be pointed at 127.0.0.1 (DNS rebinding): so a server on loopback answers
-# only to names of loopback. And a page may send requests to any address, though it cannot read the answers:
-# so what names another page's origin is refused, unless that origin is allowed.
-
-
-def check_origins(
-    app: ASGIApp, host: str, allowed_hosts: Collection[str], cors_origins: Collection[str]
-) -> ASGIApp:
-    """Refuse foreign names and origins.
-
-    `host` is where the server listens, `allowed_hosts` are further names of it, `cors_origins` those of
-    pages that may use it ("*": all). Beyond loopback names are checked only if some are given. Raises
-    Problem.
-    """
-    allowed = {name.lower() for name in allowed_hosts}
-    names = {host.strip("[]").lower(), *allowed}
-    origins = {origin.lower() for origin in cors_origins}
-    checks_names = is_loopback(host) or bool(allowed)
-
-    def check_name(given: str) -> None:
-        name = _hostname(given)
-        if name is None or (name not in names and not is_loopback(name)):
-            message = f"the host {given[:100]!r} is none of this server's names."
-            way_out = "Use its address, or start it with --allowed-host and this name."
-            raise Problem(421, f"{message} {way_out}", code="unknown_host")
-
-    def check_origin(origin: str, given: str | None) -> None:
-        if "*" in origins or origin.lower() in origins:
-            return
-        place = origin.partition("://")[2].lower()
-        if place and (place == (given or "").lower() or _hostname(place) in allowed):
-            return
-        message = f"pages of {origin[:100]!r} may not use this server."
-        way_out = "Start it with --cors-origin and this origin if they should."
-        raise Problem(403, f"{message} {way_out}", code="cross_origin")
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        given, origin = headers.get("host"), headers.get("origin")
-        # Without a host it is no browser that asks, and only browsers can be misled.
-        if given is not None and checks_names:
-            check_name(given)
-        if origin is not None:
-            check_origin(origin, given)
-        await app(scope, receive, send)
-
-    return call
-
-
 def _hostname(host: str) -> str | None:
     """The name of a Host header, without the port; None where it is none."""
     if not _NOT_IN_HOST.isdisjoint(host):
@@ -234,37 +233,6 @@ def _hostname(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
-
-
-# Sizes and times
-
-
-def limit_body(app: ASGIApp, max_bytes: int, timeout_s: float) -> ASGIApp:
-    """Refuse bodies of more than `max_bytes`, and those that take more than `timeout_s` to arrive.
-
-    The body is read as a whole before the application sees the request: what is too large or too slow never
-    gets there. Raises Problem.
-    """
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        _check_body_headers(Headers(scope=scope), max_bytes)
-        try:
-            async with asyncio.timeout(timeout_s):
-                body = await _read(receive, max_bytes)
-        except TimeoutError:
-            message = f"the body took more than {timeout_s:g} s. Send it faster, or less of it."
-            close = {"Connection": "close"}
-            raise Problem(408, message, code="body_timeout", headers=close) from None
-        if body is None:
-            return
-        unread = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:  # then what follows it: the client's leaving
-            return unread.pop() if unread else await receive()
-
-        await app(scope, replay, send)
-
-    return call
 
 
 def _check_body_headers(headers: Headers, max_bytes: int) -> None:
@@ -281,7 +249,7 @@ def _check_body_headers(headers: Headers, max_bytes: int) -> None:
         raise Problem(415, message, code="unsupported_encoding")
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytes | None:
+async def _body(receive: Receive, max_bytes: int) -> bytes | None:
     """The whole body; None when the client left before its end."""
     chunks: list[bytes] = []
     size = 0
@@ -300,33 +268,6 @@ async def _read(receive: Receive, max_bytes: int) -> bytes | None:
 def _too_large(max_bytes: int) -> Problem:
     message = f"the body has more than {max_bytes} bytes. Send less (the server's --max-body)."
     return Problem(413, message, code="body_too_large")
-
-
-def limit_time(app: ASGIApp, timeout_s: float) -> ASGIApp:
-    """End requests that take longer than `timeout_s`; the application is cancelled.
-
-    A stream of events that is under way ends with an event that says so. Raises Problem.
-    """
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        started: Message | None = None
-
-        async def sending(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = message
-            await send(message)
-
-        limit = asyncio.timeout(timeout_s)
-        try:
-            async with limit:
-                await app(scope, receive, sending)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            await _end_late(timeout_s, started, send)
-
-    return call
 
 
 async def _end_late(timeout_s: float, started: Message | None, send: Send) -> None:

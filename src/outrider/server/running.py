@@ -46,7 +46,7 @@ Drain = Callable[[float], Awaitable[None]]
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets at every address of `host`; with port 0 all at one free port. Raises SettingError."""
+    """Listening sockets at every address of `host`; with port 0 all at one free port. Raises SettingError."""
     what = f"host {host}"
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -54,35 +54,20 @@ def bind(host: str, port: int) -> list[socket.socket]:
         why = f"it is no address of this machine ({(error.strerror or str(error)).lower()})"
         raise SettingError(what, why, "Give 127.0.0.1, 0.0.0.0 or another address (--host).") from None
     sockets: list[socket.socket] = []
-    try:
-        for family, _, _, _, address in sorted(set(found)):
-            here = (address[0], port, *address[2:])
-            try:
-                sockets.append(_bound(family, here))
-            except OSError as error:
-                if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) and len(found) > 1:
-                    continue  # the other family may do
-                raise _unbound(host, port, error) from None
-            port = sockets[-1].getsockname()[1]
-    except BaseException:
-        close(sockets)
-        raise
+    for family, _, _, _, address in sorted(set(found)):
+        try:
+            sockets.append(socket.create_server((address[0], port), family=family, backlog=_BACKLOG))
+        except OSError as error:
+            if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) and len(found) > 1:
+                continue  # the other family may do
+            close(sockets)
+            other = (os.strerror(error.errno or 0).lower(), "Give another --host or --port.")
+            why, way_out = _BIND_ERRORS.get(error.errno or 0, other)
+            raise SettingError(f"{host}, port {port}", why, way_out) from None
+        port = sockets[-1].getsockname()[1]
     if not sockets:
         raise SettingError(what, "it is no address of this machine", "Give another one (--host).")
     return sockets
-
-
-def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-    except BaseException:
-        made.close()
-        raise
-    return made
 
 
 _BIND_ERRORS = {
@@ -90,12 +75,6 @@ _BIND_ERRORS = {
     errno.EACCES: ("this user may not listen there", "Give a --port of 1024 or more."),
     errno.EPERM: ("this user may not listen there", "Give a --port of 1024 or more."),
 }
-
-
-def _unbound(host: str, port: int, error: OSError) -> SettingError:
-    other = ((error.strerror or str(error)).lower(), "Give another --host or --port.")
-    why, way_out = _BIND_ERRORS.get(error.errno or 0, other)
-    return SettingError(f"{host}, port {port}", why, way_out)
 
 
 def close(sockets: Sequence[socket.socket]) -> None:
@@ -183,11 +162,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        try:
-            await super().startup(sockets)
-        except OSError as error:  # another program has begun to listen since the sockets were bound
-            host, port = (sockets or [])[0].getsockname()[:2]
-            raise _unbound(host, port, error) from None
+        await super().startup(sockets)
         if self._ready is not None:
             self._ready()
 
