@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.server.prepare.parameters import Limits
 from outrider.server.protocol.answers import ChatCompletion, Completions
+from outrider.server.settings import ServeSettings
 from serving import DEFAULT_ANSWER, Serving, events, serving, user
 
 REPEATING = "one two three one two three one two three one two three"
@@ -16,7 +16,7 @@ REPEATING = "one two three one two three one two three one two three"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Serving]:
-    with serving(aliases=["other/name"]) as running:
+    with serving() as running:
         yield running
 
 
@@ -374,8 +374,8 @@ def test_a_completion_needs_no_template() -> None:
 
 
 def test_the_servers_limits_hold() -> None:
-    limits = Limits(max_prompt_tokens=40, max_tokens=4, default_max_tokens=2, max_choices=2)
-    with serving(limits=limits) as served:
+    settings = ServeSettings(max_prompt_tokens=40, max_tokens=4, default_max_tokens=2, max_choices=2)
+    with serving(settings=settings) as served:
         assert chat(served, "abcdef")["choices"][0]["message"]["content"] == "ab"
         assert chat(served, "abcdef", max_tokens=4)["choices"][0]["message"]["content"] == "abcd"
         for field, value in (("max_tokens", 5), ("max_completion_tokens", 5), ("n", 3)):
@@ -391,12 +391,13 @@ def test_the_servers_limits_hold() -> None:
 # The small endpoints
 
 
-def test_the_model_is_listed_under_all_its_names(served: Serving) -> None:
-    body = served.client().get("/v1/models").json()
-    assert [model["id"] for model in body["data"]] == ["tiny", "other/name"]
-    one = served.client().get("/v1/models/other/name").json()
-    assert (one["id"], one["root"], one["max_model_len"]) == ("other/name", "tiny", 2048)
-    assert chat(served, "abc", model="other/name")["model"] == "tiny"
+def test_the_model_is_listed_under_all_its_names() -> None:
+    with serving(settings=ServeSettings(alias="other/name")) as served:
+        body = served.client().get("/v1/models").json()
+        assert [model["id"] for model in body["data"]] == ["other/name", "tiny"]
+        one = served.client().get("/v1/models/tiny").json()
+        assert (one["id"], one["root"], one["max_model_len"]) == ("tiny", "other/name", 2048)
+        assert chat(served, "abc", model="tiny")["model"] == "other/name"
 
 
 def test_tokens_of_texts_as_llama_cpp_and_vllm_have_them(served: Serving) -> None:

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from examples import examples
-from outrider.server.prepare.parameters import Limits
+from outrider.server.settings import ServeSettings
 from serving import Serving, serving
 
 MOST = 60
@@ -35,7 +35,7 @@ CHECKS: Any = [
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Serving]:
-    with serving(limits=Limits(default_max_tokens=8, max_tokens=64)) as served:
+    with serving(settings=ServeSettings(default_max_tokens=8, max_tokens=64)) as served:
         yield served
 
 

@@ -11,8 +11,8 @@ import pytest
 from httpx2 import Response
 
 from outrider.server.errors import Problem
-from outrider.server.prepare.parameters import Limits
 from outrider.server.protocol.answers import ErrorAnswer
+from outrider.server.settings import ServeSettings
 from serving import Serving, events, serving, user
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -401,8 +401,8 @@ def test_a_prompt_that_is_too_long_is_told_apart() -> None:
 
 
 def test_a_schema_that_is_too_large_is_refused() -> None:
-    with serving(limits=Limits(max_schema_bytes=200)) as served:
-        large = {"type": "object", "description": "x" * 300}
+    with serving(settings=ServeSettings(max_schema=1024)) as served:
+        large = {"type": "object", "description": "x" * 1100}
         for body in (
             {"json_schema": large},
             {"response_format": {"type": "json_schema", "json_schema": {"schema": large}}},

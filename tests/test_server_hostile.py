@@ -19,7 +19,6 @@ from outrider.core.data import Request
 from outrider.core.errors import BackendError
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
-from outrider.server.prepare.parameters import Limits
 from outrider.server.protocol.answers import ErrorAnswer
 from outrider.server.settings import ServeSettings
 from serving import DEFAULT_ANSWER, ByteVocabulary, Serving, serving, user
@@ -114,7 +113,7 @@ class Marked(ByteVocabulary):
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Serving]:
-    with serving(limits=Limits(default_max_tokens=8)) as running:
+    with serving(settings=ServeSettings(default_max_tokens=8)) as running:
         yield running
 
 

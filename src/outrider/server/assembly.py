@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Self
 
@@ -17,7 +17,6 @@ from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
 from outrider.server.metrics import Metrics
 from outrider.server.page import Page, page
-from outrider.server.prepare.parameters import OPENAI_DEFAULTS, Limits
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 from outrider.server.worker import StepView, Worker
@@ -82,28 +81,7 @@ class Assembly:
                 model={"name": session.target.name, "context_tokens": str(session.target.context_length)},
                 build={"version": version("outrider"), "llama_cpp": build_id()},
             )
-        service = Service(
-            session,
-            worker,
-            name=settings.alias,
-            aliases=[session.target.name] if settings.alias else [],
-            defaults=replace(
-                OPENAI_DEFAULTS,
-                temperature=settings.temp,
-                top_k=settings.top_k,
-                top_p=settings.top_p,
-                min_p=settings.min_p,
-            ),
-            verification=verification,
-            limits=Limits(
-                max_prompt_tokens=settings.max_prompt_tokens,
-                max_tokens=settings.max_tokens,
-                default_max_tokens=settings.default_max_tokens,
-                max_choices=settings.max_choices,
-                max_schema_bytes=settings.max_schema,
-            ),
-            metrics=metrics,
-        )
+        service = Service(session, worker, settings, verification=verification, metrics=metrics)
         app = create_app(service, page=page() if settings.page else None, has_keys=bool(ring))
         observe_error = metrics.observe_error if metrics else None
         worker.start()

@@ -24,7 +24,7 @@ from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
 from outrider.server.prepare.control_tokens import ControlTokens
-from outrider.server.prepare.parameters import OPENAI_DEFAULTS, Limits
+from outrider.server.settings import ServeSettings
 from outrider.server.worker import Worker
 from outrider.session import Session
 
@@ -38,30 +38,30 @@ nobody."""
 class Service:
     """One model and what serves it.
 
-    `name` is what clients call the model (None: its own name), `aliases` are further names. `defaults` and
-    `verification` hold where a request says nothing. The worker runs this session's engine. `close` ends
-    the threads that prepare requests; session and worker stay their owner's.
+    `settings` say what clients call the model (`alias`; it keeps its own name too), how requests that say
+    nothing are sampled, and what one may ask for; `verification` holds where a request says nothing. The
+    worker runs this session's engine. `close` ends the threads that prepare requests; session and worker
+    stay their owner's.
     """
 
     def __init__(
         self,
         session: Session,
         worker: Worker,
+        settings: ServeSettings | None = None,
         *,
-        name: str | None = None,
-        aliases: Sequence[str] = (),
-        defaults: SamplingParams = OPENAI_DEFAULTS,
         verification: Verification | None = None,
-        limits: Limits | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         self.session = session
         self.worker = worker
-        self.name = name or session.target.name
-        self.aliases = tuple(aliases)
-        self.defaults = defaults
+        self.settings = settings = settings or ServeSettings()
+        self.name = settings.alias or session.target.name
+        self.aliases = (session.target.name,) if settings.alias else ()
+        self.defaults = SamplingParams(
+            temperature=settings.temp, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p
+        )
         self.verification = verification or Verification()
-        self.limits = limits or Limits()
         self.metrics = metrics
         self.format: ChatFormat = format_of(session.template, session.target.vocabulary)
         self.controls = ControlTokens(session.target.vocabulary)
@@ -147,8 +147,8 @@ class Service:
             raise invalid_field(param, "it has no tokens. Give some text.", code="invalid_prompt")
         self.check_tokens(tokens, param)
         most = self.context_tokens - 1
-        if self.limits.max_prompt_tokens is not None:
-            most = min(most, self.limits.max_prompt_tokens)
+        if self.settings.max_prompt_tokens is not None:
+            most = min(most, self.settings.max_prompt_tokens)
         if len(tokens) > most:
             raise self._too_long(param, f"A prompt may have {most}, and this one has {len(tokens)}")
         return tuple(tokens)

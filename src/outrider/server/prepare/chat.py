@@ -12,7 +12,13 @@ from outrider.core.data import Grammar
 from outrider.core.errors import InputError
 from outrider.formats import Named, ToolChoice, ToolSpec
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.prepare.parameters import fast_forward_of, grammar_of
+from outrider.server.prepare.parameters import (
+    answer_tokens,
+    check_choices,
+    check_schema,
+    fast_forward_of,
+    grammar_of,
+)
 from outrider.server.prepare.plan import Plan, compile_grammar, plan_of
 from outrider.server.protocol.messages import Message, NamedTool
 from outrider.server.protocol.requests import ChatRequest, Effort
@@ -25,7 +31,7 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token"
 def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Plan:
     """The requests that a chat request asks for. Raises Problem."""
     service.check_model(body.model)
-    service.limits.check_choices(body.n or 1, "n")
+    check_choices(service.settings, body.n or 1, "n")
     functions = [tool.function for tool in body.tools or ()]
     tools = [
         ToolSpec(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in functions
@@ -134,7 +140,7 @@ def _grammar(
     service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> tuple[Grammar | None, tuple[str, ...]]:
     """What limits the answer, compiled, and what of it is not enforced."""
-    grammar, field = grammar_of(body, fast_forward_of(body.speculation), service.limits)
+    grammar, field = grammar_of(body, fast_forward_of(body.speculation), service.settings)
     if choice != "none":
         if grammar is not None:
             why = "an answer that may call tools cannot be limited by it. Leave it out, or the tools."
@@ -154,7 +160,7 @@ def _grammar_of_calls(
     if body.ignore_eos:
         why = "an answer that may call tools ends by itself. Leave one of the two out."
         raise invalid_field("ignore_eos", why)
-    service.limits.check_schema(sum(len(json.dumps(tool.parameters)) for tool in tools), "tools")
+    check_schema(service.settings, sum(len(json.dumps(tool.parameters)) for tool in tools), "tools")
     try:
         grammar = service.format.grammar(
             tools,
@@ -176,8 +182,8 @@ def _max_tokens(service: Service, body: ChatRequest) -> int | None:
         why = f"{older} is not max_completion_tokens, {newer}. Leave one of them out."
         raise invalid_field("max_tokens", why)
     if newer is not None:
-        return service.limits.answer_tokens(newer, None, "max_completion_tokens")
-    return service.limits.answer_tokens(older, None, "max_tokens")
+        return answer_tokens(service.settings, newer, None, "max_completion_tokens")
+    return answer_tokens(service.settings, older, None, "max_tokens")
 
 
 def _logprobs(body: ChatRequest) -> int | None:

@@ -6,7 +6,7 @@ from typing import cast
 
 from outrider.core.errors import InputError
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.prepare.parameters import fast_forward_of, grammar_of
+from outrider.server.prepare.parameters import answer_tokens, check_choices, fast_forward_of, grammar_of
 from outrider.server.prepare.plan import Plan, compile_grammar, plan_of
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.service import Service
@@ -26,15 +26,15 @@ def plan_completions(service: Service, body: CompletionRequest, namespace: str) 
         why = f"all answers are returned, so it can only be n, which is {number}. Leave it out."
         raise invalid_field("best_of", why, code="unsupported")
     prompts = _prompts(body)
-    service.limits.check_choices(number * len(prompts), "n" if number > 1 else "prompt")
-    grammar, field = grammar_of(body, fast_forward_of(body.speculation), service.limits)
+    check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
+    grammar, field = grammar_of(body, fast_forward_of(body.speculation), service.settings)
     notices = compile_grammar(service, body, grammar, field) if grammar else ()
     return plan_of(
         service,
         body,
         [_tokens(service, prompt) for prompt in prompts],
         namespace,
-        max_tokens=service.limits.answer_tokens(body.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens"),
+        max_tokens=answer_tokens(service.settings, body.max_tokens, _OPENAI_MAX_TOKENS, "max_tokens"),
         grammar=grammar,
         notices=notices,
         logprobs=body.logprobs,

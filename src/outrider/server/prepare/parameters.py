@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from outrider.core.data import Grammar
@@ -26,9 +26,7 @@ from outrider.server.protocol.base import (
     SamplingFields,
     Speculation,
 )
-
-OPENAI_DEFAULTS = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-"""What is drawn from where neither the request nor the server says anything: the model's own distribution."""
+from outrider.server.settings import ServeSettings
 
 _MIN_TEMPERATURE = 1e-4
 """Below it one token has all the weight: decoding is greedy, and no logit can become too large."""
@@ -38,39 +36,33 @@ _BARRED = -100.0
 """A bias that OpenAI's clients bar a token with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one request may ask for; None: no limit of its own. Tokens, bytes and numbers of choices."""
+# What one request may ask for
 
-    max_prompt_tokens: int | None = None
-    max_tokens: int | None = None
-    """of an answer; also where the request names none"""
-    default_max_tokens: int | None = None
-    """of an answer whose request names none"""
-    max_choices: int = 8
-    max_schema_bytes: int = 256 * 1024
 
-    def answer_tokens(self, asked: int | None, default: int | None, field: str) -> int | None:
-        """How long an answer may get. Raises Problem where more was asked for than is allowed."""
-        if asked is not None and self.max_tokens is not None and asked > self.max_tokens:
-            why = f"{asked} are more than this server gives, which is {self.max_tokens}. Ask for fewer."
-            raise invalid_field(field, why)
-        if asked is not None:
-            return asked
-        known = [n for n in (self.default_max_tokens or default, self.max_tokens) if n is not None]
-        return min(known, default=None)
+def answer_tokens(settings: ServeSettings, asked: int | None, default: int | None, field: str) -> int | None:
+    """How long an answer may get; None: no limit of its own. Raises Problem where more was asked for than is
+    allowed."""
+    if asked is not None and settings.max_tokens is not None and asked > settings.max_tokens:
+        why = f"{asked} are more than this server gives, which is {settings.max_tokens}. Ask for fewer."
+        raise invalid_field(field, why)
+    if asked is not None:
+        return asked
+    known = [n for n in (settings.default_max_tokens or default, settings.max_tokens) if n is not None]
+    return min(known, default=None)
 
-    def check_schema(self, size: int, field: str) -> None:
-        """Raises Problem for a schema or grammar of so many bytes, if it is too large."""
-        if size > self.max_schema_bytes:
-            why = f"it has {size:,} bytes, and {self.max_schema_bytes:,} are the most. Shorten it."
-            raise invalid_field(field, why, code="grammar_too_large")
 
-    def check_choices(self, number: int, field: str) -> None:
-        """Raises Problem for so many choices, if they are too many."""
-        if number > self.max_choices:
-            why = f"{number} choices are more than the {self.max_choices} of this server. Ask for fewer."
-            raise invalid_field(field, why)
+def check_schema(settings: ServeSettings, size: int, field: str) -> None:
+    """Raises Problem for a schema or grammar of so many bytes, if it is too large."""
+    if size > settings.max_schema:
+        why = f"it has {size:,} bytes, and {settings.max_schema:,} are the most. Shorten it."
+        raise invalid_field(field, why, code="grammar_too_large")
+
+
+def check_choices(settings: ServeSettings, number: int, field: str) -> None:
+    """Raises Problem for so many choices, if they are too many."""
+    if number > settings.max_choices:
+        why = f"{number} choices are more than the {settings.max_choices} of this server. Ask for fewer."
+        raise invalid_field(field, why)
 
 
 # Sampling
@@ -167,7 +159,7 @@ _OBJECT = {"type": "object"}
 
 
 def grammar_of(
-    fields: GrammarFields, fast_forward: FastForward, limits: Limits
+    fields: GrammarFields, fast_forward: FastForward, settings: ServeSettings
 ) -> tuple[Grammar | None, str]:
     """What limits the answer, and the field that says so; None and "" where nothing does.
 
@@ -184,7 +176,7 @@ def grammar_of(
     if len(found) > 1:
         why = f"the answer is limited by {name} already. Leave one of them out."
         raise invalid_field(found[1][0], why)
-    limits.check_schema(len(text.encode("utf-8", errors="surrogatepass")), name)
+    check_schema(settings, len(text.encode("utf-8", errors="surrogatepass")), name)
     is_compact = structured is not None and structured.disable_any_whitespace and kind == "json_schema"
     is_lenient = isinstance(formatted, JsonSchemaFormat) and formatted.json_schema.strict is False
     style: JsonStyle = "compact" if is_compact else "spaced"
