@@ -166,11 +166,12 @@ def record(fields: str) -> str:
         (record('key = "short"'), "key 1 (anna): a key has 16 to 512 characters"),
         (record(f'key = "{ANNA} {ANNA}"'), "key 1 (anna): a key is printable ASCII"),
         (record(f'key = "{ANNA}ä"'), "key 1 (anna): a key is printable ASCII"),
-        (record('sha256 = "12"'), "key 1: sha256: string should match"),
-        (record(f'key = "{ANNA}"\nconcurrency = 0'), "key 1: concurrency: input should be greater"),
-        (record(f'key = "{ANNA}"\nconcurrency = "2"'), "key 1: concurrency: input should be a valid integer"),
-        (record(f'key = "{ANNA}"\ntokens = 2'), "key 1: tokens: extra inputs"),
-        (record(f'key = "{ANNA}"').replace("anna", "an na", 1), "key 1: name: string should match"),
+        (record('sha256 = "12"'), "key 1: sha256: it is written otherwise"),
+        (record(f'key = "{ANNA}"\nconcurrency = 0'), "key 1: concurrency: it has to be 1 or more"),
+        (record(f'key = "{ANNA}"\nconcurrency = "2"'), "key 1: concurrency: it has to be a whole number"),
+        (record(f'key = "{ANNA}"\ntokens = 2'), "key 1: tokens: it is not known"),
+        (f'[[key]]\nkey = "{ANNA}"\n', "key 1: name: it is missing"),
+        (record(f'key = "{ANNA}"').replace("anna", "an na", 1), "key 1: name: it is written otherwise"),
     ],
 )
 def test_a_file_of_keys_that_is_wrong_is_named_without_the_key(

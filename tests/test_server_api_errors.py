@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
-from outrider.server.errors import Problem
+from outrider.server.errors import Problem, accepted
 from outrider.server.protocol.answers import ErrorAnswer
+from outrider.server.protocol.base import Body, Harmless
 from outrider.server.settings import ServeSettings
 from serving import Serving, events, serving, user
 
@@ -277,6 +278,50 @@ def test_no_value_is_refused_in_the_validators_words(served: Serving, path: str)
         assert error["message"].count(". ") >= 1, f"no way out: {error}"
         assert error["param"] or "the body" in error["message"], error
     assert num_refused > 100
+
+
+RAISES = {
+    "any": (), "default": (), "definition-ref": (), "definitions": (), "function-after": (), "no-info": (),
+    "function-before": (), "function-wrap": (), "model-field": (), "model-fields": (), "nullable": (),
+    "union": (),
+    "bool": ("bool_type",), "dict": ("dict_type",), "float": ("float_type", "finite_number"),
+    "int": ("int_type", "int_from_float"), "list": ("list_type",), "literal": ("literal_error",),
+    "model": ("model_type", "model_attributes_type"), "str": ("string_type",),
+    "tagged-union": ("union_tag_invalid", "union_tag_not_found"),
+}  # fmt: skip
+BOUNDS = {
+    "ge": "greater_than_equal", "gt": "greater_than", "le": "less_than_equal", "lt": "less_than",
+    "pattern": "string_pattern_mismatch",
+}  # fmt: skip
+
+
+def raised_by(schema: Any, seen: set[int]) -> Iterator[str]:
+    """The types of all errors that a pydantic schema, and what it consists of, can raise."""
+    if isinstance(schema, dict) and id(schema) not in seen:
+        seen.add(id(schema))
+        kind = schema.get("type")
+        if isinstance(kind, str):
+            yield from RAISES[kind]
+            yield from (error for bound, error in BOUNDS.items() if bound in schema)
+            prefix = "string_" if kind == "str" else ""
+            for bound, error in (("min_length", "too_short"), ("max_length", "too_long")):
+                if bound in schema:
+                    yield prefix + error
+        schema = [part for name, part in schema.items() if name != "metadata"]
+    for part in schema if isinstance(schema, list | tuple) else ():
+        yield from raised_by(part, seen)
+
+
+@pytest.mark.parametrize("model", [*Body.__subclasses__(), *Harmless.__subclasses__()])
+def test_every_error_of_the_models_has_words_of_ours(model: type[Body]) -> None:
+    found = set(raised_by(model.__pydantic_core_schema__, set()))
+    assert {"model_type", "list_type", "string_type"} <= found or model is Harmless
+    for kind in found:
+        context = dict.fromkeys(("ge", "gt", "le", "lt", "min_length", "max_length"), 1) | dict.fromkeys(
+            ("expected", "expected_tags", "discriminator"), "x"
+        )
+        words = accepted([{"type": kind, "ctx": context}])
+        assert not VALIDATORS_WORDS.search(words), kind
 
 
 def test_what_was_given_is_said(served: Serving) -> None:

@@ -184,7 +184,7 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     if kind == "unsupported":
         return Problem(400, f"{where}: {found['msg']}.", code="unsupported", param=path or None)
     beside = [error for error in errors if _path(error, body) == path]
-    why = f"{where}: it is {_given(found['input'])}. Give {_accepted(beside)}."
+    why = f"{where}: it is {_given(found['input'])}. Give {accepted(beside)}."
     return Problem(400, why, code="invalid_value", param=path or None)
 
 
@@ -216,7 +216,7 @@ _ACCEPTED = {
 _MAX_SHOWN_CHARACTERS = 40
 
 
-def _accepted(errors: Sequence[Mapping[str, Any]]) -> str:
+def accepted(errors: Sequence[Mapping[str, Any]]) -> str:
     """What each of the alternatives of a field would have taken."""
     found = []
     for error in errors:

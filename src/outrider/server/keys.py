@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.core.errors import SettingError
 from outrider.core.files import parse_json
-from outrider.server.errors import Problem
+from outrider.server.errors import Problem, accepted
 from outrider.server.settings import ServeSettings
 
 _MIN_CHARACTERS = 16
@@ -165,9 +165,8 @@ def _read_record(record: dict[str, Any], where: str) -> ApiKey:
         read = _Record.model_validate(record)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field_name = ".".join(map(str, first["loc"][:1]))
-        reason = first["msg"][0].lower() + first["msg"][1:]
-        raise SettingError(f"{where}: {field_name}", reason, "Correct it there.") from None
+        reason = _REASONS.get(first["type"]) or f"it has to be {accepted([first])}"
+        raise SettingError(f"{where}: {first['loc'][0]}", reason, "Correct it there.") from None
     if (read.key is None) == (read.sha256 is None):
         why = "it has both key and sha256" if read.key else "it has neither key nor sha256"
         raise SettingError(f"{where} ({read.name})", why, "Give one of them.")
@@ -177,6 +176,14 @@ def _read_record(record: dict[str, Any], where: str) -> ApiKey:
         digest = _digest(_checked(read.key or "", f"{where} ({read.name})"))
     limits = KeyLimits(read.requests_per_minute, read.tokens_per_minute, read.concurrency)
     return ApiKey(read.name, digest, limits, read.admin)
+
+
+_REASONS = {
+    "extra_forbidden": "it is not known",
+    "missing": "it is missing",
+    "string_pattern_mismatch": "it is written otherwise: a name has up to 64 letters, digits and . _ -, "
+    "a sha256 64 hexadecimal digits",
+}
 
 
 def _checked(key: str, where: str) -> str:
@@ -254,8 +261,8 @@ class RateLimiter:
     def __init__(self, limits: KeyLimits, clock: Clock = monotonic) -> None:
         self.limits = limits
         self.running = 0
-        self.requests = _bucket(limits.requests_per_minute, clock)
-        self.tokens = _bucket(limits.tokens_per_minute, clock)
+        rates = limits.requests_per_minute, limits.tokens_per_minute
+        self.requests, self.tokens = (None if rate is None else Bucket(rate, clock) for rate in rates)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -297,10 +304,6 @@ class RateLimiter:
             raise RateLimited("tokens", message, wait_s)
         self.tokens.take(amount)
         return amount
-
-
-def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, clock)
 
 
 def _wait(wait_s: float) -> str:

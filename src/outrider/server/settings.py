@@ -252,7 +252,7 @@ def read_configuration(
     sources = [
         *(_file_values(path) if path else ()),
         *_environment_values(environment, notices),
-        *((name, value, _flag(name)) for name, value in flags.items()),
+        *((name, value, f"--{name.replace('_', '-')}") for name, value in flags.items()),
     ]
     for name, value, origin in sources:
         _check_kind(name, value, origin)
@@ -318,7 +318,8 @@ def _environment_values(environment: Mapping[str, str], notices: list[str]) -> I
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name in _FIELDS and variable == _variable(name):
-            yield name, _items(text, variable) if _is_list(name) else text, variable
+            is_list = get_origin(_FIELDS[name].annotation) is list
+            yield name, _items(text, variable) if is_list else text, variable
         elif get_close_matches(name, _FIELDS, 1, _ALIKE):
             raise SettingError(variable, "there is no such setting", _suggestion(name, _variable))
         else:
@@ -342,7 +343,7 @@ def _check_kind(name: str, value: Any, origin: str) -> None:
     """Raise SettingError for a yes or no where a number or text belongs: it would pass for 1 or 0."""
     annotation = _FIELDS[name].annotation
     if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-        raise SettingError(origin, "it is no switch", _help(name))
+        raise SettingError(origin, "it is no switch", _FIELDS[name].description or "")
 
 
 def _suggestion(name: str, spelled: Any) -> str:
@@ -350,20 +351,8 @@ def _suggestion(name: str, spelled: Any) -> str:
     return f"Did you mean {spelled(found[0])}?" if found else "`outrider serve --print-config` shows all."
 
 
-def _help(name: str) -> str:
-    return _FIELDS[name].description or ""
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _variable(name: str) -> str:
     return PREFIX + name.upper()
-
-
-def _is_list(name: str) -> bool:
-    return get_origin(_FIELDS[name].annotation) is list
 
 
 def _is_secret(value: Any) -> bool:
