@@ -86,12 +86,13 @@ def test_a_model_is_its_own_best_draft(pair: Pair) -> None:
     drafted = sum(readout.drafted_tokens for readout in readouts)
     accepted = sum(readout.accepted_tokens for readout in readouts)
     assert accepted / drafted > 0.9  # a call over several tokens rounds otherwise: near-ties may flip
-    # 48 tokens are six calls of eight, were there no near-tie.
-    assert 6 * len(PROMPTS) <= sum(readout.target_calls for readout in readouts) <= 7 * len(PROMPTS)
+    # 48 tokens are six calls of eight, were there no near-tie; each costs a call or two.
+    assert 6 * len(PROMPTS) <= sum(readout.target_calls for readout in readouts) <= 8 * len(PROMPTS)
 
 
 def test_a_seed_names_a_text(pair: Pair) -> None:
-    session = pair.open(512)
+    # Under the token rule the text depends on the drafts too; the automatic policy's follow the clock.
+    session = pair.open(512, policy=FixedPolicy())
     hot = SamplingParams(temperature=1.0, seed=11)
     one, same = (complete(session, PROMPTS[2], hot) for _ in range(2))
     assert one.tokens == same.tokens and one.seed == 11
