@@ -218,9 +218,9 @@ def server(place: Place, *options: str) -> Iterator[tuple[subprocess.Popen[bytes
     line = ["serve", "-m", "model.gguf", "--port", "0", "-np", "4", "-c", "4096", *options]
     log = place.folder / "serve.log"
     place.say(f"\n$ outrider {' '.join(line)}")
-    with log.open("w") as told:
+    with log.open("w") as reported:
         process = subprocess.Popen(
-            [*COMMAND, *line], cwd=place.folder, env=place.environment, stdout=told, stderr=told
+            [*COMMAND, *line], cwd=place.folder, env=place.environment, stdout=reported, stderr=reported
         )
     try:
         end_s = time.monotonic() + PATIENCE_S

@@ -61,7 +61,7 @@ HOSTILE = (
 
 
 def chunk(delta: Chunk, outrider: Chunk | None = None, *, finish: str | None = None) -> Chunk:
-    told = {} if outrider is None else {"outrider": outrider}
+    shown = {} if outrider is None else {"outrider": outrider}
     choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
     return {
         "id": "x",
@@ -69,7 +69,7 @@ def chunk(delta: Chunk, outrider: Chunk | None = None, *, finish: str | None = N
         "model": MODEL,
         "choices": [choice],
         "usage": None,
-    } | told
+    } | shown
 
 
 def report(**changes: Any) -> Chunk:
@@ -78,7 +78,7 @@ def report(**changes: Any) -> Chunk:
         "draft": {"drafted_tokens": 90, "accepted_tokens": 60, "calls_saved": 50},
         "lookup": {"drafted_tokens": 30, "accepted_tokens": 20, "calls_saved": 20},
     }
-    told = {
+    shown = {
         "bitwise": True,
         "target_calls": 40,
         "draft_calls": 95,
@@ -95,7 +95,7 @@ def report(**changes: Any) -> Chunk:
         "notices": [],
     } | changes
     usage = {"prompt_tokens": 17, "completion_tokens": 120, "total_tokens": 137}
-    return {"object": "chat.completion.chunk", "choices": [], "usage": usage, "outrider": told}
+    return {"object": "chat.completion.chunk", "choices": [], "usage": usage, "outrider": shown}
 
 
 def of_pieces(pieces: Pieces, *, per_chunk: int = 3, calls: int = 0) -> list[Chunk]:
@@ -104,9 +104,9 @@ def of_pieces(pieces: Pieces, *, per_chunk: int = 3, calls: int = 0) -> list[Chu
     for i in range(0, len(pieces), per_chunk):
         some = pieces[i : i + per_chunk]
         calls += 1
-        told = {"pieces": some, "target_calls": calls, "generated_tokens": 3 * calls}
-        told |= {"draft_calls": 4 * calls, "drafted_tokens": 4 * calls, "accepted_tokens": 2 * calls}
-        chunks.append(chunk({"content": "".join(text for text, _ in some)}, told))
+        shown = {"pieces": some, "target_calls": calls, "generated_tokens": 3 * calls}
+        shown |= {"draft_calls": 4 * calls, "drafted_tokens": 4 * calls, "accepted_tokens": 2 * calls}
+        chunks.append(chunk({"content": "".join(text for text, _ in some)}, shown))
     return chunks
 
 
@@ -209,8 +209,8 @@ async def garbled(_: str) -> AsyncIterator[Chunk | str]:
 
 async def torn(_: str) -> AsyncIterator[Chunk | str]:
     """Events in all the ways that a stream may be cut and written."""
-    told = chunk({"content": "Käse 🧀."}, {"pieces": [["Käse 🧀.", "target"]], "target_calls": 1})
-    lines = json.dumps(told, ensure_ascii=False, indent=0).splitlines()
+    shown = chunk({"content": "Käse 🧀."}, {"pieces": [["Käse 🧀.", "target"]], "target_calls": 1})
+    lines = json.dumps(shown, ensure_ascii=False, indent=0).splitlines()
     yield ": a comment\r\n\r\nevent: message\r\nid: 7\r\n"
     yield f"data: {lines[0]}\r"
     yield "\n"
@@ -290,7 +290,7 @@ def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
         return Response(document.body, headers=dict(document.headers))
 
     @app.get("/outrider/status")
-    def told(request: Request) -> Response:
+    def shown(request: Request) -> Response:
         found = status if not seen else status | {"plain_token_s": status["plain_token_s"] and 0.04}
         return refused(request) or JSONResponse(found)
 
@@ -318,7 +318,7 @@ def later(seen: list[Chunk]) -> FastAPI:
     app.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
 
     @app.get("/outrider/status")
-    def told() -> Response:
+    def shown() -> Response:
         if {"loaded": True} in seen:
             return JSONResponse(STATUS)
         error = {"message": "Loading model: the server is loading the models", "code": 503}

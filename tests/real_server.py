@@ -87,8 +87,8 @@ def real_server(folder: Path, *arguments: str, model: Path = MODEL) -> Iterator[
     keys, log = folder / "keys.toml", folder / "log"
     keys.write_text(KEYS)
     line = [*COMMAND, "serve", "-m", str(model), "--alias", NAME, "--port", "0", "--api-keys", str(keys)]
-    with log.open("w") as told:
-        process = subprocess.Popen([*line, *arguments], stderr=told, env=environment())
+    with log.open("w") as said:
+        process = subprocess.Popen([*line, *arguments], stderr=said, env=environment())
     try:
         yield RealServer(_address(process, log))
         process.send_signal(signal.SIGTERM)

@@ -50,7 +50,7 @@ def sweep(
     return Results.of(rows)
 
 
-def told(before: Results, after: Results) -> dict[str, str]:
+def said(before: Results, after: Results) -> dict[str, str]:
     return {change.cell.setting: change.outcome for change in changes(before, after)}
 
 
@@ -63,16 +63,16 @@ def printed(before: Results, after: Results) -> str:
 
 def test_two_runs_of_the_same_have_not_changed() -> None:
     wrong = sum(
-        "faster" in t or "slower" in t for t in (told(sweep(s), sweep(s + 50)).values() for s in range(20))
+        "faster" in t or "slower" in t for t in (said(sweep(s), sweep(s + 50)).values() for s in range(20))
     )
     assert wrong <= 2
     text = printed(sweep(1), sweep(2))
     assert text.strip() == "No change beyond the noise: 4 figures."
 
 
-def test_what_changed_is_told() -> None:
+def test_what_changed_is_said() -> None:
     before, after = sweep(1), sweep(2, (1.2, 1.0, 0.8))
-    assert told(before, after) == {"plain": "tie", "model 1": "slower", "model 2": "tie", "model 3": "faster"}
+    assert said(before, after) == {"plain": "tie", "model 1": "slower", "model 2": "tie", "model 3": "faster"}
     [slower] = [change for change in changes(before, after) if change.cell.setting == "model 1"]
     assert slower.figure == "speed-up" and slower.ratio.value == pytest.approx(0.8, rel=0.02)
     assert slower.ratio.low < 0.8 < slower.ratio.high and slower.before.value > slower.after.value
@@ -87,14 +87,14 @@ def test_of_a_rest_that_is_not_there_nothing_is_said() -> None:
 
 
 def test_plain_speed_changes_only_beyond_what_processes_differ_by() -> None:
-    assert told(sweep(1), sweep(2, pace=1.06))["plain"] == "tie"
+    assert said(sweep(1), sweep(2, pace=1.06))["plain"] == "tie"
     found = [change for change in changes(sweep(1), sweep(2, pace=0.7)) if change.cell.setting == "plain"]
     assert [(change.figure, change.outcome) for change in found] == [("tokens/s", "faster")]
     assert found[0].ratio.value == pytest.approx(1 / 0.7, rel=0.02)
 
 
 def test_runs_may_have_been_repeated_differently_often() -> None:
-    assert set(told(sweep(1, repetitions=3), sweep(2, repetitions=6)).values()) == {"tie"}
+    assert set(said(sweep(1, repetitions=3), sweep(2, repetitions=6)).values()) == {"tie"}
 
 
 def test_what_makes_runs_hard_to_compare_is_said() -> None:

@@ -212,8 +212,8 @@ def test_what_an_engine_cannot_be_asked_is_said() -> None:
     ],
 )
 def test_a_failure_is_named(script: list[Any], status: int, why: str) -> None:
-    told = failure_of(script, status)
-    assert told.startswith("them: ") and why in told
+    shown = failure_of(script, status)
+    assert shown.startswith("them: ") and why in shown
 
 
 def test_a_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,12 +259,12 @@ def test_everything_that_ran_is_listed_with_its_prediction(rows: list[Row], tree
     results = Results.of(rows)
     listed = table_rows(section(tree, "measured").all("table")[0])
     assert len(listed) == len(measured_cells(results))
-    for row, told in zip(listed, verdicts(results), strict=True):
-        predicted = predictions.predicted_speedup(results, Cell(*told.cell[:4]))
+    for row, said in zip(listed, verdicts(results), strict=True):
+        predicted = predictions.predicted_speedup(results, Cell(*said.cell[:4]))
         assert predicted
         assert row["predicted"] == f"{predicted.value:.2f}x"
-        assert row["measured"] == f"{told.speedup.value:.2f}x"
-        assert row["verdict"] == told.outcome
+        assert row["measured"] == f"{said.speedup.value:.2f}x"
+        assert row["verdict"] == said.outcome
 
 
 def test_every_draft_length_is_in_the_numbers(tree: Node) -> None:
@@ -279,7 +279,7 @@ def test_every_draft_length_is_in_the_numbers(tree: Node) -> None:
     assert control["measured"] != "–"
 
 
-def test_prediction_time_and_noise_are_told(rows: list[Row], tree: Node) -> None:
+def test_prediction_time_and_noise_are_said(rows: list[Row], tree: Node) -> None:
     results, text = Results.of(rows), tree.all("main")[0].words()
     error, account = predictions.prediction_error(results).anchored, time_saved(results)
     assert error
@@ -550,10 +550,10 @@ def test_predictions_need_not_be_of_every_workload() -> None:
         r for r in few_rows(0) if not (isinstance(r, PredictionRow) and r.workload == "edits" and r.draft)
     ]
     lines = [line.split() for line in printed(rows, 80).splitlines()]
-    told = {
+    said = {
         line[-7:][0] if len(line) > 6 else line[0]: line for line in lines if line and line[-1] == "known"
     }
-    assert set(told) == {"all", "edits"}  # all workloads together, and the one that was not replayed
+    assert set(said) == {"all", "edits"}  # all workloads together, and the one that was not replayed
 
 
 def test_verdicts_have_to_hold_among_all_that_the_table_shows() -> None:
@@ -562,8 +562,8 @@ def test_verdicts_have_to_hold_among_all_that_the_table_shows() -> None:
     results = Results.of(rows)
     where = [(draft, workload) for workload in (None, "chat", "edits") for draft in (None, SMALL)]
     best = [Cell(BIG, d, speeds.best_setting(results, BIG, d, w), w) for d, w in where]
-    told = [row.outcome for row in verdicts(results, best)]
+    said = [row.outcome for row in verdicts(results, best)]
     alone = [speeds.outcome(row.speedup, row.noise) for row in verdicts(results, best)]
-    assert told != alone
+    assert said != alone
     shown = re.findall(r"[\d.]+–[\d.]+ +(\w+)", printed(rows, 120))
-    assert Counter(shown) == Counter(told)
+    assert Counter(shown) == Counter(said)

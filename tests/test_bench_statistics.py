@@ -74,8 +74,8 @@ def test_fixed_cases_narrow_with_repetitions_drawn_ones_do_not() -> None:
 def test_what_an_interval_cannot_know_is_said(cases: int, repetitions: int, caveat: str | None) -> None:
     rng = np.random.default_rng(2)
     found = estimate([measured(rng, cases, repetitions, 1.5, 0.1, 0.02)])
-    told = found.interval.caveat
-    assert told is None if caveat is None else told is not None and told.startswith(caveat)
+    shown = found.interval.caveat
+    assert shown is None if caveat is None else shown is not None and shown.startswith(caveat)
     if cases == repetitions == 1:
         assert found.interval.low == found.interval.value == found.interval.high and found.p_value == 1
 
@@ -225,7 +225,7 @@ def test_what_ran_once_is_a_tie() -> None:
 
 
 def test_a_true_difference_is_found_among_nineteen_ties() -> None:
-    told = [(v.cell.setting, v.outcome) for v in verdicts(noisy_table(1000, true_ratio=1.5))]
-    assert told.count(("model 1", "faster")) == 2 and sum(said == "tie" for _, said in told) == 18
+    shown = [(v.cell.setting, v.outcome) for v in verdicts(noisy_table(1000, true_ratio=1.5))]
+    assert shown.count(("model 1", "faster")) == 2 and sum(said == "tie" for _, said in shown) == 18
     [slow] = {v.outcome for v in verdicts(noisy_table(1001, true_ratio=0.7)) if v.cell.setting == "model 1"}
     assert slow == "slower"

@@ -329,8 +329,8 @@ def test_what_is_slower_and_larger_is_dominated() -> None:
         prediction("auto lookup", {"1": 20.0}, draft=None),
     ]
     points = pareto_points(results(*rows))
-    told = [(point.cell.setting, point.memory_bytes, point.is_dominated) for point in points]
-    assert told == [("plain", 100, False), ("model 3", 150, False)]
+    said = [(point.cell.setting, point.memory_bytes, point.is_dominated) for point in points]
+    assert said == [("plain", 100, False), ("model 3", 150, False)]
     slow = [*rows, prediction("lookup 8", {"1": 2.5}, draft=None)]
     points = pareto_points(results(*slow))
     assert {(p.cell.setting, p.is_measured, p.is_dominated) for p in points} == {
@@ -399,9 +399,9 @@ def test_prompts_take_what_they_took_on_average() -> None:
 
 def test_a_whole_sweep_has_all_of_its_figures() -> None:
     found = Results.of(bench_rows())
-    told = verdicts(found)
-    assert len(told) == len(measured_cells(found)) > 20
-    assert {verdict.outcome for verdict in told} <= {"faster", "slower", "tie"}
+    said = verdicts(found)
+    assert len(said) == len(measured_cells(found)) > 20
+    assert {verdict.outcome for verdict in said} <= {"faster", "slower", "tie"}
     error = predictions.prediction_error(found)
-    assert error.anchored is not None and error.anchored.settings == len(told)
+    assert error.anchored is not None and error.anchored.settings == len(said)
     assert len({point.cell for point in pareto_points(found)}) > 4

@@ -60,9 +60,9 @@ def _the_same_times() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[Row], list[Progress]]:
     folder = tmp_path_factory.mktemp("sweep")
-    told: list[Progress] = []
-    results = run_sweep(plan(folder), folder / "run", progress=told.append, loader=FakeLoader())
-    return results, read_rows(folder / "run"), told
+    said: list[Progress] = []
+    results = run_sweep(plan(folder), folder / "run", progress=said.append, loader=FakeLoader())
+    return results, read_rows(folder / "run"), said
 
 
 def test_answers_are_recorded_once_and_drafts_are_scored_along_them(swept: Any) -> None:
@@ -140,10 +140,10 @@ def test_blocks_are_complete_and_shuffled(swept: Any) -> None:
 
 
 def test_progress_goes_up_and_tells_the_time_left(swept: Any) -> None:
-    _, _, told = swept
-    assert told[-1].done > 0.9
-    assert told[-1].left_s is not None and told[-1].left_s < 5
-    assert {"recording", "scoring", "replaying", "running"} <= {step.stage for step in told}
+    _, _, said = swept
+    assert said[-1].done > 0.9
+    assert said[-1].left_s is not None and said[-1].left_s < 5
+    assert {"recording", "scoring", "replaying", "running"} <= {step.stage for step in said}
 
 
 # Broken and gone on with

@@ -124,8 +124,8 @@ def test_another_run_takes_the_answers_goes_on_with_a_draft_and_makes_a_curve(
     usual = ("-m", "target.gguf", *DATA, "--answers", "shared", "--teacher", "llama.cpp", *TRAINING, *PLAINLY)
     as_many_threads_as_suit = tuple(flag for flag in usual if flag not in ("-t", "1"))
     recorded = distill(*as_many_threads_as_suit, "--answers-only", "-o", "b", "--json")
-    told = {"schema": "outrider.distill.answers/1", "folder": "shared", "answers": 48}
-    assert json.loads(recorded.out) == told and not (models / "b").exists()
+    said = {"schema": "outrider.distill.answers/1", "folder": "shared", "answers": 48}
+    assert json.loads(recorded.out) == said and not (models / "b").exists()
     first = distill(*usual, *SHAPE, "--no-report", "-o", "b", "--name", "small")
     assert first.status == 0 and "report" not in first.out and not list((models / "b").glob("report*"))
     assert "outrider run -m target.gguf -md b/small.gguf" in first.out

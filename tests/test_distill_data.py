@@ -82,8 +82,8 @@ class Told:
 
 def test_greedy_answers_are_those_of_plain_decoding(tmp_path: Path) -> None:
     questions = some_questions(30)
-    told = Told()
-    generate(speaking(max_sequences=5), questions, tmp_path, max_tokens=25, on_done=told)
+    said = Told()
+    generate(speaking(max_sequences=5), questions, tmp_path, max_tokens=25, on_done=said)
     for each in questions:
         example = found_in(tmp_path, each)
         prompt = VOCABULARY.tokenize(each.prompt.id)
@@ -95,7 +95,7 @@ def test_greedy_answers_are_those_of_plain_decoding(tmp_path: Path) -> None:
         assert (example.id, example.category, example.temperature) == (each.id, "letters", 0.0)
     lengths = {len(found_in(tmp_path, each).answer) for each in questions}
     assert 25 in lengths and len(lengths) > 3, "some end by themselves, some at the limit"
-    assert sum(told.tokens) == sum(len(found_in(tmp_path, each).answer) for each in questions)
+    assert sum(said.tokens) == sum(len(found_in(tmp_path, each).answer) for each in questions)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -188,10 +188,10 @@ def test_a_grammar_without_a_way_on_passes_its_question_over(tmp_path: Path) -> 
     target = Limited(Only(0, 2, steps=3), max_sequences=2)
     stuck = question("abca", grammar=Grammar("json"), follow_ups=("b",))
     questions = [question("ab"), stuck, question("dca"), question("bd")]
-    told = Told()
-    generate(target, questions, tmp_path, max_tokens=12, on_done=told)
-    assert len(told.tokens) == 3 and not example_path(tmp_path, stuck.id).exists()
-    [why] = told.passed_over
+    said = Told()
+    generate(target, questions, tmp_path, max_tokens=12, on_done=said)
+    assert len(said.tokens) == 3 and not example_path(tmp_path, stuck.id).exists()
+    [why] = said.passed_over
     assert "nothing may follow" in why
 
 
@@ -217,29 +217,29 @@ def test_a_generation_that_was_killed_goes_on_to_the_same_answers(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         generate(target, questions, parts, max_tokens=14, on_done=Told(most))
     assert len(answers_in(parts)) == most
-    told = Told()
-    generate(target, questions, parts, max_tokens=14, on_done=told)
-    assert answers_in(parts) == answers_in(whole) and len(told.tokens) == 18
-    assert told.tokens.count(0) == most, "those that were there were not answered again"
+    said = Told()
+    generate(target, questions, parts, max_tokens=14, on_done=said)
+    assert answers_in(parts) == answers_in(whole) and len(said.tokens) == 18
+    assert said.tokens.count(0) == most, "those that were there were not answered again"
     assert all(target.model.length(sequence) == 0 for sequence in range(4))
 
 
-def test_prompts_that_do_not_fit_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_prompts_that_do_not_fit_are_passed_over_and_named(tmp_path: Path) -> None:
     target = speaking(context_length=32, max_batch_tokens=15)
-    told = Told()
+    said = Told()
     questions = [question("ab" * 16), question("abcd" * 20), question("abc" * 10), question("")]
-    generate(target, questions, tmp_path, max_tokens=50, on_done=told)
+    generate(target, questions, tmp_path, max_tokens=50, on_done=said)
     [example] = read_examples(tmp_path)
     assert len(example.prompt) == 30 and len(example.answer) <= 2
-    assert sum("tokens do not fit 32" in why for why in told.passed_over) == 2
-    assert sum("no tokens" in why or "empty" in why for why in told.passed_over) == 1, told.passed_over
+    assert sum("tokens do not fit 32" in why for why in said.passed_over) == 2
+    assert sum("no tokens" in why or "empty" in why for why in said.passed_over) == 1, said.passed_over
 
 
-def test_messages_without_a_chat_template_are_passed_over_and_told(tmp_path: Path) -> None:
-    told = Told()
+def test_messages_without_a_chat_template_are_passed_over_and_named(tmp_path: Path) -> None:
+    said = Told()
     chat = Question(Prompt(id="x", messages=({"role": "user", "content": "ab"},)), "chat", 0.0)
-    generate(speaking(), [chat], tmp_path, on_done=told)
-    assert "no chat template" in told.passed_over[0] and not answers_in(tmp_path)
+    generate(speaking(), [chat], tmp_path, on_done=said)
+    assert "no chat template" in said.passed_over[0] and not answers_in(tmp_path)
 
 
 def test_a_call_that_fails_leaves_the_model_empty(tmp_path: Path) -> None:

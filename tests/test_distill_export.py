@@ -340,7 +340,7 @@ def test_a_shared_matrix_has_the_type_of_the_ends(target: Target, tmp_path: Path
     assert "1 of 1 matrices are no multiple of 256 long, which Q6_K needs" in note
 
 
-def test_provenance_is_read_back_and_its_lack_is_told(target: Target, tmp_path: Path) -> None:
+def test_provenance_is_read_back_and_its_lack_is_said(target: Target, tmp_path: Path) -> None:
     made = target.write(tmp_path / "draft.gguf")
     assert read_provenance(made.path) == PROVENANCE
     unlicensed = target.write(tmp_path / "free.gguf", provenance=replace(PROVENANCE, licence=None))

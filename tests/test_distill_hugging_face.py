@@ -216,7 +216,7 @@ def test_damaged_and_unsupported_models_are_refused(whole: Checkpoint, tmp_path:
     assert str(tmp_path) in caught.value.what and caught.value.way_out
 
 
-def test_an_output_layer_that_is_missing_is_told(whole: Checkpoint, tmp_path: Path) -> None:
+def test_an_output_layer_that_is_missing_is_said(whole: Checkpoint, tmp_path: Path) -> None:
     tied = {name: values for name, values in whole.weights.items() if name != "output.weight"}
     write_safetensors(whole.with_weights(whole.shape, tied), tmp_path, "F32")
     changed(tie_word_embeddings=False)(tmp_path)

@@ -130,8 +130,8 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -
     settings = replace(SETTINGS, steps=40, batch_tokens=768, evaluate_every=20)
     trainer = trainer_of(teacher, tmp_path, settings)
     before, total = agreeing(trainer, trainer.best())
-    told: list[int] = []
-    best = trainer.run(lambda trainer: told.append(trainer.state.step))
+    said: list[int] = []
+    best = trainer.run(lambda trainer: said.append(trainer.state.step))
     after, _ = agreeing(trainer, best)
     assert total > 900 and before < 0.25 * total, (before, total)
     assert after > 1.4 * before and after > 0.3 * total, (before, after, total)
@@ -139,7 +139,7 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher, tmp_path: Path) -
     assert first.agreement == pytest.approx(before / total, abs=2 / total)
     assert last.loss < 0.7 * first.loss and last.acceptance > first.acceptance + 0.1
     assert last.train_loss is not None and last.train_loss < last.loss
-    assert told == list(range(1, 41)) and trainer.is_over
+    assert said == list(range(1, 41)) and trainer.is_over
     assert trainer.state.trained_tokens > 40 * 300
 
 
@@ -248,11 +248,11 @@ class Killed(Exception):
 
 
 def kill_at(step: int) -> Callable[[Trainer], None]:
-    def told(trainer: Trainer) -> None:
+    def said(trainer: Trainer) -> None:
         if trainer.state.step == step:
             raise Killed
 
-    return told
+    return said
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:

@@ -84,12 +84,12 @@ def test_a_command_without_its_extra_says_what_to_install(
     capfdbinary: pytest.CaptureFixture[bytes],
     module: str,
     command: list[str],
-    told: str,
+    said: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     outcome = call(monkeypatch, capfdbinary, *command)
     assert outcome.status == 2 and outcome.out == ""
-    assert outcome.err.startswith(told) and outcome.err.count("\n") == 1
+    assert outcome.err.startswith(said) and outcome.err.count("\n") == 1
     assert f"pip install '.[{command[0]}]'" in outcome.err
 
 

@@ -32,7 +32,7 @@ def asked(*names: str, arguments: str = '{"city": "Ulm"}', content: str | None =
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def told(i: int, content: str) -> dict[str, Any]:
+def said(i: int, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call_{i}", "content": content}
 
 
@@ -68,7 +68,7 @@ def test_visible_are_the_markers_that_are_control_tokens() -> None:
 
 
 def test_earlier_calls_are_spelled_as_the_model_spelled_them() -> None:
-    turns = [USER, asked("get_weather", "get", content="Well."), told(0, "hot"), told(1, "kept")]
+    turns = [USER, asked("get_weather", "get", content="Well."), said(0, "hot"), said(1, "kept")]
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
     assert f"Well.{call}" in rendered("hermes", turns)
     assert f"Well.{call}" in rendered(TEXT_ARGUMENTS, turns)
@@ -77,7 +77,7 @@ def test_earlier_calls_are_spelled_as_the_model_spelled_them() -> None:
 
 
 def test_a_template_that_takes_single_calls_is_given_one_after_the_other() -> None:
-    turns = [USER, asked("get_weather", "get", "get", content="So:"), told(1, "kept"), told(0, "hot"), USER]
+    turns = [USER, asked("get_weather", "get", "get", content="So:"), said(1, "kept"), said(0, "hot"), USER]
     parts = rendered("llama3", turns).split("<|start_header_id|>")[2:]
     assert [part.split("<|end_header_id|>")[0] for part in parts] == [
         *("assistant", "tool", "assistant", "tool", "assistant", "user", "assistant")
@@ -86,10 +86,10 @@ def test_a_template_that_takes_single_calls_is_given_one_after_the_other() -> No
 
 
 def test_mistrals_ids_have_nine_characters_and_belong_together() -> None:
-    messages, _ = chat_format("mistral").conversation([USER, asked("get"), told(0, "kept")], TOOLS)
+    messages, _ = chat_format("mistral").conversation([USER, asked("get"), said(0, "kept")], TOOLS)
     (call,) = messages[1]["tool_calls"]
     assert len(call["id"]) == 9 and call["id"].isalnum() and messages[2]["tool_call_id"] == call["id"]
-    assert f'"id": "{call["id"]}"' in rendered("mistral", [USER, asked("get"), told(0, "kept")])
+    assert f'"id": "{call["id"]}"' in rendered("mistral", [USER, asked("get"), said(0, "kept")])
     kept = asked("get") | {"tool_calls": [asked("get")["tool_calls"][0] | {"id": "abcDEF123"}]}
     assert (
         chat_format("mistral").conversation([USER, kept], TOOLS)[0][1]["tool_calls"][0]["id"] == "abcDEF123"
@@ -97,7 +97,7 @@ def test_mistrals_ids_have_nine_characters_and_belong_together() -> None:
 
 
 def test_results_carry_the_name_of_the_tool() -> None:
-    messages, _ = chat_format("hermes").conversation([USER, asked("get"), told(0, "a"), told(7, "b")], TOOLS)
+    messages, _ = chat_format("hermes").conversation([USER, asked("get"), said(0, "a"), said(7, "b")], TOOLS)
     assert messages[2]["name"] == "get" and "name" not in messages[3]
 
 
@@ -111,7 +111,7 @@ def test_tools_are_listed_unless_none_may_be_called() -> None:
 
 def test_a_template_without_tools_has_them_described() -> None:
     system = {"role": "developer", "content": "Be brief."}
-    turns = [system, USER, asked("get_weather", "get"), told(0, "hot"), told(1, "kept"), USER]
+    turns = [system, USER, asked("get_weather", "get"), said(0, "hot"), said(1, "kept"), USER]
     messages, tools = chat_format("json").conversation(turns, TOOLS)
     assert tools is None and [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
     assert messages[0]["content"].startswith("Be brief.\n\n") and "several calls" in messages[0]["content"]
@@ -150,7 +150,7 @@ def test_calls_without_a_name_are_refused() -> None:
 
 
 def test_what_is_given_stays_as_it_was() -> None:
-    turns = [USER, asked("get_weather", "get"), told(0, "hot"), told(1, "kept"), USER]
+    turns = [USER, asked("get_weather", "get"), said(0, "hot"), said(1, "kept"), USER]
     before = json.dumps(turns)
     for name in ("hermes", "llama3", "mistral", "json"):
         chat_format(name).conversation(turns, TOOLS)

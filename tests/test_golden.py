@@ -29,7 +29,7 @@ def test_a_difference_names_the_file_and_the_key() -> None:
 
 
 def test_what_is_measured_is_compared_by_its_type() -> None:
-    told = {"prefill_s": 0.25, "tokens": 7, "text": "in 5 ms on 2026-11-23, see /tmp/x/y.gguf", "p": 1 / 3}
+    shown = {"prefill_s": 0.25, "tokens": 7, "text": "in 5 ms on 2026-11-23, see /tmp/x/y.gguf", "p": 1 / 3}
     kept = {"prefill_s": "<number or null>", "tokens": 7, "p": 0.333333}
-    assert normal(told) == kept | {"text": "in <number> ms on <date>, see <folder>/y.gguf"}
+    assert normal(shown) == kept | {"text": "in <number> ms on <date>, see <folder>/y.gguf"}
     assert shape([{"a": 1}, {"a": 2.5}, {"a": None}]) == [{"a": "<number or null>"}]

@@ -52,7 +52,7 @@ def test_mixture_uses_the_share_of_its_chosen_experts(tmp_path: Path) -> None:
     assert card.parameters - card.active_parameters == 3 * 2 * one_expert
 
 
-def test_sliding_window_is_told(tmp_path: Path) -> None:
+def test_sliding_window_is_said(tmp_path: Path) -> None:
     assert read_card(write_tiny(tmp_path / "m.gguf", arch="gemma3")).sliding_window == 16
 
 

@@ -234,9 +234,9 @@ def test_ctrl_c_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch
     record = machine.stages.append
 
     class CtrlC(list[tuple[str, float]]):
-        def append(self, told: tuple[str, float]) -> None:
-            record(told)
-            if told == ("compiling", 0.5):
+        def append(self, shown: tuple[str, float]) -> None:
+            record(shown)
+            if shown == ("compiling", 0.5):
                 raise KeyboardInterrupt
 
     machine.stages = CtrlC()

@@ -104,7 +104,7 @@ def test_back_to_floats_keeps_what_was_lost(source: Path, q8: Quantized, tmp_pat
     assert hashlib.sha256(q8.path.read_bytes()).digest() == before
 
 
-def test_rows_that_do_not_fit_the_blocks_are_told(source: Path, tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_the_blocks_are_said(source: Path, tmp_path: Path) -> None:
     made = quantize(source, "Q4_K_M", tmp_path / "k.gguf", threads=1)
     assert read_card(made.path).quantization == "Q4_K_M"
     assert "Q4_K" not in made.tensor_types and sum(made.tensor_types.values()) == pytest.approx(1)

@@ -135,16 +135,16 @@ class Program:
             *arguments,
         ]
         self.process = subprocess.Popen(line, stderr=subprocess.PIPE, env=environment(**variables), text=True)
-        self.told: list[str] = []
+        self.shown: list[str] = []
 
     def start(self) -> str:
         """Wait until it is ready; returns its address."""
         assert self.process.stderr is not None
-        while not self.told or not re.search(r"^ready|\"started\"", self.told[-1]):
+        while not self.shown or not re.search(r"^ready|\"started\"", self.shown[-1]):
             line = self.process.stderr.readline()
-            assert line, f"it ended: {self.told}"
-            self.told.append(line)
-        found = re.search(r"https?://[0-9.:]+", "".join(self.told))
+            assert line, f"it ended: {self.shown}"
+            self.shown.append(line)
+        found = re.search(r"https?://[0-9.:]+", "".join(self.shown))
         assert found
         return found[0]
 
@@ -177,10 +177,10 @@ def post(address: str, max_tokens: int, **more: Any) -> Request:
 def test_it_serves_says_so_and_drains(program: Callable[..., Program]) -> None:
     server = program("--alias", "tiny", OUTRIDER_API_KEY=KEY, OUTRIDER_SERVICE_HOST="x")
     address = server.start()
-    told = "".join(server.told)
-    assert "OUTRIDER_SERVICE_HOST is no setting" in told
+    shown = "".join(server.shown)
+    assert "OUTRIDER_SERVICE_HOST is no setting" in shown
     for words in ("as tiny", "no draft model", "4 requests at once", "1 API key", "/metrics, for keys"):
-        assert words in told, words
+        assert words in shown, words
     with pytest.raises(HTTPError) as error:
         urlopen(f"{address}/v1/models", timeout=PATIENCE_S)
     error.value.close()
@@ -192,7 +192,7 @@ def test_it_serves_says_so_and_drains(program: Callable[..., Program]) -> None:
     status, log = server.end()
     assert status == 0, log
     assert "route=/v1/completions status=200" in log and "key=default" in log
-    assert KEY not in told + log and "river" not in log and "Traceback" not in log
+    assert KEY not in shown + log and "river" not in log and "Traceback" not in log
 
 
 def test_the_log_as_json_is_json_from_the_first_line_on(program: Callable[..., Program]) -> None:
@@ -201,7 +201,7 @@ def test_the_log_as_json_is_json_from_the_first_line_on(program: Callable[..., P
     urlopen(post(address, 1), timeout=PATIENCE_S).close()
     server.process.send_signal(signal.SIGINT)
     status, log = server.end()
-    events = [json.loads(line) for line in ["".join(server.told), *log.splitlines()]]
+    events = [json.loads(line) for line in ["".join(server.shown), *log.splitlines()]]
     assert status == 0
     assert [event["event"] for event in events] == ["started", "request", "draining", "stopped"]
     assert events[0]["address"].startswith(address) and events[0]["notices"]

@@ -114,7 +114,7 @@ def test_metrics_without_an_admins_key() -> None:
 # Limits of a key
 
 
-def test_requests_a_minute_are_limited_and_told() -> None:
+def test_requests_a_minute_are_limited_and_named() -> None:
     asks = client(guarded(ring(KeyLimits(requests_per_minute=2))))
     first = asks.post("/v1/echo/x", headers=bearer(ANNA))
     assert first.headers["x-ratelimit-limit-requests"] == "2"

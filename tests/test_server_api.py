@@ -66,10 +66,10 @@ def test_a_chat_is_answered(served: Serving) -> None:
 
 def test_usage_counts_what_the_tokenizer_counts(served: Serving) -> None:
     body = chat(served, "abcd")
-    told = served.post("/tokenize", messages=user("Say [[abcd]]")).json()
-    assert body["usage"]["prompt_tokens"] == told["count"] == len("user: Say [[abcd]]\n|")
+    said = served.post("/tokenize", messages=user("Say [[abcd]]")).json()
+    assert body["usage"]["prompt_tokens"] == said["count"] == len("user: Say [[abcd]]\n|")
     assert body["usage"]["completion_tokens"] == 5  # with the end token
-    assert body["usage"]["total_tokens"] == told["count"] + 5
+    assert body["usage"]["total_tokens"] == said["count"] + 5
 
 
 def test_a_stream_says_the_same_in_pieces(served: Serving) -> None:
@@ -101,19 +101,19 @@ def test_a_stream_tells_its_usage_where_it_is_asked(served: Serving) -> None:
 
 def test_sources_are_told_where_they_are_asked_for(served: Serving) -> None:
     chunks = stream(served, REPEATING, speculation={"show_sources": True})
-    told = [chunk["outrider"] for chunk in chunks[1:] if "pieces" in chunk.get("outrider", {})]
-    pieces = [piece for one in told for piece in one["pieces"]]
+    said = [chunk["outrider"] for chunk in chunks[1:] if "pieces" in chunk.get("outrider", {})]
+    pieces = [piece for one in said for piece in one["pieces"]]
     assert "".join(text for text, _ in pieces) == REPEATING
     assert {source for _, source in pieces} == {"target", "lookup"}
-    calls = [one["target_calls"] for one in told]
+    calls = [one["target_calls"] for one in said]
     assert calls == sorted(calls) and calls[0] == 1
     assert calls[-1] <= chunks[-1]["outrider"]["target_calls"]
     for name in ("generated_tokens", "draft_calls", "drafted_tokens", "accepted_tokens"):
-        counts = [one[name] for one in told]
+        counts = [one[name] for one in said]
         assert counts == sorted(counts)
         assert counts[-1] <= chunks[-1]["outrider"][name]
-    assert told[-1]["accepted_tokens"] > 0
-    assert calls[-1] < told[-1]["generated_tokens"]
+    assert said[-1]["accepted_tokens"] > 0
+    assert calls[-1] < said[-1]["generated_tokens"]
 
 
 def test_half_a_character_is_never_sent(served: Serving) -> None:
@@ -179,8 +179,8 @@ def test_contents_in_parts_are_joined(served: Serving) -> None:
 
 def test_a_developer_is_the_system(served: Serving) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, *user("hi")]
-    told = served.post("/tokenize", messages=messages, with_pieces=True).json()
-    assert "".join(token["piece"] for token in told["tokens"]) == "system: Be brief.\nuser: hi\n|"
+    said = served.post("/tokenize", messages=messages, with_pieces=True).json()
+    assert "".join(token["piece"] for token in said["tokens"]) == "system: Be brief.\nuser: hi\n|"
 
 
 def test_an_answer_can_be_sent_back(served: Serving) -> None:

@@ -107,9 +107,9 @@ def test_a_seed_repeats_an_answer(client: TestClient) -> None:
 
 
 def test_tokens_there_and_back(client: TestClient) -> None:
-    told = client.post("/tokenize", json={"messages": user("naïve 🙂"), "return_token_strs": True}).json()
-    assert told["token_strs"][0] == "<|im_start|>"
-    text = client.post("/detokenize", json={"tokens": told["tokens"]}).json()["content"]
+    said = client.post("/tokenize", json={"messages": user("naïve 🙂"), "return_token_strs": True}).json()
+    assert said["token_strs"][0] == "<|im_start|>"
+    text = client.post("/detokenize", json={"tokens": said["tokens"]}).json()["content"]
     assert "naïve 🙂" in text
     answer = client.post(CHAT, json={"messages": user("naïve 🙂"), "max_tokens": 1}).json()
-    assert answer["usage"]["prompt_tokens"] == told["count"]
+    assert answer["usage"]["prompt_tokens"] == said["count"]

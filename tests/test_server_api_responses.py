@@ -146,9 +146,9 @@ def test_the_events_of_a_text(served: Serving) -> None:
         "response.output_item.done",
         "response.completed",
     ]
-    told = [event for event in found if event["type"] == "response.output_text.delta"]
-    assert "".join(event["delta"] for event in told) == "hello hello hello"
-    assert "".join(text for event in told for text, _ in event["outrider"]["pieces"]) == "hello hello hello"
+    shown = [event for event in found if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in shown) == "hello hello hello"
+    assert "".join(text for event in shown for text, _ in event["outrider"]["pieces"]) == "hello hello hello"
     last = found[-1]["response"]
     OpenAIResponse.model_validate(last)
     assert last["output"] == [found[-2]["item"]]

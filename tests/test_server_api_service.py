@@ -145,7 +145,7 @@ def test_a_bug_is_an_error_of_the_server(served: Serving, meter: Counted) -> Non
     assert meter.errors == [(500, "internal_error")]
 
 
-def test_costs_and_the_speedup_are_told() -> None:
+def test_costs_and_the_speedup_are_said() -> None:
     costs = CallCosts([CallPoint(n, 0.001 + 0.0001 * n) for n in (1, 2, 4, 8, 16, 32)])
     with serving(policy=AutoPolicy(costs), call_s=0.002) as served:
         status = served.client().get("/outrider/status").json()

@@ -215,7 +215,7 @@ def test_the_result_of_a_call_reaches_the_model(hermes: Serving) -> None:
     assert choice["message"]["content"] == "It is noon."
 
 
-def test_tools_whose_schema_is_not_enforced_are_told(hermes: Serving) -> None:
+def test_tools_whose_schema_is_not_enforced_are_said(hermes: Serving) -> None:
     loose = {**SCHEMA, "not": {}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": loose}}]
     body = chat(hermes, messages=user(f"[[{CALL}]]"), tools=tools)

@@ -59,8 +59,8 @@ def test_an_error_names_the_place_and_never_a_secret() -> None:
     ):
         with pytest.raises(ValidationError) as caught:
             Larger.model_validate(values)
-        told = str(setting_error(caught.value, Larger, values, {"size": "--size"}))
-        assert told.startswith(message) and "secret" not in told and told.endswith(".")
+        said = str(setting_error(caught.value, Larger, values, {"size": "--size"}))
+        assert said.startswith(message) and "secret" not in said and said.endswith(".")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
