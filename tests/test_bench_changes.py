@@ -165,6 +165,6 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InputError, match="nothing ran and nothing was predicted"):
         export(Results.of([HEAD]), tmp_path / "run.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SettingError, match=r"outrider\[parquet\]"):
+    with pytest.raises(SettingError, match=r"\.\[parquet\]"):
         export(SMALL, tmp_path / "run.parquet")
     assert list(tmp_path.iterdir()) == []

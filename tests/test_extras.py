@@ -70,7 +70,7 @@ def test_what_is_missing_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("module", "command", "told"),
+    ("module", "command", "said"),
     [
         ("fastapi", ["serve", "-m", "none.gguf"], "error: outrider serve: FastAPI is not installed. "),
         ("matplotlib", ["bench", "-m", "none.gguf"], "error: outrider bench: Matplotlib is not installed. "),
