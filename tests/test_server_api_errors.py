@@ -287,7 +287,7 @@ RAISES = {
     "bool": ("bool_type",), "dict": ("dict_type",), "float": ("float_type", "finite_number"),
     "int": ("int_type", "int_from_float"), "list": ("list_type",), "literal": ("literal_error",),
     "model": ("model_type", "model_attributes_type"), "str": ("string_type",),
-    "tagged-union": ("union_tag_invalid", "union_tag_not_found"),
+    "tagged-union": ("union_tag_invalid",),
 }  # fmt: skip
 BOUNDS = {
     "ge": "greater_than_equal", "gt": "greater_than", "le": "less_than_equal", "lt": "less_than",
@@ -335,6 +335,16 @@ def test_what_was_given_is_said(served: Serving) -> None:
     }
     for field, (value, message) in said.items():
         assert refused(served, CHAT, **{field: value})["message"] == message
+
+
+def test_an_object_of_an_unknown_type_is_named_by_its_type(served: Serving) -> None:
+    error = refused(served, CHAT, response_format={"type": "xml"})
+    assert (error["param"], error["code"]) == ("response_format.type", "invalid_value")
+    accepted_types = '"text", "json_object", "json_schema"'
+    assert error["message"] == f'response_format.type: it is "xml". Give {accepted_types}.'
+    error = refused(served, RESPONSES, text={"format": {}})
+    assert (error["param"], error["code"]) == ("text.format.type", "missing_field")
+    assert error["message"] == "text.format.type: it is missing. Give it."
 
 
 def test_a_field_that_is_missing_is_named(served: Serving) -> None:

@@ -164,8 +164,12 @@ _CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
 def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     """The one complaint that helps most: of alternatives that all failed, the one that got furthest."""
     found = max(errors, key=lambda error: (error["type"] == "unsupported", len(_steps(error, body))))
-    kind, context = found["type"], found.get("ctx") or {}
+    kind, context, given = found["type"], found.get("ctx") or {}, found["input"]
     path = _path(found, body)
+    if kind.startswith("union_tag"):  # it is about the field that says which object this is
+        name = context["discriminator"].strip("'")
+        path, given = f"{path}.{name}".removeprefix("."), given.get(name)
+        kind = "missing" if given is None else kind
     if kind == "unsupported" and context.get("field"):
         path = f"{path}.{context['field']}" if path else str(context["field"])
     where = path or "the body"
@@ -179,12 +183,13 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
         why = f"unknown field: {path}. It is none of this endpoint's (docs/api.md lists them); leave it out."
         return Problem(400, why, code="unknown_field", param=path)
     if kind == "missing":
-        why = f"{where}: it is missing. Give it, as JSON with content-type application/json."
+        how = "Give it." if "." in path else "Give it, as JSON with content-type application/json."
+        why = f"{where}: it is missing. {how}"
         return Problem(400, why, code="missing_field", param=path or None)
     if kind == "unsupported":
         return Problem(400, f"{where}: {found['msg']}.", code="unsupported", param=path or None)
-    beside = [error for error in errors if _path(error, body) == path]
-    why = f"{where}: it is {_given(found['input'])}. Give {accepted(beside)}."
+    beside = [error for error in errors if _path(error, body) == _path(found, body)]
+    why = f"{where}: it is {_given(given)}. Give {accepted(beside)}."
     return Problem(400, why, code="invalid_value", param=path or None)
 
 
@@ -209,8 +214,7 @@ _ACCEPTED = {
     "string_type": "text",
     "too_long": "at most {max_length} entries",
     "too_short": "at least {min_length} entry",
-    "union_tag_invalid": "an object whose {discriminator} is {expected_tags}",
-    "union_tag_not_found": "an object with {discriminator}",
+    "union_tag_invalid": "{expected_tags}",
 }
 """What a value may be, by the type of pydantic's error, in the words of JSON."""
 _MAX_SHOWN_CHARACTERS = 40
