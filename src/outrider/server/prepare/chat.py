@@ -16,7 +16,6 @@ from outrider.server.prepare.parameters import (
     answer_tokens,
     check_choices,
     check_schema,
-    fast_forward_of,
     grammar_of,
 )
 from outrider.server.prepare.plan import Plan, compile_grammar, plan_of
@@ -140,7 +139,7 @@ def _grammar(
     service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> tuple[Grammar | None, tuple[str, ...]]:
     """What limits the answer, compiled, and what of it is not enforced."""
-    grammar, field = grammar_of(body, fast_forward_of(body.speculation), service.settings)
+    grammar, field = grammar_of(body, service.settings)
     if choice != "none":
         if grammar is not None:
             why = "an answer that may call tools cannot be limited by it. Leave it out, or the tools."
@@ -166,7 +165,7 @@ def _grammar_of_calls(
             tools,
             choice,
             parallel=body.parallel_tool_calls is not False,
-            fast_forward=fast_forward_of(body.speculation),
+            fast_forward=body.fast_forward,
             prompt=prompt,
         )
         notices = service.format.notices(tools)

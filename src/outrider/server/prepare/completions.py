@@ -6,7 +6,7 @@ from typing import cast
 
 from outrider.core.errors import InputError
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.prepare.parameters import answer_tokens, check_choices, fast_forward_of, grammar_of
+from outrider.server.prepare.parameters import answer_tokens, check_choices, grammar_of
 from outrider.server.prepare.plan import Plan, compile_grammar, plan_of
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.service import Service
@@ -27,7 +27,7 @@ def plan_completions(service: Service, body: CompletionRequest, namespace: str) 
         raise invalid_field("best_of", why, code="unsupported")
     prompts = _prompts(body)
     check_choices(service.settings, number * len(prompts), "n" if number > 1 else "prompt")
-    grammar, field = grammar_of(body, fast_forward_of(body.speculation), service.settings)
+    grammar, field = grammar_of(body, service.settings)
     notices = compile_grammar(service, body, grammar, field) if grammar else ()
     return plan_of(
         service,

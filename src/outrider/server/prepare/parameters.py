@@ -11,7 +11,6 @@ from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
 from outrider.core.params import (
     Drafting,
-    FastForward,
     GrammarKind,
     JsonStyle,
     SamplingParams,
@@ -26,6 +25,7 @@ from outrider.server.protocol.base import (
     SamplingFields,
     Speculation,
 )
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.settings import ServeSettings
 
 _MIN_TEMPERATURE = 1e-4
@@ -108,11 +108,6 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingPar
     return replace(defaults, **given)
 
 
-def stop_of(fields: SamplingFields) -> tuple[str, ...]:
-    """Texts that end the answer."""
-    return (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
-
-
 # Speculation
 
 
@@ -148,18 +143,13 @@ def drafting_of(speculation: Speculation | None, *, has_model: bool) -> Drafting
     return Drafting(policy, speculation.max_draft if speculation else None)
 
 
-def fast_forward_of(speculation: Speculation | None) -> FastForward:
-    """What becomes of text that a grammar forces."""
-    return (speculation and speculation.fast_forward) or "exact"
-
-
 # The one thing that limits an answer, whichever server's field it came in
 
 _OBJECT = {"type": "object"}
 
 
 def grammar_of(
-    fields: GrammarFields, fast_forward: FastForward, settings: ServeSettings
+    fields: ChatRequest | CompletionRequest, settings: ServeSettings
 ) -> tuple[Grammar | None, str]:
     """What limits the answer, and the field that says so; None and "" where nothing does.
 
@@ -180,7 +170,7 @@ def grammar_of(
     is_compact = structured is not None and structured.disable_any_whitespace and kind == "json_schema"
     is_lenient = isinstance(formatted, JsonSchemaFormat) and formatted.json_schema.strict is False
     style: JsonStyle = "compact" if is_compact else "spaced"
-    return Grammar(kind, text, style=style, lenient=is_lenient, fast_forward=fast_forward), name
+    return Grammar(kind, text, style=style, lenient=is_lenient, fast_forward=fields.fast_forward), name
 
 
 def _grammar_fields(fields: GrammarFields) -> Iterator[tuple[str, GrammarKind, str | None]]:

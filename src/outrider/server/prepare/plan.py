@@ -13,7 +13,6 @@ from outrider.server.errors import invalid_field, problem_of
 from outrider.server.prepare.parameters import (
     drafting_of,
     sampling_of,
-    stop_of,
     verification_of,
 )
 from outrider.server.protocol.messages import text_of
@@ -64,14 +63,20 @@ def plan_of(
     what of it is not enforced. Raises Problem."""
     speculation, bitwise = body.speculation, service.session.bitwise
     drafting = drafting_of(speculation, has_model=service.draft_name is not None)
-    prediction, prediction_notices = _prediction(service, body)
+    prediction: tuple[int, ...] = ()
+    if body.prediction is not None:
+        try:
+            prediction, more = service.predicted(text_of(body.prediction.content))
+        except InputError as error:
+            raise problem_of(error, "prediction") from None
+        notices = (*notices, *more)
     sampling = sampling_of(body, service.defaults)
     verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
     request = Request(
         prompt=prompts[0],
         sampling=sampling,
         max_tokens=max_tokens,
-        stop=stop_of(body),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         ignore_end=bool(body.ignore_eos),
         speculate=drafting is not None,
         verification=verification,
@@ -83,38 +88,22 @@ def plan_of(
         visible=visible,
     )
     number = body.n or 1
+    seeds = [None if sampling.seed is None else sampling.seed + i for i in range(number)]
     policy = "plain" if drafting is None else drafting.policy
     return Plan(
         requests=tuple(
-            replace(request, prompt=prompt, sampling=replace(sampling, seed=_seed(sampling.seed, i)))
+            replace(request, prompt=prompt, sampling=replace(sampling, seed=seed))
             for prompt in prompts
-            for i in range(number)
+            for seed in seeds
         ),
         policy=service.policy_name if policy == "auto" else policy,
         bitwise=bitwise and (drafting is None or verification.keeps_text(greedy=sampling.is_greedy)),
-        notices=(*notices, *prediction_notices),
+        notices=tuple(notices),
         choices_per_prompt=number,
         show_sources=bool(speculation and speculation.show_sources),
         reader=reader,
         echoes=echoes,
     )
-
-
-def _seed(seed: int | None, index: int) -> int | None:
-    """Seeds of choices follow each other."""
-    return None if seed is None else seed + index
-
-
-def _prediction(
-    service: Service, body: ChatRequest | CompletionRequest
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens that the answer is expected to be like, and notices."""
-    if body.prediction is None:
-        return (), ()
-    try:
-        return service.predicted(text_of(body.prediction.content))
-    except InputError as error:
-        raise problem_of(error, "prediction") from None
 
 
 def compile_grammar(

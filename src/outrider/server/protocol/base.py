@@ -248,6 +248,11 @@ class SamplingFields(Shape):
     )
     speculation: Speculation | None = None
 
+    @property
+    def fast_forward(self) -> FastForward:
+        """What becomes of text that a grammar forces."""
+        return (self.speculation and self.speculation.fast_forward) or "exact"
+
 
 # What an answer may be limited to: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
 # structured_outputs and its older guided_ fields.
