@@ -69,7 +69,13 @@ class Batch:
                 done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(done, key=pending.__getitem__):
                     index = pending.pop(task)
-                    update = self._result(task)
+                    try:
+                        update = task.result()
+                    except OutriderError as error:
+                        draining = self.service.worker.state().draining
+                        raise _broken_off() if draining else problem_of(error) from None
+                    if update is not None and update.error is not None:
+                        raise problem_of(update.error)
                     if update is not None:
                         self._used[index].completion_tokens += len(update.record.tokens)
                         pending[asyncio.ensure_future(anext(iterators[index], None))] = index
@@ -80,17 +86,6 @@ class Batch:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
-
-    def _result(self, task: asyncio.Future[Update | None]) -> Update | None:
-        try:
-            update = task.result()
-        except OutriderError as error:
-            if self.service.worker.state().draining:
-                raise _broken_off() from None
-            raise problem_of(error) from None
-        if update is not None and update.error is not None:
-            raise problem_of(update.error)
-        return update
 
     def _ended(self, job: Job, completion: Completion) -> None:
         """Count a generation, also one whose client has left."""

@@ -12,7 +12,6 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Timer, current_thread, main_thread
@@ -114,12 +113,11 @@ def address_of(sockets: Sequence[socket.socket], *, tls: bool) -> str:
 
 
 def _config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | None) -> uvicorn.Config:
-    limits = ConnectionLimits(settings.max_connections, settings.body_timeout, settings.write_timeout)
     return uvicorn.Config(
         app,
         interface="asgi3",
         loop="asyncio",
-        http=cast(Any, partial(GuardedProtocol, limits=limits)),
+        http=cast(Any, partial(GuardedProtocol, settings=settings)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -229,16 +227,6 @@ _LINGER_S = 5.0
 """How long a client that got its answer before it had sent everything may go on sending."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """How many connections there may be, how long a request's headers may take, and how long an answer
-    may stay unread."""
-
-    max_connections: int
-    head_timeout_s: float
-    write_timeout_s: float
-
-
 class GuardedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, with a limit to each time that it waits for the client, and errors in OpenAI's
     shape where no application is reached."""
@@ -250,18 +238,18 @@ class GuardedProtocol(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        limits: ConnectionLimits,
+        settings: ServeSettings,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limits = limits
+        self._settings = settings
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
+        if len(self.connections) > self._settings.max_connections:
             self._refuse(503, "too many connections are open. Try again later.", "too_many_connections")
         else:
-            self._start_timer("head", self._limits.head_timeout_s, transport.abort)
+            self._start_timer("head", self._settings.body_timeout, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer("head")
@@ -313,10 +301,10 @@ class GuardedProtocol(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer("head")
         elif has_begun and not self.transport.is_closing():
-            self._start_timer("head", self._limits.head_timeout_s, self.transport.abort)
+            self._start_timer("head", self._settings.body_timeout, self.transport.abort)
 
     def _watch_writing(self) -> None:
-        self._start_timer("write", self._limits.write_timeout_s, self._end_unread)
+        self._start_timer("write", self._settings.write_timeout, self._end_unread)
 
     def _end_unread(self) -> None:
         self._stop_timer("write")
