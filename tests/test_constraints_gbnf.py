@@ -12,6 +12,7 @@ from examples import examples
 from grammars import COMPILER, CONTROL_IDS, allowed, spell, start, takes
 from outrider.backends.fake import FakeVocabulary
 from outrider.constraints import Compiler
+from outrider.constraints.gbnf import gbnf_to_lark
 from outrider.constraints.gbnf.nodes import Chars, Choice, Node, Reference, Repeat, Sequence, Token
 from outrider.constraints.gbnf.parser import parse
 from outrider.core.data import Grammar
@@ -280,3 +281,16 @@ def test_rules_that_share_rules_are_not_written_out() -> None:
     constraint = start(Grammar("gbnf", "\n".join(["root ::= r0", *rules, 'r100 ::= "c"'])))
     assert takes(constraint, "a" * 60 + "c" + "b" * 40)
     assert not takes(constraint, "a" * 60 + "c" + "b" * 41)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "\n".join(
+            ['root ::= r0 "x"', *(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(45)), 'r45 ::= "" | "a"']
+        ),
+        f'root ::= {"(" * 40}""{"){8}" * 40} "x"',
+    ],
+)
+def test_empty_parts_that_repeat_each_other_are_not_counted_out(grammar: str) -> None:
+    assert gbnf_to_lark(grammar).startswith("start:")  # 2^45, 8^40 parts

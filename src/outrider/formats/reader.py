@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator
+from itertools import groupby
 from typing import Literal
 
 from outrider.formats.conversation import (
@@ -31,40 +32,32 @@ class EventBuffer:
     """Events since the last `take`; neighbours of one kind, call and source are joined."""
 
     def __init__(self) -> None:
-        self._heads: list[tuple[type[Event], int, str]] = []
-        self._texts: list[list[str]] = []
+        self._pieces: list[tuple[type[Event], int, str, str]] = []
 
-    def content(self, texts: Iterable[tuple[str, str]]) -> None:
+    def content(self, texts: Iterable[Character]) -> None:
         """Text of the answer, with its sources."""
         self._add(ContentDelta, 0, texts)
 
-    def reasoning(self, texts: Iterable[tuple[str, str]]) -> None:
+    def reasoning(self, texts: Iterable[Character]) -> None:
         """Text before the answer, with its sources."""
         self._add(ReasoningDelta, 0, texts)
 
     def start(self, index: int, name: str) -> None:
         """A call begins."""
-        self._heads.append((ToolCallStart, index, ""))
-        self._texts.append([name])
+        self._add(ToolCallStart, index, [(name, "")])
 
-    def arguments(self, index: int, texts: Iterable[tuple[str, str]]) -> None:
+    def arguments(self, index: int, texts: Iterable[Character]) -> None:
         """Text of its arguments, with its sources."""
         self._add(ToolArgumentsDelta, index, texts)
 
     def take(self) -> list[Event]:
         """All events so far, which are forgotten."""
-        events = [_event(*head, "".join(text)) for head, text in zip(self._heads, self._texts, strict=True)]
-        self._heads, self._texts = [], []
-        return events
+        pieces, self._pieces = self._pieces, []
+        joined = groupby(pieces, key=lambda piece: piece[:3])
+        return [_event(*head, "".join(text for *_, text in group)) for head, group in joined]
 
-    def _add(self, kind: type[Event], index: int, texts: Iterable[tuple[str, str]]) -> None:
-        for text, source in texts:
-            head = (kind, index, source)
-            if self._heads and self._heads[-1] == head:
-                self._texts[-1].append(text)
-            else:
-                self._heads.append(head)
-                self._texts.append([text])
+    def _add(self, kind: type[Event], index: int, texts: Iterable[Character]) -> None:
+        self._pieces += ((kind, index, source, text) for text, source in texts)
 
 
 def _event(kind: type[Event], index: int, source: str, text: str) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from outrider.constraints.gbnf.nodes import (
     Chars,
@@ -115,27 +116,20 @@ def _is_regular(node: Node, regular: Collection[str]) -> bool:
             return all(_is_regular(child, regular) for child in children(node))
 
 
-def _is_nullable(node: Node, nullable: Collection[str]) -> bool:
+def _completes(node: Node, known: Collection[str], *, empty: bool) -> bool:
+    """Whether the part matches some finite text (`empty`: the empty one), given the rules that do."""
     match node:
         case Chars() | Token():
-            return False
+            return not empty
         case Reference(name):
-            return name in nullable
+            return name in known
         case Choice(options):
-            return any(_is_nullable(option, nullable) for option in options)
+            return any(_completes(option, known, empty=empty) for option in options)
         case Repeat(item, least):
-            return least == 0 or _is_nullable(item, nullable)
-        case _:
-            return all(_is_nullable(child, nullable) for child in children(node))
+            return least == 0 or _completes(item, known, empty=empty)
+        case Sequence(items):
+            return all(_completes(item, known, empty=empty) for item in items)
 
 
-def _ends(node: Node, ending: Collection[str]) -> bool:
-    match node:
-        case Reference(name):
-            return name in ending
-        case Choice(options):
-            return any(_ends(option, ending) for option in options)
-        case Repeat(item, least):
-            return least == 0 or _ends(item, ending)
-        case _:
-            return all(_ends(child, ending) for child in children(node))
+_ends = partial(_completes, empty=False)
+_is_nullable = partial(_completes, empty=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 from outrider.constraints.gbnf.analysis import Analysis
 from outrider.constraints.gbnf.nodes import (
@@ -34,7 +34,7 @@ def gbnf_to_lark(text: str) -> str:
     while True:
         writer = _Writer(rules, analysis, cut)
         lark = writer.write()
-        if not (greedy := too_greedy(rules, writer.follows)):
+        if not (greedy := _Automaton(rules, analysis, writer.follows).too_greedy()):
             return lark
         cut |= greedy
 
@@ -131,44 +131,43 @@ def _range(ends: tuple[int, int]) -> str:
     return first if first == last else f"{first}-{last}"
 
 
-# Which regular parts of a grammar may be read by the longest match.
+# Which lexemes would take text that belongs after them. One that is too large to be looked at counts as
+# harmless.
 
 _MAX_POSITIONS = 2000
+_MAX_PARTS = 20_000
 _MAX_STATES = 1000
 _MAX_REFERENCES = 50
 _UNROLLED = 8
 """repetitions of a fixed number that are looked at one by one; more, or a range, count as any number"""
 
 
-def too_greedy(rules: Mapping[str, Node], follows: Mapping[Node, CharSet]) -> set[Node]:
-    """Those of some lexemes that would take text which belongs after a lexeme. `follows` says what can
-    follow each. A lexeme with more characters than are looked at counts as harmless."""
-    return _Automaton(rules, follows).too_greedy()
-
-
-@dataclass(slots=True)
-class _Shape:
-    nullable: bool
-    firsts: set[int] = field(default_factory=set)
-    lasts: set[int] = field(default_factory=set)
+class _TooLarge(Exception):
+    """A lexeme has more parts than are looked at."""
 
 
 class _Automaton:
-    def __init__(self, rules: Mapping[str, Node], follows: Mapping[Node, CharSet]) -> None:
+    """Glushkov's automaton of some lexemes: a state for each of their character sets ("position")."""
+
+    def __init__(
+        self, rules: Mapping[str, Node], analysis: Analysis, follows: Mapping[Node, CharSet]
+    ) -> None:
         self._rules = rules
+        self._nullable = analysis.nullable
         self._chars: list[CharSet] = []
         self._next: list[set[int]] = []
+        self._num_parts = 0
         self._owners: list[Node] = []
         self._follow_at: dict[int, CharSet] = {}
         """by the positions that a lexeme may end with: what can follow it"""
         self._firsts: set[int] = set()
         for node, follow in follows.items():
-            before = len(self._chars)
-            shape = self._add(node, 0)
+            before, self._num_parts = len(self._chars), 0
+            with suppress(_TooLarge):
+                firsts, lasts = self._add(node, 0)
+                self._firsts |= firsts
+                self._follow_at |= dict.fromkeys(lasts, follow)
             self._owners += [node] * (len(self._chars) - before)
-            if shape is not None:
-                self._firsts |= shape.firsts
-                self._follow_at |= dict.fromkeys(shape.lasts, follow)
 
     def too_greedy(self) -> set[Node]:
         greedy: set[Node] = set()
@@ -191,57 +190,46 @@ class _Automaton:
         together = (frozenset(i for i in positions if overlap(self._chars[i], ((e, e),))) for e in edges)
         return {read for read in together if read}
 
-    def _add(self, node: Node, depth: int) -> _Shape | None:
-        """The positions of a part; None when there are too many."""
-        if len(self._chars) >= _MAX_POSITIONS or depth > _MAX_REFERENCES:
-            return None
+    def _add(self, node: Node, depth: int) -> tuple[set[int], set[int]]:
+        """The positions that a part may begin and end with."""
+        self._num_parts += 1
+        is_large = len(self._chars) >= _MAX_POSITIONS or self._num_parts > _MAX_PARTS
+        if is_large or depth > _MAX_REFERENCES:
+            raise _TooLarge
         match node:
             case Chars(ranges):
                 self._chars.append(ranges)
                 self._next.append(set())
-                here = {len(self._chars) - 1}
-                return _Shape(False, here, set(here))
+                here = len(self._chars) - 1
+                return {here}, {here}
             case Sequence(items):
                 return self._sequence(items, depth)
             case Choice(options):
-                return self._choice(options, depth)
-            case Repeat(item, least, most):
-                return self._repeat(item, least, most, depth)
+                ends = [self._add(option, depth) for option in options]
+                return set().union(*(first for first, _ in ends)), set().union(*(last for _, last in ends))
+            case Repeat(item, least, most) if most == least <= _UNROLLED:
+                return self._sequence((item,) * least, depth)
+            case Repeat(item, _, most):
+                firsts, lasts = self._add(item, depth)
+                if most != 1:
+                    self._link(lasts, firsts)
+                return firsts, lasts
             case Reference(name):
                 return self._add(self._rules[name], depth + 1)
             case Token():
-                return None
+                raise _TooLarge  # no lexeme has one
 
-    def _sequence(self, items: tuple[Node, ...], depth: int) -> _Shape | None:
-        whole = _Shape(True)
+    def _sequence(self, items: tuple[Node, ...], depth: int) -> tuple[set[int], set[int]]:
+        firsts: set[int] = set()
+        lasts: set[int] = set()
+        is_start = True
         for item in items:
-            if (shape := self._add(item, depth)) is None:
-                return None
-            self._link(whole.lasts, shape.firsts)
-            whole.firsts |= shape.firsts if whole.nullable else set()
-            whole.lasts = shape.lasts | (whole.lasts if shape.nullable else set())
-            whole.nullable = whole.nullable and shape.nullable
-        return whole
-
-    def _choice(self, options: tuple[Node, ...], depth: int) -> _Shape | None:
-        whole = _Shape(False)
-        for option in options:
-            if (shape := self._add(option, depth)) is None:
-                return None
-            whole.firsts |= shape.firsts
-            whole.lasts |= shape.lasts
-            whole.nullable = whole.nullable or shape.nullable
-        return whole
-
-    def _repeat(self, item: Node, least: int, most: int | None, depth: int) -> _Shape | None:
-        if most == least <= _UNROLLED:
-            return self._sequence((item,) * least, depth)
-        if (shape := self._add(item, depth)) is None:
-            return None
-        if most != 1:
-            self._link(shape.lasts, shape.firsts)
-        shape.nullable = shape.nullable or least == 0
-        return shape
+            first, last = self._add(item, depth)
+            self._link(lasts, first)
+            firsts |= first if is_start else set()
+            lasts = last | lasts if self._nullable(item) else last
+            is_start = is_start and self._nullable(item)
+        return firsts, lasts
 
     def _link(self, lasts: set[int], firsts: set[int]) -> None:
         for last in lasts:
