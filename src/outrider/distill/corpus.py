@@ -17,6 +17,8 @@ from outrider.distill.examples import Example
 from outrider.distill.losses import Labels
 from outrider.distill.subset import Subset
 
+Ints = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -93,15 +95,21 @@ class Corpus:
         lengths = np.array([len(text.tokens) for text in self.texts])
         # Lengths are blurred, so that the same texts do not meet in every epoch.
         order = np.argsort(lengths * random.uniform(0.9, 1.1, len(lengths)))
-        batches: list[list[int]] = [[]]
-        longest = 0
-        for i in order.tolist():
-            longest = max(longest, int(lengths[i]))
-            if batches[-1] and longest * (len(batches[-1]) + 1) > self._batch_tokens:
-                batches.append([])
-                longest = int(lengths[i])
-            batches[-1].append(i)
+        batches = packed(lengths, order, self._batch_tokens)
         return [batches[i] for i in random.permutation(len(batches))]
+
+
+def packed(lengths: Ints, order: Ints, batch_tokens: int) -> list[list[int]]:
+    """Texts of these lengths, taken in this order, in batches of up to `batch_tokens` with their padding."""
+    batches: list[list[int]] = []
+    longest = 0
+    for i in order.tolist():
+        longest = max(longest, int(lengths[i]))
+        if not batches or longest * (len(batches[-1]) + 1) > batch_tokens:
+            batches.append([])
+            longest = int(lengths[i])
+        batches[-1].append(i)
+    return batches
 
 
 def batch_of(texts: Sequence[Text], device: torch.device) -> Batch:

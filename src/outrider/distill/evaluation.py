@@ -8,10 +8,9 @@ threshold and length is taken, as a policy would find it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from torch import Tensor
 
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.tuning.scoring import costs_of
-from outrider.core.errors import InputError
-from outrider.core.files import write_whole
 from outrider.costs import CallCosts
 from outrider.costs.timer import Rows
-from outrider.distill.corpus import Batch, Text, batch_of
-from outrider.distill.losses import acceptance, loss_of
-from outrider.distill.plan import Loss
+from outrider.distill.corpus import Batch, Text, batch_of, packed
+from outrider.distill.losses import Labels, acceptance, loss_of
+from outrider.distill.plan import Loss, kept
 from outrider.distill.report import Evaluation
 from outrider.lab.models import ModelFile
 from outrider.models import read_card
@@ -63,22 +60,21 @@ def measure_costs(target: ModelFile, draft: Path, stored: Path, threads: int) ->
     and a run that is resumed must choose as it began. Raises InputError when that file is damaged,
     BackendError when a call fails.
     """
-    if stored.exists():
-        try:
-            found = json.loads(stored.read_text(encoding="utf-8"))
-            return StepCosts(tuple(map(float, found["target_s"])), float(found["draft_s"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            way_out = "Remove it: the costs are measured again."
-            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
-    options = LoadOptions(threads=threads)
-    large = _curve(target.path, options, "all")
-    small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
-    costs = StepCosts(
-        tuple(large.call_s(n + 1, context=_CONTEXT_TOKENS) for n in range(_MAX_DRAFTED + 1)),
-        small.call_s(1, context=_CONTEXT_TOKENS),
-    )
-    write_whole(stored, json.dumps(asdict(costs)) + "\n", "prices")
-    return costs
+
+    def measured() -> dict[str, Any]:
+        options = LoadOptions(threads=threads)
+        large = _curve(target.path, options, "all")
+        small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
+        sizes = range(1, _MAX_DRAFTED + 2)
+        return {
+            "target_s": [large.call_s(n, context=_CONTEXT_TOKENS) for n in sizes],
+            "draft_s": small.call_s(1, context=_CONTEXT_TOKENS),
+        }
+
+    def read(found: Any) -> StepCosts:
+        return StepCosts(tuple(map(float, found["target_s"])), float(found["draft_s"]))
+
+    return kept(stored, measured, read, "prices", "Remove it: the costs are measured again.")
 
 
 def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
@@ -193,12 +189,10 @@ def evaluate(
     vocabulary) of a batch of up to `batch_tokens`."""
     losses, alphas, answers = [], [], []
     with torch.no_grad():
-        for group in grouped(texts, batch_tokens):
-            batch = batch_of(group, device)
-            logits = logits_of(batch)
-            losses.append(loss_of(loss, logits, batch.labels).cpu())
-            alphas.append(acceptance(logits, batch.labels).cpu())
-            answers += predictions_of(group, logits)
+        for labels, logits, found in predicted(texts, logits_of, batch_tokens, device):
+            losses.append(loss_of(loss, logits, labels).cpu())
+            alphas.append(acceptance(logits, labels).cpu())
+            answers += found
     speed = expected_speed(answers, costs)
     matches = np.concatenate([answer.matches for answer in answers]) if answers else np.zeros(1)
     return Evaluation(
@@ -210,6 +204,18 @@ def evaluate(
         tokens_per_s=speed.tokens_per_s,
         speedup=speed.speedup,
     )
+
+
+def predicted(
+    texts: Sequence[Text], logits_of: Callable[[Batch], Tensor], batch_tokens: int, device: torch.device
+) -> Iterator[tuple[Labels, Tensor, list[Predictions]]]:
+    """Labels, logits and predictions of the draft, batch by batch, texts of like length together."""
+    lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)
+    for numbers in packed(lengths, np.argsort(lengths, kind="stable"), batch_tokens):
+        group = [texts[i] for i in numbers]
+        batch = batch_of(group, device)
+        logits = logits_of(batch)
+        yield batch.labels, logits, predictions_of(group, logits)
 
 
 def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
@@ -228,15 +234,3 @@ def predictions_of(texts: Sequence[Text], logits: Tensor) -> list[Predictions]:
             found.append(Predictions(np.where(unknown, 0, confidences), (tokens == target) & ~unknown))
         at += size
     return found
-
-
-def grouped(texts: Sequence[Text], batch_tokens: int) -> Iterator[list[Text]]:
-    """Texts of like length together, up to so many tokens with their padding."""
-    group: list[Text] = []
-    for text in sorted(texts, key=lambda text: len(text.tokens)):
-        if group and len(text.tokens) * (len(group) + 1) > batch_tokens:
-            yield group
-            group = []
-        group.append(text)
-    if group:
-        yield group

@@ -3,27 +3,27 @@ along these answers, and ways to draft are replayed over them at measured costs.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from shutil import rmtree
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
-from outrider.core.errors import InputError, PromptError
-from outrider.core.files import write_whole
+from outrider.core.errors import PromptError
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.distill.corpus import Corpus
 from outrider.distill.examples import Example
-from outrider.distill.plan import DistillPlan, make_folder
+from outrider.distill.plan import DistillPlan, kept, make_folder
 from outrider.distill.questions import asked
 from outrider.distill.report import Category, Contender, Curve, CurvePoint, Figure, Kind, Measured
 from outrider.distill.run import Distilled, Progress
@@ -298,24 +298,25 @@ def learning_curve(distilled: Distilled, plan: DistillPlan, progress: Progress) 
     points: list[CurvePoint] = []
     for part in PARTS:
         folder = plan.out / "curve" / f"{part:g}"
-        stored = folder / "point.json"
-        if not stored.exists():
-            make_folder(folder / "training", "Check its permissions.")
-            point = _train(distilled, plan, part, steps, folder / "training", progress)
-            write_whole(stored, json.dumps(point.model_dump()) + "\n", "point of the learning curve")
-            rmtree(folder / "training", ignore_errors=True)
-        try:
-            points.append(CurvePoint.model_validate(json.loads(stored.read_text(encoding="utf-8"))))
-        except (OSError, ValueError) as error:
-            way_out = "Remove it: it is made again."
-            raise InputError(str(stored), f"it is damaged ({error})", way_out) from error
+        trained = partial(_train, distilled, plan, part, steps, folder / "training", progress)
+        points.append(
+            kept(
+                folder / "point.json",
+                trained,
+                CurvePoint.model_validate,
+                "point of the learning curve",
+                "Remove it: it is made again.",
+            )
+        )
+        rmtree(folder / "training", ignore_errors=True)
     slope = slope_of([point.tokens for point in points], [point.agreement for point in points])
     return Curve(steps=steps, points=points, per_doubling=None if slope is None else Figure.of(slope))
 
 
 def _train(
     distilled: Distilled, plan: DistillPlan, part: float, steps: int, folder: Path, progress: Progress
-) -> CurvePoint:
+) -> dict[str, Any]:
+    make_folder(folder, "Check its permissions.")
     material = distilled.material
     examples = nested(material.training, part)
     settings = replace(
@@ -333,11 +334,6 @@ def _train(
 
     trainer.run(on_step)
     last = trainer.state.history[-1]
-    return CurvePoint(
-        answers=len(examples),
-        tokens=sum(len(example.answer) for example in examples),
-        loss=last.loss,
-        acceptance=last.acceptance,
-        agreement=last.agreement,
-        speedup=last.speedup,
-    )
+    found = last.model_dump(include={"loss", "acceptance", "agreement", "speedup"})
+    tokens = sum(len(example.answer) for example in examples)
+    return {"answers": len(examples), "tokens": tokens, **found}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import write_whole
 
+_Read = TypeVar("_Read")
 Loss = Literal["kl", "tv", "hybrid"]
 LOSSES: tuple[Loss, ...] = ("kl", "tv", "hybrid")
 Start = Literal["prune", "random", "continue"]
@@ -175,15 +176,20 @@ def make_folder(folder: Path, way_out: str = "Name another folder.") -> None:
         raise SettingError(str(folder), reason, way_out) from error
 
 
-def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
+def kept(path: Path, make: Callable[[], Any], read: Callable[[Any], _Read], what: str, way_out: str) -> _Read:
+    """What `make` gives as plain data, read by `read`. It is made once and kept at `path` as JSON, so that a
+    run that is resumed goes on as it began. Raises InputError with the way out when that file is damaged,
+    SettingError, with `what` it was, when it cannot be written."""
     if not path.exists():
-        write_whole(path, json.dumps(wanted, indent=1) + "\n", "plan")
-        return
+        write_whole(path, json.dumps(make(), indent=1) + "\n", what)
     try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        way_out = "Remove it, or name another folder."
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(str(path), f"it is damaged ({error})", way_out) from error
+
+
+def _claim(path: Path, wanted: Mapping[str, Any], holds: str) -> None:
+    found = kept(path, lambda: wanted, dict[str, Any], "plan", "Remove it, or name another folder.")
     if changed := [key for key in wanted if found.get(key) != wanted[key]]:
         reason = f"it holds {holds} ({', '.join(changed)} differ)"
         way_out = "Give the same options to go on with it, or name another folder."

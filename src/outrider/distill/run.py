@@ -6,7 +6,6 @@ stopped goes on where it was.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +16,7 @@ from time import perf_counter
 from typing import Protocol
 
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import InputError, PromptError, SettingError
-from outrider.core.files import write_whole
+from outrider.core.errors import PromptError, SettingError
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.corpus import Corpus, Text, text_of
 from outrider.distill.evaluation import StepCosts, measure_costs
@@ -28,7 +26,7 @@ from outrider.distill.generate import Teacher, generate, open_teacher
 from outrider.distill.hugging_face import write_safetensors
 from outrider.distill.network import keep_freed_memory
 from outrider.distill.on_policy import OnPolicy
-from outrider.distill.plan import DistillPlan, claim, claim_answers
+from outrider.distill.plan import DistillPlan, claim, claim_answers, kept
 from outrider.distill.questions import Asked, asked, is_held_out
 from outrider.distill.report import Data, Draft, Report, Training
 from outrider.distill.starting import first_draft
@@ -338,16 +336,12 @@ def _settings(plan: DistillPlan, steps: int) -> TrainingSettings:
 def _steps(plan: DistillPlan, trial: Callable[[], Trainer]) -> int:
     """As many steps as fit the plan's minutes, by the time of the first ones; stored, since the learning rate
     depends on their number."""
-    path = plan.out / "steps.json"
-    if path.exists():
-        try:
-            return int(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(str(path), f"it is damaged ({error})", "Remove it and checkpoint.pt.") from error
-    times = trial().time_steps(_TRIAL_STEPS)
-    early_s, late_s = median(times[1 : _TRIAL_STEPS // 2]), median(times[_TRIAL_STEPS // 2 :])
-    own_ratio = plan.training.on_policy / 2
-    step_s = (1 - own_ratio) * early_s + own_ratio * late_s
-    steps = max(_TRIAL_STEPS, round(_SPENT_RATIO * plan.training.minutes * 60 / step_s))
-    write_whole(path, f"{steps}\n", "number of steps")
-    return steps
+
+    def timed() -> int:
+        times = trial().time_steps(_TRIAL_STEPS)
+        early_s, late_s = median(times[1 : _TRIAL_STEPS // 2]), median(times[_TRIAL_STEPS // 2 :])
+        own_ratio = plan.training.on_policy / 2
+        step_s = (1 - own_ratio) * early_s + own_ratio * late_s
+        return max(_TRIAL_STEPS, round(_SPENT_RATIO * plan.training.minutes * 60 / step_s))
+
+    return kept(plan.out / "steps.json", timed, int, "number of steps", "Remove it and checkpoint.pt.")

@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.core.errors import InputError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint
 from outrider.distill.corpus import Batch, Corpus, Text, batch_of
-from outrider.distill.evaluation import Predictions, StepCosts, evaluate, grouped, predictions_of
+from outrider.distill.evaluation import Predictions, StepCosts, evaluate, predicted
 from outrider.distill.losses import loss_of
 from outrider.distill.network import Network, causal, device_of, has_fast_half
 from outrider.distill.plan import Loss
@@ -193,12 +193,10 @@ class Trainer:
 
     def predictions(self) -> list[Predictions]:
         """What the best draft so far, rounded as in its file, predicts along the held-out greedy answers."""
-        network = self._as_written(self._best)
-        found: list[Predictions] = []
         with torch.no_grad():
-            for group in grouped(self._held_out, self.settings.batch_tokens):
-                found += predictions_of(group, self._logits(batch_of(group, self.device), network))
-        return found
+            logits_of = partial(self._logits, network=self._as_written(self._best))
+            batches = predicted(self._held_out, logits_of, self.settings.batch_tokens, self.device)
+            return [found for *_, answers in batches for found in answers]
 
     def _step(self, numbers: Sequence[int]) -> None:
         batch = batch_of(self._texts(numbers), self.device)

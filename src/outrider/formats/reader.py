@@ -54,7 +54,10 @@ class EventBuffer:
         """All events so far, which are forgotten."""
         pieces, self._pieces = self._pieces, []
         joined = groupby(pieces, key=lambda piece: piece[:3])
-        return [_event(*head, "".join(text for *_, text in group)) for head, group in joined]
+        return [
+            _event(kind, index, source, "".join(text for *_, text in group))
+            for (kind, index, source), group in joined
+        ]
 
     def _add(self, kind: type[Event], index: int, texts: Iterable[Character]) -> None:
         self._pieces += ((kind, index, source, text) for text, source in texts)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.constraints.json_schema.document import Node, escaped, target
+from outrider.constraints.json_schema.document import Node, escaped, inside, target
 from outrider.constraints.json_schema.keywords import (
     ANNOTATIONS,
     BOUNDS,
@@ -148,8 +148,7 @@ def _check_type(pointer: str, node: Node) -> None:
 
 def _check_constant(place: str, value: object) -> None:
     if isinstance(value, list | dict):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in pairs:
+        for key, inner in inside(value):
             _check_constant(f"{place}/{escaped(str(key))}", inner)
     elif isinstance(value, str) and (found := _CONTROL_CHARACTERS.search(value)):
         why = f"holds the control character U+{ord(found[0]):04X}, which is never written"

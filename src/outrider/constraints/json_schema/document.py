@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -61,14 +61,14 @@ def _check_depth(root: object) -> None:
     while level:
         if (depth := depth + 1) > MAX_DEPTH + 1:
             raise _too_deep()
-        level = [child for value in level for child in _inside(value)]
+        level = [child for value in level for _, child in inside(value)]
 
 
-def _inside(value: object) -> Iterator[object]:
+def inside(value: object) -> Iterable[tuple[str | int, Any]]:
+    """The values in an object or a list, with their keys or places."""
     if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
 
 
 def escaped(key: str) -> str:
@@ -115,10 +115,8 @@ def _named(root: Node, name: str) -> tuple[str, Any] | None:
     open_nodes: list[tuple[str, Any]] = [("#", root)]
     while open_nodes:
         pointer, value = open_nodes.pop()
-        if isinstance(value, dict):
-            if name == value.get("$anchor") or f"#{name}" in (value.get("$id"), value.get("id")):
-                return pointer, value
-            open_nodes += [(f"{pointer}/{escaped(key)}", child) for key, child in value.items()]
-        elif isinstance(value, list):
-            open_nodes += [(f"{pointer}/{i}", child) for i, child in enumerate(value)]
+        is_object = isinstance(value, dict)
+        if is_object and (name == value.get("$anchor") or f"#{name}" in (value.get("$id"), value.get("id"))):
+            return pointer, value
+        open_nodes += [(f"{pointer}/{escaped(str(key))}", child) for key, child in inside(value)]
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from outrider.constraints.json_schema.document import Node, target
+from outrider.constraints.json_schema.document import Node, inside, target
 from outrider.constraints.json_schema.keywords import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS
 from outrider.core.errors import GrammarError
 
@@ -44,7 +44,7 @@ def _objects(value: Any) -> Iterator[Node]:
         here = open_values.pop()
         if isinstance(here, dict):
             yield here
-        open_values += here.values() if isinstance(here, dict) else here if isinstance(here, list) else []
+        open_values += [child for _, child in inside(here)]
 
 
 class _Sizes:
