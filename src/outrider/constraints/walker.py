@@ -9,8 +9,9 @@ on with a matcher that was compiled again, and fails only if it comes to the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from time import perf_counter
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -20,6 +21,7 @@ from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
 
 _Answer = TypeVar("_Answer")
+_Asked = ParamSpec("_Asked")
 
 _MAX_FORCED = 128
 """tokens of forced text for one draft"""
@@ -42,6 +44,25 @@ class ForcedText:
         tokens: list[int] = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
         self.is_slow |= perf_counter() - began_s > _MAX_FORCING_S
         return tokens
+
+
+class _Worn(Exception):
+    """A matcher failed that other requests had used before."""
+
+
+def _again(
+    question: Callable[Concatenate[Walker, _Asked], _Answer],
+) -> Callable[Concatenate[Walker, _Asked], _Answer]:
+    """Ask again where the first answer failed because of what other requests had left."""
+
+    @wraps(question)
+    def asked(walker: Walker, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
+        try:
+            return question(walker, *args, **kwargs)
+        except _Worn:
+            return question(walker, *args, **kwargs)
+
+    return asked
 
 
 class Walker:
@@ -77,19 +98,17 @@ class Walker:
         """so many tokens of the path has the matcher read"""
         self._forced_text = forced_text or ForcedText(None)
 
+    @_again
     def reach(self, drafted: Sequence[int]) -> int:
         """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
         limit is reached on the way."""
-        return self._twice(lambda: self._reach(drafted))
-
-    def _reach(self, drafted: Sequence[int]) -> int:
         known = _common(self._path, drafted)
         if known == len(drafted):
             return known
         self._go(known)
         del self._path[known:], self._masks[known + 1 :]
         for i in range(known, len(drafted)):
-            if self._by_mask and not self._mask(drafted[:i])[drafted[i]]:
+            if self._by_mask and not self.mask(drafted[:i])[drafted[i]]:
                 return i
             if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([drafted[i]]):
                 self._check()
@@ -99,12 +118,10 @@ class Walker:
             self._at += 1
         return len(drafted)
 
+    @_again
     def mask(self, drafted: Sequence[int]) -> Mask:
         """What may follow these tokens, each of which has to be one that may. Raises ConstraintError
         when nothing may, or when a limit is reached."""
-        return self._twice(lambda: self._mask(drafted))
-
-    def _mask(self, drafted: Sequence[int]) -> Mask:
         self._walk(drafted)
         known = self._masks[len(drafted)]
         if known is None:
@@ -112,38 +129,32 @@ class Walker:
             known = self._masks[len(drafted)] = self._work_out()
         return known
 
+    @_again
     def forced(self, drafted: Sequence[int]) -> list[int]:
         """The tokens that the matcher would force after these, 128 at most; none if they may not follow, or
         where working them out again would take long."""
-        return self._twice(lambda: self._forced(drafted))
-
-    def _forced(self, drafted: Sequence[int]) -> list[int]:
         if self._forced_text.is_slow:  # only what was worked out when the grammar was compiled
             first, place = self._forced_text.first, len(self._final) + len(drafted)
             return first[place : place + _MAX_FORCED] if first[:place] == [*self._final, *drafted] else []
-        if self._reach(drafted) < len(drafted):
+        if self.reach(drafted) < len(drafted):
             return []
         self._go(len(drafted))
         tokens = self._forced_text.after(self._matcher)
         self._check()
         return tokens[:_MAX_FORCED]
 
+    @_again
     def is_accepting(self, drafted: Sequence[int] = ()) -> bool:
         """Whether the text may end after these tokens."""
-        return self._twice(lambda: self._is_accepting(drafted))
-
-    def _is_accepting(self, drafted: Sequence[int]) -> bool:
         self._walk(drafted)
         self._go(len(drafted))
         accepting = self._matcher.is_accepting()
         self._check()
         return accepting
 
+    @_again
     def advance(self, tokens: Sequence[int]) -> None:
         """These tokens, each of which has to be one that may follow, became final."""
-        self._twice(lambda: self._advance(tokens))
-
-    def _advance(self, tokens: Sequence[int]) -> None:
         self._walk(tokens)
         self._go(max(self._at, len(tokens)))
         self._final += tokens
@@ -151,7 +162,7 @@ class Walker:
         del self._path[: len(tokens)], self._masks[: len(tokens)]
 
     def _walk(self, drafted: Sequence[int]) -> None:
-        if (n := self._reach(drafted)) < len(drafted):
+        if (n := self.reach(drafted)) < len(drafted):
             raise ConstraintError("constrained output", f"token {drafted[n]} may not follow there")
 
     def _go(self, place: int) -> None:
@@ -186,17 +197,6 @@ class Walker:
         self._path, self._masks, self._at = [], [None], 0
         error = ConstraintError("constrained output", why, "Change the grammar.")
         raise error if was_renewed else _Worn from error
-
-    def _twice(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask again where the first answer failed because of what other requests had left."""
-        try:
-            return question()
-        except _Worn:
-            return question()
-
-
-class _Worn(Exception):
-    """A matcher failed that other requests had used before."""
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

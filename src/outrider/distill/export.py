@@ -176,12 +176,10 @@ def _write_floats(
     writer.add_name(f"{provenance.teacher} draft")
     writer.add_file_type(LlamaFileType.ALL_F32 if floats == "F32" else LlamaFileType.MOSTLY_F16)
     writer.add_vocab_size(shape.vocabulary)
-    keys = SHAPE_KEYS.items()
-    values = {key.format(arch=shape.architecture): getattr(shape, field) for field, key in keys}
-    for key, value in values.items():
-        writer.add_key_value(
-            key, value, GGUFValueType.FLOAT32 if isinstance(value, float) else GGUFValueType.UINT32
-        )
+    for field, key in SHAPE_KEYS.items():
+        value = getattr(shape, field)
+        kind_of_value = GGUFValueType.FLOAT32 if isinstance(value, float) else GGUFValueType.UINT32
+        writer.add_key_value(key.format(arch=shape.architecture), value, kind_of_value)
     writer.add_value_length(shape.head_width)
     writer.add_rope_dimension_count(shape.head_width)
     for key, found in fields.items():

@@ -214,21 +214,19 @@ def _contender(kind: Kind, answers: Sequence[Answer], found: Expectation, settin
     numbers: dict[str, list[int]] = defaultdict(list)
     for i, answer in enumerate(answers):
         numbers[answer.row.workload].append(i)
-    rows = []
+    rows, has_draft = [], kind != "lookup"
     for name, mine in sorted(numbers.items()):
         part = found.of(mine)
-        row = Category(
-            category=name,
-            answers=len(mine),
-            agreement=None,
-            over_plain=_speedup(part, setting, PLAIN),
-            over_lookup=None,
+        rate = acceptance_of([answers[i].scored.recording for i in mine], DRAFT).rate if has_draft else None
+        rows.append(
+            Category(
+                category=name,
+                answers=len(mine),
+                agreement=Figure.of(rate) if rate is not None else None,
+                over_plain=_speedup(part, setting, PLAIN),
+                over_lookup=_speedup(part, setting, AUTO_LOOKUP) if has_draft else None,
+            )
         )
-        if kind != "lookup":
-            rate = acceptance_of([answers[i].scored.recording for i in mine], DRAFT).rate
-            lookup = _speedup(part, setting, AUTO_LOOKUP)
-            row = row.model_copy(update={"agreement": Figure.of(rate), "over_lookup": lookup})
-        rows.append(row)
     return Contender(
         kind=kind,
         answers=len(answers),

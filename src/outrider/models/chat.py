@@ -217,15 +217,6 @@ def _limit(length: int, most: int = _MAX_LENGTH) -> None:
 class _Meter(NodeTransformer):
     """Makes a template count its loop rounds and macro calls, and `~` watch its length."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._count(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._count(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._count(node)
-
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         join = nodes.EnvironmentAttribute("join")
@@ -236,6 +227,8 @@ class _Meter(NodeTransformer):
         call = nodes.Call(nodes.EnvironmentAttribute("count_round"), [], [], None, None)
         node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
         return node
+
+    visit_For = visit_Macro = visit_CallBlock = _count
 
 
 class _GenerationTag(Extension):

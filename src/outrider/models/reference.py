@@ -13,7 +13,6 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from outrider.core.errors import HubError, ModelFileError
@@ -34,13 +33,6 @@ _COMPANIONS = re.compile(r"(?:mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)[^/]*$
 _SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True)
-class _HubReference:
-    repository: str
-    file: str | None
-    quantization: str | None
-
-
 def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
     """The file to load for `reference`, fetched from the hub if it is there.
 
@@ -49,12 +41,10 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
     """
     if not reference.startswith("hf:"):
         return local_shards(Path(os.path.expanduser(reference)))[0]
-    options, wanted = hub or HubOptions(), _parse(reference)
-    file = wanted.file
+    options, (repository, file, quantization) = hub or HubOptions(), _parse(reference)
     if file is None:
-        names = list_files(wanted.repository, options)
-        file = choose_file(names, wanted.quantization, what=reference)
-    return fetch(wanted.repository, shard_names(file), options)[0]
+        file = choose_file(list_files(repository, options), quantization, what=reference)
+    return fetch(repository, shard_names(file), options)[0]
 
 
 def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple[Path, Path | None]:
@@ -82,7 +72,8 @@ def _own_draft() -> Path:
     return path
 
 
-def _parse(reference: str) -> _HubReference:
+def _parse(reference: str) -> tuple[str, str | None, str | None]:
+    """Repository, file and quantization."""
     match = _HUB.fullmatch(reference.removeprefix("hf:"))
     if not match:
         raise _bad(reference, "it is not a hub reference")
@@ -93,7 +84,7 @@ def _parse(reference: str) -> _HubReference:
         raise _bad(reference, f"{file!r} is not a GGUF file")
     if file and ".." in PurePosixPath(file).parts:
         raise _bad(reference, "a repository has no folder named '..'")
-    return _HubReference(match["repo"], file, choice)
+    return match["repo"], file, choice
 
 
 def _bad(reference: str, reason: str) -> HubError:
