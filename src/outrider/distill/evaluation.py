@@ -105,15 +105,13 @@ class ExpectedSpeed:
     """A draft's speed on some answers at the best threshold and length; that of plain decoding where no pair
     pays.
 
-    `longest`: tokens of the longest draft that is allowed, 0 for none; `accepted` / `drafted`: tokens.
+    `longest`: tokens of the longest draft that is allowed, 0 for none.
     """
 
     tokens_per_s: float
     plain_tokens_per_s: float
     threshold: float = 1.0
     longest: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
     @property
     def speedup(self) -> float:
@@ -145,32 +143,29 @@ def expected_speed(answers: Sequence[Predictions], costs: StepCosts) -> Expected
         prefixes[ahead] = product
     for threshold in THRESHOLDS:
         confident = (prefixes >= threshold).sum(0)
-        totals = _replayed(ends - sizes, ends, confident, correct, costs)
-        for longest, (seconds, drafted, accepted) in enumerate(totals.tolist(), start=1):
-            if num_tokens / seconds > best.tokens_per_s:
-                speed = num_tokens / seconds
-                best = ExpectedSpeed(speed, plain, threshold, longest, round(drafted), round(accepted))
+        replayed_s = _replayed(ends - sizes, ends, confident, correct, costs)
+        for longest, seconds in enumerate(replayed_s.tolist(), start=1):
+            if (speed := num_tokens / seconds) > best.tokens_per_s:
+                best = ExpectedSpeed(speed, plain, threshold, longest)
     return best
 
 
 def _replayed(starts: Ints, ends: Ints, confident: Ints, correct: Ints, costs: StepCosts) -> Floats:
-    """Seconds, drafted and accepted tokens (longest draft - 1, 3) of all answers together; at each place so
-    many tokens are `confident` and `correct`."""
+    """Seconds (longest draft - 1) of all answers together; at each place so many tokens are `confident` and
+    `correct`."""
     target_s = np.array(costs.target_s)
     limit = len(target_s) - 1
     at, end = np.repeat(starts, limit), np.repeat(ends, limit)
     longest = np.tile(np.arange(1, limit + 1), len(starts))
-    found = np.zeros((limit, 3))
+    found = np.zeros(limit)
     while (going := at < end).any():
         at, end, longest = at[going], end[going], longest[going]
         room = np.minimum(longest, end - at - 1)
         length = np.minimum(confident[at], room)
         # The step whose confidence ends a draft is made as well.
         spent_s = target_s[length] + (length + (length < room)) * costs.draft_s
-        accepted = np.minimum(correct[at], length)
-        for column, values in enumerate((spent_s, length, accepted)):
-            found[:, column] += np.bincount(longest - 1, values, minlength=limit)
-        at = at + accepted + 1
+        found += np.bincount(longest - 1, spent_s, minlength=limit)
+        at = at + np.minimum(correct[at], length) + 1
     return found
 
 
