@@ -105,7 +105,7 @@ def certificate(
         "compared_tokens": sum(part.tokens for part in compared),
         "near_ties": sum(len(part.differences) for part in compared),
         "tests": len(findings.sampled),
-        "rejected": sum(findings.rejected),
+        "rejected": sum(test.rejected for test in findings.sampled),
         "least_p": min((test.p_value for test in findings.sampled), default=None),
         "significance": plan.significance,
         "detectable_shift": max((shift for shift in shifts if shift is not None), default=None),

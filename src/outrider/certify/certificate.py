@@ -84,7 +84,14 @@ def reasons(findings: Findings) -> list[str]:
     unsteady = [run for run in findings.repeated if run.position is not None]
     if unsteady:
         lines.append(f"same seed twice: {len(unsteady)} of {len(findings.repeated)} texts differ")
-    failing = [test for test, bad in zip(findings.sampled, findings.rejected, strict=True) if bad]
+    lines += [
+        f"{test.rule} rule, {test.kind}: "
+        + (f"{test.impossible} impossible outcomes" if test.impossible else f"p = {test.p_value:.1e}")
+        + f" of {test.decisions} decisions"
+        for test in findings.decisions
+        if test.rejected
+    ]
+    failing = [test for test in findings.sampled if test.rejected]
     if failing:
         worst_test = min(failing, key=lambda test: (test.p_value, -test.impossible))
         impossible = f", {worst_test.impossible} impossible texts" if worst_test.impossible else ""
@@ -139,6 +146,7 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
             "with_and_without_drafters": _compared(findings.stable),
         },
         "sampled": _sampled(certificate),
+        "decisions": _decisions(findings),
         "prompts": list(certificate.prompts),
     }
 
@@ -182,7 +190,7 @@ def _sampled(certificate: Certificate) -> dict[str, Any]:
     if findings.speculates:
         draft = "the target's own logits, disturbed" if findings.stand_in else "the draft model"
     return {
-        "holds": not any(findings.rejected),
+        "holds": not any(test.rejected for test in findings.sampled),
         "method": (
             f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
             "rare cells pooled; the first ones, under a grammar those after `behind_tokens` of the answer"
@@ -191,11 +199,30 @@ def _sampled(certificate: Certificate) -> dict[str, Any]:
         "significance": plan.significance,
         "correction": "Holm",
         "power_shift": POWER_SHIFT,
-        "tests": [
-            asdict(test) | {"rejected": rejected}
-            for test, rejected in zip(findings.sampled, findings.rejected, strict=True)
-        ],
+        "tests": [asdict(test) for test in findings.sampled],
     }
+
+
+def _decisions(findings: Findings) -> dict[str, Any]:
+    return {
+        "holds": not any(test.rejected for test in findings.decisions),
+        "method": (
+            "score test of every decision about a draft, repeated, against the rule's own probabilities "
+            "given p and q; tails by Chernoff's bound"
+        ),
+        "detected_with_probability": 0.95,
+        "detectable_acceptance_error": acceptance_power(findings),
+        "tests": [asdict(test) for test in findings.decisions],
+    }
+
+
+def acceptance_power(findings: Findings) -> float | None:
+    """The error of the acceptance ratio that is found with probability 0.95, whichever rule has it; None
+    where none up to 30 % is, or none was tested."""
+    acceptance = [test for test in findings.decisions if test.kind == "acceptance"]
+    found = [test.detectable_error for test in acceptance if test.rule != "stable"]
+    errors = [error for error in found if error is not None]
+    return max(errors) if errors and len(errors) == len(found) else None
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:

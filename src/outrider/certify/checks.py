@@ -18,7 +18,6 @@ from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
-from outrider.lab.statistics import holm
 
 _TEMPERATURES = (0.7, 1.0)
 
@@ -51,15 +50,15 @@ def certify(
     stable, repeated = _seeded(engine, subject, prompts, plan, progress)
     check_shown(plan.fault, target)
     engine.reset()
-    tests, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ([], 0)
+    sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
     return Findings(
         speculates=speculates,
         stand_in=speculates and subject.draft is None,
         greedy=tuple(greedy),
         stable=tuple(stable),
         repeated=tuple(repeated),
-        sampled=tuple(tests),
-        rejected=tuple(holm([test.p_value for test in tests], plan.significance)),
+        sampled=sampled,
+        decisions=decisions,
         sampled_calls=calls,
         bit_equal=subject.bit_equal,
         beside=tuple(beside),

@@ -1,12 +1,15 @@
 """Deliberate faults (`--inject`), to show that the certificate detects them.
 
-`FAULTS` lists them all. A broken rule is token-wise rejection sampling with a mistake that real
-implementations have made; a broken mask or call gets past the grammar, or past the calls of equal bits.
+`FAULTS` lists them all but `acceptance=FACTOR`, an acceptance ratio that is wrong by a factor. Another broken
+rule is token-wise rejection sampling with a mistake that real implementations have made; a broken mask or
+call gets past the grammar, or past the calls of equal bits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +21,7 @@ from outrider.certify.runs import Wrapped
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
 from outrider.core.errors import SettingError
-from outrider.sampling import draw, point_mass
+from outrider.sampling import LazyDistributions, draw, point_mass
 from outrider.verify import VerificationRule, Verifier, accept_probability, residual, verify_tokens
 
 Fault = str
@@ -32,12 +35,42 @@ Rule = Callable[[Sequence[Distribution], Draft, np.random.Generator], Verdict]
 
 def check_fault(name: str) -> Fault:
     """The fault of that name. Raises SettingError for an unknown one."""
-    if name not in FAULTS:
-        raise SettingError("--inject", f"{name!r} is no known fault", f"Choose one of {', '.join(FAULTS)}.")
+    if name not in FAULTS and _ratio_factor(name) is None:
+        known = f"{', '.join(FAULTS)} or {RATIO_FAULT}1.03"
+        raise SettingError("--inject", f"{name!r} is no known fault", f"Choose one of {known}.")
     return name
 
 
 # Rules
+
+RATIO_FAULT = "acceptance="
+"""begins the fault that takes the acceptance ratio p / q times the number that follows"""
+
+
+def _ratio_factor(fault: str | None) -> float | None:
+    if fault is None or not fault.startswith(RATIO_FAULT):
+        return None
+    try:
+        factor = float(fault.removeprefix(RATIO_FAULT))
+    except ValueError:
+        return None
+    return factor if 0 < factor < math.inf and factor != 1 else None
+
+
+class _WrongRatio(Wrapped):
+    """A VerificationRule that takes p / q times a factor, where it samples and has such a ratio."""
+
+    def __init__(self, inner: VerificationRule, factor: float, seed: int) -> None:
+        super().__init__(inner)
+        self._factor = factor
+        self._rng = np.random.default_rng(seed)
+
+    def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
+        """Keeps the contract of a VerificationRule."""
+        if draft.probs is None:
+            return verify_tokens(target, draft, self._rng, 1 / self._factor)
+        probs = tuple(replace(q, probs=q.probs / self._factor) for q in draft.probs)
+        return cast(Verdict, self.inner.verify(target, replace(draft, probs=probs), position))
 
 
 def _rejection(
@@ -96,6 +129,17 @@ RULE_FAULTS: Mapping[Fault, Rule] = {
 
 def judge_with(fault: Fault | None) -> Callable[[Request, int], VerificationRule]:
     """What makes an engine's judges: broken ones for requests that speculate, sound ones otherwise."""
+    factor = _ratio_factor(fault)
+    if factor is not None:
+
+        def make(request: Request, seed: int) -> VerificationRule:
+            rule = Verifier.of(request, seed)
+            has_ratio = request.speculate and request.verification.rule != "stable"
+            if request.sampling.is_greedy or not has_ratio:
+                return rule
+            return cast(VerificationRule, _WrongRatio(rule, factor, seed))
+
+        return make
     if fault is None or fault not in RULE_FAULTS:
         return Verifier.of
     return lambda request, seed: (

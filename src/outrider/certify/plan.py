@@ -51,8 +51,9 @@ class Plan:
     """How much is tested, and how.
 
     `num_tokens` per prompt and greedy run; `num_seeded` per run with a seed, on `num_repeated` prompts;
-    `samples` for each setting on each of `num_sampled` prompts. `significance` is the probability that sound
-    sampling fails at all. A `rule` that is not auto is tested alone. `grammar` limits every output.
+    `samples` for each setting on each of `num_sampled` prompts, each of whose decisions about drafts is made
+    `repeats` times more. `significance` is the probability that sound sampling fails at all. A `rule` that is
+    not auto is tested alone. `grammar` limits every output.
 
     Raises SettingError for a value out of range, and for a fault that cannot show.
     """
@@ -61,7 +62,8 @@ class Plan:
     num_seeded: int = 64
     num_repeated: int = 3
     num_sampled: int = 3
-    samples: int = 6_000
+    samples: int = 3_000
+    repeats: int = 4
     significance: float = 0.001
     seed: int = 0
     rule: Rule = "auto"
@@ -112,11 +114,33 @@ class SampledTest:
     detectable_shift: float | None
     drafted_tokens: int
     accepted_tokens: int
+    rejected: bool = False
+    """after the correction for the number of all tests"""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTest:
+    """One test: were the decisions of a rule made with its probabilities?
+
+    `kind` is "acceptance", "recovered" or "bonus" (`outrider.certify.decisions`). `statistic` is the sum of
+    the scores in standard deviations; None where one of `impossible` outcomes decides, or no outcome tells.
+    `detectable_error` is the smallest error that these decisions show with probability 0.95: of the
+    acceptance ratio, of what is subtracted after a rejection, of the temperature (None: none up to 30 %).
+    """
+
+    rule: str
+    kind: str
+    decisions: int
+    impossible: int
+    statistic: float | None
+    p_value: float
+    detectable_error: float | None
+    rejected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the tests found. `rejected[i]` says whether sampled test i fails, after correction."""
+    """What the tests found."""
 
     speculates: bool
     stand_in: bool
@@ -125,7 +149,7 @@ class Findings:
     stable: tuple[Compared, ...]
     repeated: tuple[Repeated, ...]
     sampled: tuple[SampledTest, ...]
-    rejected: tuple[bool, ...]
+    decisions: tuple[DecisionTest, ...]
     sampled_calls: int
     """calls of the real models for all samples"""
 
@@ -151,7 +175,8 @@ class Findings:
             all(compared.holds for compared in self.texts)
             and (not self.bit_equal or self.compared_rows > 0)
             and all(run.position is None for run in self.repeated)
-            and not any(self.rejected)
+            and not any(test.rejected for test in self.sampled)
+            and not any(test.rejected for test in self.decisions)
         )
 
 

@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from outrider.certify.decisions import KINDS, RULES, Decisions, MakeVerifier, ScoreTests
 from outrider.certify.exact import (
     LENGTH,
     CachedModel,
@@ -29,8 +30,9 @@ from outrider.certify.exact import (
     find_start,
 )
 from outrider.certify.faults import break_masks, judge_with
-from outrider.certify.plan import Plan, Progress, SampledTest, Subject
+from outrider.certify.plan import DecisionTest, Plan, Progress, SampledTest, Subject
 from outrider.certify.runs import generate
+from outrider.certify.statistics import ScoreTest
 from outrider.certify.texts import after
 from outrider.core.contracts import Drafter
 from outrider.core.data import Request
@@ -38,6 +40,7 @@ from outrider.core.params import DraftSampling, Rule, SamplingParams, Verificati
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.lab.statistics import holm
 from outrider.models.vocab import compare
 from outrider.policy import FixedPolicy
 
@@ -99,20 +102,22 @@ def settings_under_test(plan: Plan) -> list[Setting]:
 
 def sampled_tests(
     subject: Subject, prompts: Sequence[Text], plan: Plan, progress: Progress
-) -> tuple[list[SampledTest], int]:
+) -> tuple[tuple[SampledTest, ...], tuple[DecisionTest, ...], int]:
     """Test every setting on the prompts of the highest entropy.
 
-    Returns the tests, and how many calls of the real models all of them took. Without a draft model
+    Returns the tests of texts and of decisions, corrected for their number, and how many calls of the real
+    models all of them took. Without a draft model
     the target itself, disturbed, is in its place. Seeds belong to the number of the test and of the sample.
     """
     settings = settings_under_test(plan)
     tester = _Tester(subject, plan)
     rows, vocabulary = tester.rows, subject.target.vocabulary
     tests: list[SampledTest] = []
+    progress("sampled", 0, 1)
     try:
         chosen = tester.most_uncertain(prompts)
         total = len(chosen) * len(settings) * plan.samples
-        level = plan.significance / (len(chosen) * len(settings))
+        level = plan.significance / (len(chosen) * len(settings) + len(RULES) * len(KINDS))
         for index, start in chosen:
             exact: dict[SamplingParams, Exact] = {}
             for setting in settings:
@@ -131,9 +136,32 @@ def sampled_tests(
                 seeds = source.generate_state(plan.samples, np.uint64).tolist()
                 tests.append(tester.test(index, start, setting, exact[sampling], seeds, report))
             tester.forget()
-        return tests, rows.calls + tester.draft_rows.calls
+        decisions = [
+            _decided(rule, kind, test, level)
+            for (rule, kind), test in tester.decided.items()
+            if test.outcomes
+        ]
+        p_values = [test.p_value for test in tests] + [test.p_value for test in decisions]
+        rejected = iter(holm(p_values, plan.significance))
+        return (
+            tuple(replace(test, rejected=next(rejected)) for test in tests),
+            tuple(replace(test, rejected=next(rejected)) for test in decisions),
+            rows.calls + tester.draft_rows.calls,
+        )
     finally:
         tester.forget()
+
+
+def _decided(rule: str, kind: str, test: ScoreTest, level: float) -> DecisionTest:
+    return DecisionTest(
+        rule,
+        kind,
+        test.outcomes,
+        test.impossible,
+        test.statistic,
+        test.p_value(),
+        test.detectable_error(level),
+    )
 
 
 class _Tester:
@@ -146,6 +174,7 @@ class _Tester:
         self.draft_rows: DisturbedLogits | LogitsCache = DisturbedLogits(self.rows, plan.seed)
         if subject.draft is not None:
             self.draft_rows = LogitsCache(subject.draft)
+        self.decided: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
         self._alignment = subject.alignment or compare(subject.target.vocabulary, self._draft.vocabulary)
 
     def forget(self) -> None:
@@ -178,7 +207,12 @@ class _Tester:
         report: Callable[[int], None],
     ) -> SampledTest:
         """Generate one text for each seed, and test their counts."""
-        engine, grammar = self._engine(setting, start), self._plan.grammar
+        rule, grammar = setting.verification.rule, self._plan.grammar
+        if rule == "auto":
+            rule = "token" if setting.verification.is_lossy else "block"
+        decisions = Decisions(rule)
+        make = judge_with(self._plan.fault)
+        engine = self._engine(setting, start, decisions.recorded(make))
         request = Request(
             start.prompt, setting.sampling, LENGTH, verification=setting.verification, grammar=grammar
         )
@@ -191,6 +225,8 @@ class _Tester:
             texts[done.tokens] += 1
             drafted += sum(len(record.draft) for record in done.records)
             accepted += sum(record.num_accepted for record in done.records)
+        decisions.repeat(make, request, self._plan.repeats, seeds[0])
+        decisions.add_to(self.decided)
         counts, impossible = exact.counts(texts)
         statistic = None if impossible else exact.null.statistic(counts)
         return SampledTest(
@@ -208,7 +244,7 @@ class _Tester:
             accepted_tokens=accepted,
         )
 
-    def _engine(self, setting: Setting, start: Start) -> Engine:
+    def _engine(self, setting: Setting, start: Start, make: MakeVerifier) -> Engine:
         drafters: list[Drafter] = []
         if setting.drafter == "lookup":
             drafters.append(SuffixDrafter(min_match=1))
@@ -216,7 +252,6 @@ class _Tester:
             drafters.append(ModelDrafter(CachedModel(self._draft, self.draft_rows), self._alignment))
         # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
         policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
-        fault = self._plan.fault
-        constrain = break_masks(fault, after(self._subject.constrain, start.answer))
+        constrain = break_masks(self._plan.fault, after(self._subject.constrain, start.answer))
         target = CachedModel(self._subject.target, self.rows)
-        return Engine(target, drafters, policy, verifier=judge_with(fault), constrain=constrain)
+        return Engine(target, drafters, policy, verifier=make, constrain=constrain)

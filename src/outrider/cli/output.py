@@ -197,6 +197,22 @@ def bars(errors: Console, *, stacked: bool = False) -> Iterator[Report]:
         yield report
 
 
+@contextmanager
+def bars_or_lines(errors: Console) -> Iterator[Report]:
+    """Stacked bars on a terminal; elsewhere a line for each thing that is begun, and now and then."""
+    if errors.is_terminal:
+        with bars(errors, stacked=True) as report:
+            yield report
+        return
+    ticker = Ticker()
+
+    def write_line(what: str, part: float) -> None:
+        if ticker.is_due(what):
+            errors.print(Text(f"{readable(what)}: {part:.0%}"))
+
+    yield write_line
+
+
 class Ticker:
     """Says when a line is due: where its stage is new, or some time after the last one of that stage."""
 

@@ -71,6 +71,8 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
     if findings.bit_equal:
         rows.append(("logits", _logits_line(findings)))
     rows.append(("sampled", _sampled_line(certificate)))
+    if findings.decisions:
+        rows.append(("acceptance", _decisions_line(findings)))
     counts = totals(findings)
     rows.append(
         (
@@ -138,6 +140,21 @@ def _places(findings: Findings) -> str:
     return f" after {' or '.join(map(str, places))} {noun} of the answer"
 
 
+def _decisions_line(findings: Findings) -> str:
+    acceptance = [test for test in findings.decisions if test.kind == "acceptance"]
+    rejected = sum(test.rejected for test in findings.decisions)
+    power = ", ".join(
+        f"{test.rule} " + ("none" if test.detectable_error is None else f"{test.detectable_error:.1%}")
+        for test in acceptance
+    )
+    count = sum(test.decisions for test in acceptance)
+    return (
+        f"{count} decisions about drafts, and what followed them: "
+        + (f"{rejected} of {len(findings.decisions)} tests reject" if rejected else "as each rule has it")
+        + f"; an error of the acceptance ratio is found with probability 0.95 from: {power}"
+    )
+
+
 def _sampled_line(certificate: Certificate) -> str:
     findings, plan = certificate.findings, certificate.plan
     if not findings.sampled:
@@ -145,7 +162,7 @@ def _sampled_line(certificate: Certificate) -> str:
     least = min(test.p_value for test in findings.sampled)
     shifts = [test.detectable_shift for test in findings.sampled]
     found = [shift for shift in shifts if shift is not None]
-    rejected = sum(findings.rejected)
+    rejected = sum(test.rejected for test in findings.sampled)
     line = (
         f"{len(findings.sampled)} tests of {plan.samples} texts{_places(findings)}: "
         + (f"{rejected} reject" if rejected else "none rejects")

@@ -19,7 +19,7 @@ from outrider.certify.faults import check_fault
 from outrider.certify.plan import BUILT_IN, Plan, Subject
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import bars, print_notes, write_json
+from outrider.cli.output import bars_or_lines, print_notes, write_json
 from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
 from outrider.cli.prompt import encodable, read_prompt, unescape
 from outrider.cli.run import load_pair, open_session
@@ -51,7 +51,7 @@ _QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
 
 def make_plan(settings: VerifySettings, verification: Verification) -> Plan:
     """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
-    plan = Plan(num_tokens=48, num_seeded=32, num_repeated=1, num_sampled=1, samples=800)
+    plan = Plan(num_tokens=32, num_seeded=16, num_repeated=1, num_sampled=1, samples=300, repeats=12)
     if not settings.quick:
         plan = Plan()
     if settings.tokens is not None:
@@ -110,6 +110,8 @@ def _certify(
 ) -> Certificate:
     """Load the models and run every test on them."""
     started, before = datetime.now(UTC), perf_counter()
+    if not errors.is_terminal:
+        errors.print("loading the models")
     pair = load_pair(pair_plan, errors)
     prompts = [_encode(pair, text, raw=settings.raw) for text in texts]
     _spare_models(place, pair)
@@ -121,7 +123,7 @@ def _certify(
         if plan.grammar is not None:
             session.compile(plan.grammar)
         print_notes(errors, session.notices)
-        with LoadInterrupt(), bars(errors, stacked=True) as report:
+        with LoadInterrupt(), bars_or_lines(errors) as report:
 
             def show(stage: str, done: int, total: int) -> None:
                 report(_TITLES.get(stage, stage), done / max(total, 1))

@@ -1,0 +1,165 @@
+"""The tests of decisions: they find an error of the stated size, and raise no false alarm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engines import PROMPT, VOCABULARY, same_vocabulary
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.certify.certificate import acceptance_power, as_json
+from outrider.certify.checks import certify
+from outrider.certify.decisions import KINDS, RULES, Decisions, ScoreTests, _Law
+from outrider.certify.faults import check_fault, judge_with
+from outrider.certify.plan import Findings, Plan, Subject
+from outrider.certify.statistics import ERRORS, ScoreTest
+from outrider.core.data import Distribution, Draft, Request
+from outrider.core.errors import SettingError
+from outrider.core.params import Rule, SamplingParams, Verification
+from outrider.drafters.model import ModelDrafter
+from outrider.policy import FixedPolicy
+from outrider.verify import Verifier
+from test_certify import certificate_of
+
+LENGTH = 2
+LEVEL = 0.001
+
+
+def distribution(rng: np.random.Generator) -> Distribution:
+    return Distribution(np.arange(6), rng.dirichlet(np.full(6, 2.0)))
+
+
+def decided(rule: Rule, fault: str | None, seed: int, *, contexts: int = 40, times: int = 40) -> ScoreTests:
+    """Decisions about random drafts, each of which is drawn from its distributions."""
+    rng = np.random.default_rng(seed)
+    tests: ScoreTests = {(name, kind): ScoreTest() for name in RULES for kind in KINDS}
+    verification = Verification(rule, "sampled")
+    request = Request(PROMPT, SamplingParams(temperature=1.0), verification=verification)
+    make = judge_with(None if fault is None else check_fault(fault))
+    for number in range(contexts):
+        decisions = Decisions(rule)
+        offered = tuple(distribution(rng) for _ in range(LENGTH))
+        targets = [distribution(rng) for _ in range(LENGTH + 1)]
+        verifier = decisions.recorded(make)(request, 1000 * seed + number)
+        pick = verifier.drawing(0)
+        assert pick is not None
+        drafted = tuple(pick(q, i) for i, q in enumerate(offered))
+        draft = Draft(drafted, offered, (0.5,) * LENGTH, ("model",) * LENGTH)
+        verifier.verify(targets, draft, 0)  # type: ignore[arg-type]
+        decisions.repeat(make, request, times, seed + number)
+        decisions.add_to(tests)
+    return tests
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_laws_are_what_the_rules_do(rule: Rule) -> None:
+    """Enumerated by frequency: 40,000 verdicts of one draft."""
+    rng = np.random.default_rng(3)
+    offered = tuple(distribution(rng) for _ in range(LENGTH))
+    targets = [distribution(rng) for _ in range(LENGTH + 1)]
+    draft = Draft((1, 4), offered, (0.5,) * LENGTH, ("model",) * LENGTH)
+    verifier = Verifier(Verification(rule, "sampled"), 1, greedy=False)
+    found: Counter[tuple[int, int]] = Counter()
+    for _ in range(40_000):
+        verdict = verifier.verify(targets, draft, 0)  # type: ignore[arg-type]
+        assert verdict.token is not None
+        found[verdict.num_accepted, verdict.token] += 1
+    law = _Law(rule, targets, draft)
+    for i, chance in enumerate(law.accepted(0.0)):
+        for token, follows in enumerate(law.following(i, 0.0)):
+            share = found[i, token] / 40_000
+            assert share == pytest.approx(chance * follows, abs=4.5 * np.sqrt(0.25 / 40_000))
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "stable"])
+def test_no_false_alarm(rule: Rule) -> None:
+    """P-values of sound rules are not smaller than uniform ones, over many seeds."""
+    times = 40 if rule != "stable" else 0
+    found = [decided(rule, None, seed, times=times) for seed in range(40)]
+    values = [test.p_value() for tests in found for test in tests.values() if test.outcomes]
+    assert not any(test.impossible for tests in found for test in tests.values())
+    assert min(values) > 0.001 / len(values)
+    assert sum(value < 0.05 for value in values) <= 0.05 * len(values)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_stated_error_is_found(rule: Rule, sign: int) -> None:
+    found, errors = [], []
+    for seed in range(12):
+        error = decided(rule, None, seed)[rule, "acceptance"].detectable_error(LEVEL)
+        assert error is not None and 0.04 < error < 0.15
+        errors.append(error)
+        wrong = decided(rule, f"acceptance={1 + sign * error}", seed)
+        found.append(wrong[rule, "acceptance"].p_value() <= LEVEL)
+    assert sum(found) >= 11
+    if sign > 0:  # with a factor below 1 a token that must be accepted is rejected, which decides at once
+        small = [
+            decided(rule, f"acceptance={1 + errors[seed] / 8}", seed)[rule, "acceptance"] for seed in range(5)
+        ]
+        assert sum(test.p_value() <= LEVEL for test in small) <= 1
+
+
+def test_an_impossible_outcome_decides_at_once() -> None:
+    test = ScoreTest()
+    laws = [np.array([1.0, 0.0])] * len(ERRORS)
+    test.add(laws, np.array([9, 0]))
+    assert test.p_value() == 1.0 and test.detectable_error(LEVEL) is None
+    test.add(laws, np.array([9, 1]))
+    assert test.p_value() == 0.0 and test.impossible == 1 and test.statistic is None
+
+
+# The certificate as a whole
+
+PLAN = Plan(num_tokens=8, num_seeded=8, num_repeated=1, num_sampled=1, samples=200, repeats=20)
+LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
+OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)
+
+
+def findings(**changes: object) -> Findings:
+    draft = FakeModel(VOCABULARY, OTHER)
+    policy = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
+    alignment = same_vocabulary()
+    drafters = (ModelDrafter(draft, alignment),)
+    subject = Subject(FakeModel(VOCABULARY, LANGUAGE), drafters, policy, draft, alignment)
+    return certify(subject, [PROMPT], replace(PLAN, **changes))  # type: ignore[arg-type]
+
+
+def test_the_power_is_in_the_certificate() -> None:
+    found = findings()
+    assert found.holds
+    document = as_json(certificate_of(found))["decisions"]
+    assert document["holds"] and document["detected_with_probability"] == 0.95
+    assert document["detectable_acceptance_error"] == acceptance_power(found)
+    assert 0.01 < document["detectable_acceptance_error"] < 0.08
+    more = acceptance_power(findings(rule="token", repeats=100))
+    assert more is not None and more < 0.6 * document["detectable_acceptance_error"]
+    kinds = {(test["rule"], test["kind"]) for test in document["tests"]}
+    assert {(rule, kind) for rule in ("token", "block") for kind in ("acceptance", "bonus")} < kinds
+    assert ("block", "recovered") in kinds and ("stable", "acceptance") in kinds
+
+
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_three_percent_are_found(rule: Rule, factor: float) -> None:
+    found = findings(samples=100, repeats=200, rule=rule, fault=check_fault(f"acceptance={factor}"))
+    rejected = {(test.rule, test.kind) for test in found.decisions if test.rejected}
+    assert not found.holds and (rule, "acceptance") in rejected
+    assert not any(test.rejected for test in found.sampled)  # whole texts would not show it
+
+
+def test_wrong_recovered_tokens_are_found() -> None:
+    found = findings(rule="token", fault=check_fault("no-residual"))
+    rejected = {test.kind for test in found.decisions if test.rejected}
+    assert rejected == {"recovered"}
+
+
+@pytest.mark.parametrize(
+    "fault", ["acceptance", "acceptance=", "acceptance=1", "acceptance=-1", "acceptance=x"]
+)
+def test_a_factor_that_makes_no_sense_is_refused(fault: str) -> None:
+    with pytest.raises(SettingError, match="no known fault"):
+        check_fault(fault)
