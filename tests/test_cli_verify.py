@@ -81,7 +81,7 @@ def test_a_sound_pair_holds(verify: Call, tmp_path: Path, models: Path) -> None:
 def test_a_verdict_is_shown_though_the_certificate_cannot_be_written(verify: Call) -> None:
     outcome = verify("-o", "/dev/full")
     assert outcome.status == 2 and outcome.out.startswith("HOLDS")
-    assert outcome.err.startswith("error: /dev/full: the certificate could not be written")
+    assert outcome.err.splitlines()[-1].startswith("error: /dev/full: the certificate could not be written")
 
 
 def test_json_goes_to_standard_output_and_nowhere_else(verify: Call, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
 def test_a_small_error_of_the_acceptance_ratio_is_found_and_the_power_is_said(verify: Call) -> None:
     sound = verify("--rule", "token", "--json")
     power = json.loads(sound.out)["decisions"]["detectable_acceptance_error"]
-    assert sound.status == 0 and 0 < power < 0.1
+    assert sound.status == 0 and 0 < power < 0.2  # of a few hundred decisions of a tiny pair
     broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", "--rule", "token")
     assert broken.status == 1 and "token rule, acceptance: p =" in broken.out
     assert "is found with probability" in broken.out and "0.95" in broken.out

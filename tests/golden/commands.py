@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
@@ -65,6 +66,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 }
 """Options of `run`. A fixed length but in one, since the automatic choice follows the clock."""
 
+_PROGRESS = re.compile(r"^.+: \d+%$", re.MULTILINE)
 _CLOCKED = ("automatic",)
 """Runs of which only the form and the text are compared."""
 
@@ -82,7 +84,7 @@ def tiny_models() -> Iterator[Path]:
 
 def program(*arguments: str, stdin: str = "") -> dict[str, Any]:
     """Run the program in this process: its exit status, the JSON it printed, and what went to standard error,
-    on one line: where it is folded depends on the figures in it."""
+    on one line: where it is folded depends on the figures in it. Lines of progress depend on the clock."""
     out, err = io.StringIO(), io.StringIO()
     streams: dict[str, Any] = {"stdin": io.StringIO(stdin), "stdout": out, "stderr": err}
     streams["argv"] = ["outrider", *arguments]
@@ -97,7 +99,7 @@ def program(*arguments: str, stdin: str = "") -> dict[str, Any]:
     return {
         "status": status,
         "out": json.loads(text) if text.startswith("{") else text,
-        "err": " ".join(err.getvalue().split()),
+        "err": " ".join(_PROGRESS.sub("", err.getvalue()).split()),
     }
 
 
