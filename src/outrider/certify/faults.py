@@ -63,13 +63,13 @@ class _WrongRatio(Wrapped):
     def __init__(self, inner: VerificationRule, factor: float, seed: int) -> None:
         super().__init__(inner)
         self._factor = factor
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng((seed, 1))  # not the numbers that the inner rule draws with
 
     def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
         """Keeps the contract of a VerificationRule."""
-        if draft.probs is None:
+        if draft.probs is None and draft.tokens:
             return verify_tokens(target, draft, self._rng, 1 / self._factor)
-        probs = tuple(replace(q, probs=q.probs / self._factor) for q in draft.probs)
+        probs = tuple(replace(q, probs=q.probs / self._factor) for q in draft.probs or ())
         return cast(Verdict, self.inner.verify(target, replace(draft, probs=probs), position))
 
 
