@@ -106,6 +106,17 @@ def test_a_number_is_within_a_tenth_of_the_truth_or_not_given(kind: str, least_g
     assert sum(error > 0.1 for error in errors) <= 0.02 * 200
 
 
+def test_what_drafts_slow_down_is_not_taken_for_plain_decoding() -> None:
+    """After a larger call the next one takes longer, and a step has more to do beside its call."""
+    drafts = [i % 3 == 0 for i in range(60)]
+    after = [False, *drafts]
+    steps = [step(1.1 if before else 1.0, drafts=now) for now, before in zip(drafts, after, strict=False)]
+    steps = [replace(s, other_s=OWN_S) if before else s for s, before in zip(steps, after, strict=False)]
+    plain_s = (40 + 20 * (1 + ACCEPTED)) * (CALL_S[1] + OWN_S)
+    found, _ = estimated(steps)
+    assert found and found.speedup == pytest.approx(plain_s / sum(s.total_s for s in steps), rel=0.005)
+
+
 def test_a_busy_machine_is_named() -> None:
     rng = np.random.default_rng(3)
     steps = [step(4 + rng.exponential(4), drafts=i % 2 == 0) for i in range(20)]
