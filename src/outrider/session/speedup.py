@@ -13,9 +13,10 @@ The estimate is the time that plain decoding would have taken, over the time tha
 - Where requests share their calls, plain decoding is thought to be in the same company: each of its calls
   is this step's without anybody's drafts.
 
-The interval is twice the jackknife's standard error over blocks of successive steps, which keep a slow
-phase together: H. R. Künsch, "The jackknife and the bootstrap for general stationary observations"
-(Annals of Statistics 17, 1989). There is no estimate where the steps say too little.
+The interval is twice the jackknife's standard error: the times of one block of successive steps after the
+other are left out, and all steps are estimated from the rest. Blocks keep a slow phase together: H. R.
+Künsch, "The jackknife and the bootstrap for general stationary observations" (Annals of Statistics 17,
+1989). There is no estimate where the steps say too little.
 """
 
 from __future__ import annotations
@@ -58,24 +59,26 @@ class _Steps(NamedTuple):
     """Seconds of each step; shape (steps,)."""
 
     spent: npt.NDArray[np.float64]
+    expected: npt.NDArray[np.float64]
+    """what the call should have taken by the cost curve; 0 where plain decoding would have made it too"""
     plain: npt.NDArray[np.float64]
     """of plain decoding, without the calls that `curve` holds"""
     curve: npt.NDArray[np.float64]
-    """by the cost curve, of the calls that plain decoding would have made for the tokens of a draft's step"""
+    """by the cost curve, of the calls that plain decoding would have made in place of others"""
     ratio: npt.NDArray[np.float64]
     """what the call took against the curve"""
     is_yardstick: npt.NDArray[np.float64]
     """1 where that tells what a plain call takes, else 0"""
 
-    def speedup(self) -> float:
-        """The estimate from these steps."""
-        weights = self.is_yardstick if self.is_yardstick.any() else None
-        yardstick = np.average(self.ratio, weights=weights)
-        return float((self.plain.sum() + yardstick * self.curve.sum()) / self.spent.sum())
-
-    def where(self, kept: npt.NDArray[np.bool_]) -> _Steps:
-        """Some of the steps."""
-        return _Steps(*(field[kept] for field in self))
+    def speedup(self, times: npt.NDArray[np.bool_]) -> float:
+        """The estimate, all steps with what calls took in those of them that `times` says."""
+        weights = self.is_yardstick * times
+        yardstick = np.average(self.ratio, weights=weights if weights.any() else times)
+        spent_s = self.spent[self.expected == 0].sum()
+        others = times & (self.expected > 0)
+        if others.any():
+            spent_s += self.spent[others].sum() / self.expected[others].sum() * self.expected.sum()
+        return float((self.plain.sum() + yardstick * self.curve.sum()) / spent_s)
 
 
 def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple[Estimate | None, str | None]:
@@ -90,7 +93,8 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple
     if not costs.is_known or not any(record.total_s for record in decode):
         return None, "what calls cost is not known yet"
     steps = _steps(decode, costs)
-    speedup, error = steps.speedup(), _error(steps)
+    speedup = steps.speedup(np.full(len(decode), True))
+    error = _error(steps, speedup)
     estimate = Estimate(speedup, max(speedup - error, 0.0), speedup + error)
     slowness = _slowness(decode, costs)
     if slowness >= _BUSY and estimate.high > _MAX_BUSY_WIDTH * estimate.low:
@@ -115,7 +119,8 @@ def _steps(decode: Sequence[StepRecord], costs: CallCosts) -> _Steps:
         calls_s = [costs.call_s(together, context=place, num_sequences=sequences) for place in places]
         plain_s, curve_s = (record.verify_s + own_s, 0.0) if plain else (own_s * len(calls_s), sum(calls_s))
         is_yardstick = plain or sum(is_plain) < _MIN_PLAIN_CALLS
-        rows.append((record.total_s, plain_s, curve_s, record.verify_s / call_s, is_yardstick))
+        expected_s = 0.0 if plain else call_s
+        rows.append((record.total_s, expected_s, plain_s, curve_s, record.verify_s / call_s, is_yardstick))
     return _Steps(*np.array(rows, dtype=np.float64).T)
 
 
@@ -129,9 +134,9 @@ def _slowness(decode: Sequence[StepRecord], costs: CallCosts) -> float:
     )
 
 
-def _error(steps: _Steps) -> float:
+def _error(steps: _Steps, speedup: float) -> float:
     """Twice the standard error of the estimate."""
-    num_steps, speedup = len(steps.spent), steps.speedup()
+    num_steps = len(steps.spent)
     error = _MIN_ERROR
     if steps.curve.any() and steps.is_yardstick.all():
         error = _CURVE_ERROR
@@ -139,6 +144,6 @@ def _error(steps: _Steps) -> float:
         return speedup * max(error, _CURVE_ERROR)
     num_blocks = min(num_steps, _MAX_BLOCKS)
     block_of = np.arange(num_steps) * num_blocks // num_steps
-    found = np.array([steps.where(block_of != block).speedup() for block in range(num_blocks)])
+    found = np.array([steps.speedup(block_of != block) for block in range(num_blocks)])
     variance = (num_blocks - 1) * found.var()
     return math.hypot(speedup * error, 2 * math.sqrt(variance))
