@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -64,6 +65,30 @@ def test_what_is_piped_into_head_ends_quietly(arguments: tuple[str, ...]) -> Non
         capture_output=True, env=environment(), check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) in ((141, b""), (0, b""))  # 0: all of it fitted the pipe
+
+
+@pytest.mark.parametrize(
+    "arguments", [("setup",), ("serve", "--print-config"), ("run", "--json"), ("costs", "--json")]
+)
+def test_a_reader_that_is_gone_before_the_first_word_is_no_error(
+    arguments: tuple[str, ...], models: Path
+) -> None:
+    line = [*COMMAND, *arguments]
+    if arguments[0] in ("run", "costs"):
+        line += [
+            "-m",
+            str(models / "target.gguf"),
+            *(["-n", "4", "hello"] if arguments[0] == "run" else ["--seconds", "0.1"]),
+        ]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(line, stdout=writing, stderr=subprocess.PIPE, env=environment(), check=False)
+    finally:
+        os.close(writing)
+    assert done.returncode == 141
+    assert b"Traceback" not in done.stderr
+    assert b"error" not in done.stderr.lower()
 
 
 @pytest.mark.parametrize(
