@@ -6,7 +6,7 @@ The estimate is the time that plain decoding would have taken, over the time tha
   time, however busy the machine was, and an answer without drafts has a ratio near 1.
 - Any other step counts with a call over one token for each token it emitted: as long as the cost curve says,
   times what the answer's calls of the first kind took against the curve (the yardstick). Steps right after a
-  larger call are among them: their calls took 6 to 11 % longer (SmolLM2 on an EPYC, benchmarks/policy). Where
+  larger call are among them: their calls took 5 to 16 % longer (SmolLM2 on an EPYC, benchmarks/policy). Where
   there are fewer than four of the first kind, all calls are the yardstick.
 - What plain decoding takes beside its calls is the lower quartile of what the steps without drafts took: the
   rest is spent on drafters and on learning.
