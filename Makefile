@@ -42,7 +42,7 @@ $(JS): $(DEV) tests/js/package-lock.json
 rebuild: setup
 	@$(PYTHON) scripts/setup.py --rebuild
 
-# Compile ik_llama.cpp for this CPU, once; `make native FORCE=1` does it anew.
+# Compile ik_llama.cpp for this CPU, once; `make native FORCE=1` does it again.
 native: setup
 	@$(BIN)/outrider setup --native $(if $(FORCE),--force)
 
@@ -52,7 +52,7 @@ demo: setup
 	nets and the nets sink into the cold water. In the evenning the boat crosses the river again and the fishermen \
 	sell their fish at the market. Nobody speeks on the way home, for the day was long and the wind was strong."
 
-# The tests start hundreds of programs: without bytecode each of them would compile all of its modules anew.
+# The tests start hundreds of programs: without bytecode each of them would compile all of its modules again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 
 # A process for each core, of almost 2 GB; one that runs out of tests takes over from others.
@@ -69,7 +69,7 @@ check: $(DEV)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-# Resolve the dependencies of pyproject.toml anew, for every supported platform. The build backend is locked
+# Resolve the dependencies of pyproject.toml again, for every supported platform. The build backend is locked
 # with the rest, so that a repeated setup needs no network; diskcache is what llama-cpp-python needs besides.
 COMPILE := uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 

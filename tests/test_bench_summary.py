@@ -113,7 +113,7 @@ def test_of_a_block_begun_twice_the_last_beginning_counts() -> None:
 
 
 def test_what_ran_in_a_first_beginning_alone_does_not_count() -> None:
-    """The block's clock tells where it began anew."""
+    """The block's clock tells where it began again."""
     first = [run("other", 9.0, started_s=0.1, contestant="other"), run("plain", 99.0, started_s=5.0)]
     again = [run("plain", 10.0, started_s=0.1), run("model 3", 5.0, started_s=11.0)]
     found = results(*first, *again, block())

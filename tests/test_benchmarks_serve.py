@@ -178,7 +178,7 @@ def test_ratios_are_means_of_rounds() -> None:
 
 
 def test_the_interval_widens_with_the_questions() -> None:
-    """One of two answers is twice as fast: drawn anew, both may be that one, or neither."""
+    """One of two answers is twice as fast: drawn again, both may be that one, or neither."""
     ours = {0: row("a", 0, 15.0, answer("x", 50, 5), answer("y", 50, 10))}
     theirs = {0: row("b", 0, 20.0, answer("y", 50, 10), answer("x", 50, 10))}
     assert ratio(ours, theirs) == pytest.approx((4 / 3, 1.0, 2.0))

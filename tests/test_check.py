@@ -428,6 +428,6 @@ def test_plain_data_has_no_infinity() -> None:
 
 
 def test_answers_that_hold_nothing_have_no_share_of_their_own() -> None:
-    """Drawn anew, some samples consist of them alone."""
+    """Drawn again, some samples consist of them alone."""
     found = share_of([0, 0, 1], [0, 0, 4])
     assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25)

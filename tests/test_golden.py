@@ -1,4 +1,4 @@
-"""Outputs are what was recorded: see tests/golden/record.py for how a meant change is recorded anew."""
+"""Outputs are what was recorded: see tests/golden/record.py for how a meant change is recorded again."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ GREEDY = SamplingParams(temperature=0, seed=0)
 def main() -> None:
     arguments = argument_parser(__doc__, prompts=True, pair=True, tokens=96, repetitions=4).parse_args()
     pair = Pair.load(arguments.model, arguments.draft)
-    head = describe(*(weights.path for weights in (pair.target, pair.draft) if weights)) | {"tokens": arguments.tokens}
+    head = describe(*(weights.path for weights in (pair.target, pair.draft) if weights)) | {
+        "tokens": arguments.tokens
+    }
     resume(arguments.out, head, ["tokens", "models"])
     with pair.open(4096, policy=AutoSettings()) as session:
         for prompt in load_prompts(arguments.prompts):

@@ -1,7 +1,7 @@
 """Golden outputs: what commands, server, replays and reports say, recorded and compared after every change.
 
     python tests/golden/record.py --check [NAME...]     # what differs; exit status 1 where anything does
-    python tests/golden/record.py --update [NAME...]    # record anew what is meant to have changed
+    python tests/golden/record.py --update [NAME...]    # record again what is meant to have changed
     python tests/golden/record.py --list
 
 What is recorded lies in `stored/NAME.json`. Times, numbers of this machine, paths, versions and dates are
@@ -68,7 +68,7 @@ def compare(name: str) -> str:
 
 
 def update(name: str) -> None:
-    """Record an output anew."""
+    """Record an output again."""
     STORED.mkdir(exist_ok=True)
     (STORED / f"{name}.json").write_text(pretty(GOLDENS[name].make()), encoding="utf-8")
 

@@ -168,7 +168,7 @@ def quality_of(
 
 
 def _file_name(answer: AnswerRow) -> str:
-    """Names the text, not only the case: a case that is answered anew is another text."""
+    """Names the text, not only the case: a case that is answered again is another text."""
     text = repr((answer.workload, answer.case, answer.prompt, answer.tokens))
     return f"{blake2b(text.encode(), digest_size=12).hexdigest()}.npz"
 

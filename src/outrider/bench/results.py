@@ -178,7 +178,7 @@ def _counted(rows: Sequence[Row]) -> tuple[RunRow, ...]:
     for place, row in enumerate(rows):
         if not isinstance(row, RunRow) or place >= ends.get(row.block, -1):
             continue
-        if row.started_s < last_s.get(row.block, 0.0):  # the block's clock began anew, and so did the block
+        if row.started_s < last_s.get(row.block, 0.0):  # the block's clock began again, and so did the block
             found[row.block].clear()
         last_s[row.block] = row.started_s
         found[row.block][row.draft, row.setting, row.contestant, row.case] = row

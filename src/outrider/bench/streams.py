@@ -192,7 +192,7 @@ def body_of(
     max_tokens: int,
     salt: str,
 ) -> dict[str, Any]:
-    """A streamed request with usage. Where an engine can be asked to, it reads the prompt anew.
+    """A streamed request with usage. Where an engine can be asked to, it reads the prompt again.
 
     Raises RefusedError for what this engine cannot be asked: the same request would not be made of it.
     """

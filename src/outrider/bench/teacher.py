@@ -46,7 +46,7 @@ def score(
         if answer:
             for rows in teacher_forced(model, tokens, len(prompt) - 1, sequence=sequence):
                 if np.isnan(rows).any():
-                    way_out = "The file is damaged: make it anew."
+                    way_out = "The file is damaged: make it again."
                     raise BackendError(model.name, "its logits are no numbers", way_out)
                 yield from rows
     finally:

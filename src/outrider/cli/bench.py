@@ -163,7 +163,7 @@ def _check_costs(path: Path, has_drafts: bool) -> None:
     if not path.is_file():
         raise SettingError(str(path), "there is no such file", "`outrider costs --costs FILE` writes one.")
     if import_costs(path).draft is None and has_drafts:
-        raise SettingError(str(path), "it has no costs of a draft model", "Write it anew with -md.")
+        raise SettingError(str(path), "it has no costs of a draft model", "Write it again with -md.")
 
 
 def _check_contestant(spec: ContestantSpec) -> None:

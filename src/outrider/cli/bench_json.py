@@ -26,7 +26,7 @@ SCHEMA = "outrider.bench.summary/1"
 
 
 def summary_json(results: Results, folder: Path, report: Path | None) -> dict[str, Any]:
-    """The fastest setting of every cell with its speed-up, then what predictions were worth and the time.
+    """The fastest setting of every cell with its speed-up, then how good predictions were and the time.
 
     A cell is a target, a draft (null: none) and a workload (null: all of them together). Speed-ups are
     ratios against plain decoding, with the bounds of their 95 % intervals; null is what did not run. Outcomes

@@ -27,7 +27,7 @@ Exit status: 0; 2 for what cannot be done; 3 for an output that is cut off befor
 _BENCH = """Find the pairing and the settings that win here: sweep targets, drafts, settings and workloads.
 
 [bold]outrider bench init[/bold] writes a commented plan; [bold]bench report[/bold], [bold]compare[/bold] and
-[bold]export[/bold] read runs (-h tells more). Interrupted, it goes on where it was when it is started again.
+[bold]export[/bold] read runs (-h says more). Interrupted, it goes on where it was when it is started again.
 """
 
 

@@ -222,7 +222,7 @@ class Ticker:
         self._last_s = 0.0
 
     def is_due(self, stage: str = "") -> bool:
-        """Whether to write a line now; if so the time starts anew."""
+        """Whether to write a line now; if so the time starts again."""
         now_s = self._clock()
         if stage == self._stage and now_s - self._last_s < EVERY_S:
             return False

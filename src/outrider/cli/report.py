@@ -48,7 +48,7 @@ def print_incomplete(console: Console, completion: Completion, grammar: Grammar 
 
 
 def print_legend(console: Console) -> None:
-    """Which colour stands for which source."""
+    """The colour of each source."""
     legend = Text("tokens by: ", style="dim")
     for source, style in SOURCE_STYLES.items():
         legend.append(source_name(source), style=style or "bold")

@@ -157,7 +157,7 @@ class CostsSettings(Models, JsonOutput, Verbose, Context, Loading):
     seconds: Annotated[float, Field(gt=0, le=3600)] | None = setting(
         None, panel="Measuring", help="Time to measure each model for. Default: 20, and 60 for --tune."
     )
-    fresh: bool = setting(False, panel="Measuring", help="Measure anew, whatever was measured before.")
+    fresh: bool = setting(False, panel="Measuring", help="Measure again, whatever was measured before.")
     tune: bool = setting(
         False,
         panel="Measuring",
@@ -237,4 +237,4 @@ class SetupSettings(Group):
     native: bool = setting(
         False, help="Compile ik_llama.cpp for this CPU into the cache. Takes a C++ compiler and some minutes."
     )
-    force: bool = setting(False, help="With --native: compile anew what is there.")
+    force: bool = setting(False, help="With --native: compile again what is there.")

@@ -27,7 +27,7 @@ _STAGES = {
 def setup(settings: SetupSettings) -> int:
     """Show the libraries, or build one; returns the exit status. Raises SettingError and BuildError."""
     if settings.force and not settings.native:
-        raise SettingError("--force", "there is nothing to compile anew", "Add --native.")
+        raise SettingError("--force", "there is nothing to compile again", "Add --native.")
     if not settings.native:
         write("\n".join(_libraries()) + "\n")
         return 0
@@ -68,7 +68,7 @@ def _build(force: bool) -> None:
         size = f"{made.path.stat().st_size / 1e6:.0f} MB, compiled in {_duration(made.seconds)}"
         write(f"ik_llama.cpp for this CPU is built and decodes ({size}): {path}\n")
     else:
-        write(f"ik_llama.cpp for this CPU is there already (--force compiles it anew): {path}\n")
+        write(f"ik_llama.cpp for this CPU is there already (--force compiles it again): {path}\n")
 
 
 def _duration(seconds: float) -> str:

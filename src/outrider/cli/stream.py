@@ -27,7 +27,7 @@ from outrider.session.readout import Emission, Readout, read_out
 from outrider.session.session import Generation
 
 _SHORT_S = 1.0
-"""Reading a prompt is not spoken of before."""
+"""Reading a prompt is not mentioned before."""
 
 
 @dataclass(frozen=True, slots=True)

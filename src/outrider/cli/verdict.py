@@ -57,7 +57,7 @@ def _rows(certificate: Certificate) -> list[tuple[str, str]]:
     rows = [("because", reason) for reason in reasons(findings)]
     names = [f"{role} {model['name']}" for role, model in certificate.models.items()]
     if findings.stand_in:
-        names.append("no draft model: for the samples the target's own logits, disturbed, stand in for one")
+        names.append("no draft model: for the samples the target's own logits, disturbed, take its place")
     rows.append(("models", ", ".join(names)))
     if certificate.plan.grammar is not None:
         rows.append(("structure", structure_line(certificate.plan.grammar)))

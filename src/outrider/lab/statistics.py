@@ -68,7 +68,7 @@ Strata = Sequence[Sequence[tuple[Floats, Floats]]]
 def estimate(strata: Strata, *, draw_cases: bool = True, paired: bool = True) -> Estimate:
     """Of each case the ratio of medians; over the cases of a group, then over groups, the geometric mean.
 
-    Each draw takes cases anew within their group, and within each case its repetitions, the same for both
+    Each draw resamples cases within their group, and within each case its repetitions, the same for both
     settings. Without `draw_cases` the cases stay as they are: the interval of these prompts alone, which
     narrows as they are repeated. Not `paired`: the two were not measured in the same blocks, and are drawn
     apart; they may differ in number.
@@ -194,7 +194,7 @@ def speedup_of(slow_s: Sequence[float], fast_s: Sequence[float], *, error: float
 
 
 def share_of(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
-    """Sum over sum, a share of 0 to 1, with the percentiles of answers drawn anew; 0 to 1 for a single
+    """Sum over sum, a share of 0 to 1, with the percentiles of resampled answers; 0 to 1 for a single
     answer."""
     some, all_ = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     value, count = float(some.sum() / all_.sum()), len(some)

@@ -13,7 +13,7 @@ What it guarantees, whatever the steps do:
 
 What it aims at: 95 of 100 gaps between characters shorter than those of plain decoding, which shows
 a token a step. Steps of the usual kind meet that when they are at least as fast as plain decoding's
-and their durations can be foreseen from the recent ones. Two things stand against it, and no pace
+and their durations can be foreseen from the recent ones. Two things limit it, and no pace
 could help without holding text back for longer than a step: steps that bring fewer characters than
 they take times plain decoding's step (drafts that were mostly rejected), and durations so irregular
 that the text runs dry again and again, for longer than plain decoding would have paused.

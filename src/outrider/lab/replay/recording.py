@@ -132,7 +132,7 @@ def record_offers(
 ) -> Offers:
     """What the draft `model` would offer after every prefix of `answer`, all ids the target's.
 
-    `constrain` makes the request's constraint anew, where it has one: offers are made under its masks.
+    `constrain` makes the request's constraint again, where it has one: offers are made under its masks.
     The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
     do not fit its context.
     """
