@@ -16,7 +16,8 @@ from golden.normal import normal, shape
 __all__ = ["answers", "certificate"]
 
 _PROMPT = "Repeat this text: The river is wide and the water is cold. The boat crosses the river."
-_MACHINE = ("--backend", "llama.cpp", "-t", "1", "-c", "1024")
+_MACHINE = ("--backend", "llama.cpp", "-t", "1", "-c", "1024", "-fa", "on", "--repack")
+"""what a measurement would choose otherwise; so does whether calls are made of equal bits (`RUNS`)"""
 _DRAFT, _NO_DRAFT = ("-md", "default-draft"), ("-md", "none")
 _FIXED = ("--policy", "fixed", "--draft-max", "4", "--draft-p-min", "0.3")
 _GREEDY = ("--temp", "0", "-s", "7", "-n", "32")
@@ -54,7 +55,8 @@ def answers() -> Any:
     """`run` with every set of options."""
     found = {}
     for name, options in RUNS.items():
-        out = program("run", *_MACHINE, *options, "--json", _PROMPT)
+        bitwise = () if "--bitwise" in options else ("--no-bitwise",)
+        out = program("run", *_MACHINE, *bitwise, *options, "--json", _PROMPT)
         if name == "automatic":
             out["out"] |= dict.fromkeys(_BY_CHOICE)
             found[name] = shape(out, ("text", "settings"))
