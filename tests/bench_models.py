@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
-from outrider.bench.plan import Plan
+from outrider.bench.plan import SweepPlan
 from outrider.core.data import Row
 from outrider.core.errors import BackendError
 from outrider.costs import CallCosts
@@ -112,7 +112,7 @@ def row(file: ModelFile, role: Role) -> ModelRow:
     )
 
 
-def plan(folder: Path, **changes: Any) -> Plan:
+def plan(folder: Path, **changes: Any) -> SweepPlan:
     """Two workloads of two prompts each, with costs that are given."""
     files = []
     for name, texts in {"letters": ("abc abc", "dd ef"), "words": ("gab hag. gab", "a.b.c.")}.items():
@@ -131,4 +131,4 @@ def plan(folder: Path, **changes: Any) -> Plan:
         "costs": str(folder / "given.json"),
         "quality": False,
     }
-    return Plan(**(values | changes))
+    return SweepPlan(**(values | changes))

@@ -19,7 +19,7 @@ from cli_helpers import call
 from outrider.backends.gguf import LoadOptions, candidates
 from outrider.bench.changes import changes, differences
 from outrider.bench.export import export
-from outrider.bench.plan import Plan, make_plan, read_plan
+from outrider.bench.plan import SweepPlan, make_plan, read_plan
 from outrider.bench.report import print_report, write_report
 from outrider.bench.results import Results
 from outrider.bench.store import Store
@@ -41,7 +41,7 @@ NAMES = ("target (llama.cpp)", "target (ik)")
 ROW: TypeAdapter[Row] = TypeAdapter(Row)
 
 
-def small(folder: Path, **changes: Any) -> Plan:
+def small(folder: Path, **changes: Any) -> SweepPlan:
     few = {"drafts": ("twin",), "finalists": 1, "draft_lengths": "0-2", "p_mins": (0.0,), "controls": ()}
     return plan(folder, **(few | {"backends": BOTH} | changes))
 
@@ -277,7 +277,7 @@ def test_real_files_run_in_the_library_that_is_named(tmp_path: Path) -> None:
     write_tiny(tmp_path / "draft.gguf", noise=0.3)
     (tmp_path / "mine.jsonl").write_text('{"prompt": "the re and the re"}\n{"prompt": "def the(re): return"}')
     export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
-    asked = Plan(
+    asked = SweepPlan(
         targets=(str(tmp_path / "big.gguf"),),
         drafts=(str(tmp_path / "draft.gguf"),),
         backends=("llama.cpp", "ik"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf.registry import DIALECTS
-from outrider.bench.plan import Plan, make_plan, parse_lengths, plan_text, read_plan
+from outrider.bench.plan import SweepPlan, make_plan, parse_lengths, plan_text, read_plan
 from outrider.core.errors import HubError, ModelFileError, SettingError
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.workloads import BUILT_IN
@@ -36,8 +36,15 @@ def refusal(folder: Path, text: str) -> str:
 
 
 def test_the_written_file_reads_back_to_the_defaults_and_names_every_setting(tmp_path: Path) -> None:
-    assert read_plan(written(tmp_path, plan_text(), "other.toml")) == Plan()
-    for name in (*Plan.model_fields, *WorkloadSpec.model_fields, "url", "command", "api_key_env", *BUILT_IN):
+    assert read_plan(written(tmp_path, plan_text(), "other.toml")) == SweepPlan()
+    for name in (
+        *SweepPlan.model_fields,
+        *WorkloadSpec.model_fields,
+        "url",
+        "command",
+        "api_key_env",
+        *BUILT_IN,
+    ):
         assert name in plan_text(), name
     assert max(map(len, plan_text().splitlines())) <= 110
 

@@ -11,7 +11,7 @@ import pytest
 
 from cli_helpers import COMMAND, TEMPLATE
 from outrider.backends.gguf.quantizer import quantize
-from outrider.bench.plan import Plan
+from outrider.bench.plan import SweepPlan
 from outrider.bench.results import Results
 from outrider.bench.store import read_rows
 from outrider.bench.sweep import run_sweep
@@ -63,7 +63,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Results:
         "context": 512,
         "threads": 1,
     }
-    run_sweep(Plan(**values), folder / "run", hub=HubOptions(offline=True))
+    run_sweep(SweepPlan(**values), folder / "run", hub=HubOptions(offline=True))
     return Results.read(folder / "run")
 
 

@@ -14,10 +14,10 @@ from engines import PROMPT, VOCABULARY, ScriptedDrafter, greedy_continuation, or
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
 from outrider.certify.checks import certify
-from outrider.certify.exact import CachedModel, DisturbedLogits, LogitsCache, exact_distribution
+from outrider.certify.exact_distribution import CachedModel, DisturbedLogits, LogitsCache, exact_distribution
 from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, judge_with
-from outrider.certify.plan import Findings, Plan, Subject
-from outrider.certify.texts import compare_texts, repeat
+from outrider.certify.plan import CertifyPlan, Findings, Subject
+from outrider.certify.text_equality import compare_texts, repeat
 from outrider.core.contracts import Drafter
 from outrider.core.data import Logits, Request, Span
 from outrider.core.errors import PromptError, SettingError
@@ -29,7 +29,9 @@ from outrider.policy import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
 OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)
-QUICK = Plan(num_tokens=24, num_seeded=24, num_repeated=1, num_sampled=1, samples=200, significance=0.01)
+QUICK = CertifyPlan(
+    num_tokens=24, num_seeded=24, num_repeated=1, num_sampled=1, samples=200, significance=0.01
+)
 PROMPTS = [PROMPT, (2, 3, 1, 1)]
 EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
 
@@ -38,7 +40,7 @@ def subject_of(drafters: Sequence[Drafter] = (), **options: object) -> Subject:
     return Subject(FakeModel(VOCABULARY, LANGUAGE, **options), tuple(drafters), EAGER)  # type: ignore[arg-type]
 
 
-def certificate_of(findings: Findings, plan: Plan = QUICK) -> Certificate:
+def certificate_of(findings: Findings, plan: CertifyPlan = QUICK) -> Certificate:
     return Certificate(
         plan,
         findings,
@@ -316,11 +318,11 @@ def test_what_cannot_be_tested_is_refused() -> None:
     with pytest.raises(SettingError, match="no-residual, swapped"):
         check_fault("sloppy")
     with pytest.raises(SettingError, match="no known fault"):
-        Plan(fault="sloppy")
+        CertifyPlan(fault="sloppy")
     with pytest.raises(PromptError, match="there are none"):
         certify(subject_of(), [], QUICK)
     with pytest.raises(PromptError, match="prompt 2"):
         certify(subject_of(), [PROMPT, (0,) * 240], QUICK)
     for change in ({"samples": 0}, {"num_tokens": 0}, {"significance": 1.5}, {"seed": -1}, {"lenience": 2.0}):
         with pytest.raises(SettingError):
-            Plan(**change)
+            CertifyPlan(**change)

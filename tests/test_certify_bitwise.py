@@ -15,16 +15,18 @@ from outrider.backends.fake import FakeModel, Rounding, random_logits
 from outrider.certify.certificate import Certificate, as_json, reasons
 from outrider.certify.checks import certify
 from outrider.certify.faults import check_fault, unequal_sizes
-from outrider.certify.plan import Findings, Plan, Subject
+from outrider.certify.plan import CertifyPlan, Findings, Subject
 from outrider.certify.runs import compare_rows
-from outrider.cli.verdict import print_verdict
+from outrider.cli.verify_report import print_verdict
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy import FixedPolicy
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
-QUICK = Plan(num_tokens=24, num_seeded=16, num_repeated=2, num_sampled=1, samples=40, significance=0.01)
+QUICK = CertifyPlan(
+    num_tokens=24, num_seeded=16, num_repeated=2, num_sampled=1, samples=40, significance=0.01
+)
 PROMPTS = [PROMPT, (2, 3, 1, 1)]
 EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
 PADDED = Rounding((1,)), TRIED[1:]
@@ -50,7 +52,7 @@ def subject(model: BitwiseModel | FakeModel) -> Subject:
     return Subject(model, drafters, EAGER)
 
 
-def certificate_of(findings: Findings, plan: Plan = QUICK) -> Certificate:
+def certificate_of(findings: Findings, plan: CertifyPlan = QUICK) -> Certificate:
     return Certificate(plan, findings, ("a", "b"), {}, {}, {}, {}, "2024-01-01T00:00:00+00:00", 1.0)
 
 

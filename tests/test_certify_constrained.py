@@ -14,11 +14,11 @@ from constrained import OneOf, Pieces
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.certify.certificate import Certificate, as_json
 from outrider.certify.checks import certify
-from outrider.certify.exact import LogitsCache, exact_distribution, find_start
+from outrider.certify.exact_distribution import LogitsCache, exact_distribution, find_start
 from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault
-from outrider.certify.plan import Findings, Plan, Subject
+from outrider.certify.plan import CertifyPlan, Findings, Subject
 from outrider.certify.runs import generate
-from outrider.certify.texts import after, compare_texts, repeat
+from outrider.certify.text_equality import after, compare_texts, repeat
 from outrider.core.contracts import Constraint, Drafter
 from outrider.core.data import Grammar, Logits, Request, Span
 from outrider.core.errors import SettingError
@@ -36,7 +36,7 @@ LANGUAGE = random_logits(WORDS.size, seed=4, order=2)
 PROMPTS = [(0, 1), (2, 3, 1, 1)]
 EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
 GRAMMAR = Grammar("choice")
-QUICK = Plan(
+QUICK = CertifyPlan(
     num_tokens=24,
     num_seeded=24,
     num_repeated=1,
@@ -106,12 +106,12 @@ def test_every_fault_is_found(fault: str) -> None:
 @pytest.mark.parametrize("fault", MASK_FAULTS)
 def test_faults_of_masks_need_masks(fault: str) -> None:
     with pytest.raises(SettingError, match="there is none"):
-        Plan(fault=check_fault(fault))
+        CertifyPlan(fault=check_fault(fault))
 
 
 def test_the_forcing_mask_is_no_fault_where_it_is_asked_for() -> None:
     with pytest.raises(SettingError, match="changes nothing"):
-        Plan(fault="forcing-mask", grammar=replace(GRAMMAR, fast_forward="canonical"))
+        CertifyPlan(fault="forcing-mask", grammar=replace(GRAMMAR, fast_forward="canonical"))
 
 
 def test_a_grammar_needs_someone_to_compile_it() -> None:

@@ -14,7 +14,7 @@ from outrider.certify.certificate import acceptance_power, as_json
 from outrider.certify.checks import certify
 from outrider.certify.decisions import KINDS, RULES, Decisions, ScoreTests, _Law
 from outrider.certify.faults import check_fault, judge_with
-from outrider.certify.plan import Findings, Plan, Subject
+from outrider.certify.plan import CertifyPlan, Findings, Subject
 from outrider.certify.statistics import ERRORS, ScoreTest
 from outrider.core.data import Distribution, Draft, Request
 from outrider.core.errors import SettingError
@@ -114,7 +114,7 @@ def test_an_impossible_outcome_decides_at_once() -> None:
 
 # The certificate as a whole
 
-PLAN = Plan(num_tokens=8, num_seeded=8, num_repeated=1, num_sampled=1, samples=100, repeats=20)
+PLAN = CertifyPlan(num_tokens=8, num_seeded=8, num_repeated=1, num_sampled=1, samples=100, repeats=20)
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
 OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)
 

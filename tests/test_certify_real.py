@@ -12,7 +12,7 @@ from outrider.backends.gguf import LoadOptions
 from outrider.certify.certificate import reasons
 from outrider.certify.checks import certify
 from outrider.certify.faults import check_fault, unequal_sizes
-from outrider.certify.plan import Plan, Subject
+from outrider.certify.plan import CertifyPlan, Subject
 from outrider.core.errors import SettingError
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
@@ -20,7 +20,7 @@ from outrider.policy import FixedPolicy
 from outrider.session import Pair, Session
 
 MODEL = cache_dir() / "models" / EMBEDDED_NAME
-PLAN = Plan(num_tokens=24, num_seeded=16, num_repeated=1, num_sampled=1, samples=20, rule="stable")
+PLAN = CertifyPlan(num_tokens=24, num_seeded=16, num_repeated=1, num_sampled=1, samples=20, rule="stable")
 PROMPTS = ["Repeat this line three times: The quick brown fox jumps over the lazy dog.", "Count to nine."]
 
 pytestmark = [

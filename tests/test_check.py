@@ -13,7 +13,7 @@ from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
 from outrider.check.check import judge, judge_lookup_alone, measure_rewind
 from outrider.check.report import DraftReport, Report, Rewind
-from outrider.check.verdict import DraftNumbers, Verdict, cannot_work, judge_draft, judge_lookup, overall
+from outrider.check.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft, judge_lookup, overall
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -269,9 +269,12 @@ def test_lookup_is_judged_against_plain_decoding(
 
 
 def test_the_verdict_over_all_drafts() -> None:
-    lookup_pays, lookup_not = Verdict("pays", True, "L pays"), Verdict("does not pay", False, "L does not")
-    good, better = Verdict("pays", True, "good"), Verdict("pays", True, "better")
-    bad, broken = Verdict("does not pay", False, "bad"), cannot_work("no", ())
+    lookup_pays, lookup_not = (
+        DraftVerdict("pays", True, "L pays"),
+        DraftVerdict("does not pay", False, "L does not"),
+    )
+    good, better = DraftVerdict("pays", True, "good"), DraftVerdict("pays", True, "better")
+    bad, broken = DraftVerdict("does not pay", False, "bad"), cannot_work("no", ())
     fast, faster = Interval(1.2, 1.1, 1.3), Interval(1.6, 1.5, 1.7)
     assert overall(lookup_pays, []) == ("L pays", True)
     assert overall(lookup_not, []) == ("L does not", False)
@@ -286,7 +289,7 @@ def test_the_verdict_over_all_drafts() -> None:
     assert overall(lookup_pays, [("a", broken, None), ("b", bad, fast)])[1] is True
     assert overall(lookup_not, [("a", bad, fast), ("b", bad, fast)])[0].startswith("none of the drafts pays")
     assert overall(lookup_not, [("a", broken, None), ("b", bad, fast)])[0] == "b: bad"
-    open_ = Verdict("undecided", False, "open")
+    open_ = DraftVerdict("undecided", False, "open")
     assert overall(lookup_pays, [("a", open_, fast)]) == ("open; L pays", True)
     assert overall(lookup_not, [("a", open_, fast), ("b", bad, fast)])[0].startswith(
         "none of the drafts is likely to pay"

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bench_rows import bench_rows
 from cli_helpers import Outcome, call
-from outrider.bench.plan import Plan, plan_text
+from outrider.bench.plan import SweepPlan, plan_text
 from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.bench.store import ROWS
@@ -34,13 +34,13 @@ class Sweep:
     """Stands in for the sweep: keeps what it was asked for and gives rows that were made up."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[SweepPlan] = []
         self.folders: list[Path] = []
         self.hubs: list[HubOptions] = []
         self.raises: BaseException | None = None
 
     def __call__(
-        self, plan: Plan, folder: Path, *, hub: HubOptions, progress: Callable[[Progress], None]
+        self, plan: SweepPlan, folder: Path, *, hub: HubOptions, progress: Callable[[Progress], None]
     ) -> Results:
         self.plans.append(plan)
         self.folders.append(folder)
@@ -91,7 +91,7 @@ def refused(outcome: Outcome) -> str:
 def test_without_anything_the_defaults_are_swept(run: Run, sweep: Sweep, tmp_path: Path) -> None:
     outcome = run()
     assert outcome.status == 0, outcome.err
-    assert sweep.plans == [Plan()] and sweep.folders == [Path("bench")]
+    assert sweep.plans == [SweepPlan()] and sweep.folders == [Path("bench")]
     assert (tmp_path / "bench" / "report.html").read_text().startswith("<!")
     assert outcome.out.strip() and outcome.err.strip().endswith("report: bench/report.html")
     assert "recording: 25% of all, 2 h 05 min left, tiny, chat" in outcome.err
@@ -280,7 +280,7 @@ def test_init_writes_the_plan_and_never_over_another(run: Run, tmp_path: Path, s
     assert "bench.toml: the file exists" in refused(run("init"))
     assert (tmp_path / "bench.toml").read_text() == "mine"
     assert run("init", "bench.toml", "--force").status == 0
-    assert run("bench.toml").status == 0 and sweep.plans == [Plan()]
+    assert run("bench.toml").status == 0 and sweep.plans == [SweepPlan()]
     assert "its folder does not exist" in refused(run("init", tmp_path / "no" / "p.toml"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.certify.plan import Plan
+from outrider.certify.plan import CertifyPlan
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
@@ -32,7 +32,7 @@ RECORD = json.dumps(
 MAKE_PLAN = command.make_plan
 
 
-def small(settings: VerifySettings, verification: Verification) -> Plan:
+def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
     return replace(MAKE_PLAN(settings, verification), samples=150, significance=0.01)
 
 

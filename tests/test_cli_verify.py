@@ -14,7 +14,7 @@ from time import sleep
 import pytest
 
 from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
-from outrider.certify.plan import Plan
+from outrider.certify.plan import CertifyPlan
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
@@ -42,7 +42,7 @@ def verify(
     monkeypatch.chdir(tmp_path)
     make_plan = command.make_plan
 
-    def small(settings: VerifySettings, verification: Verification) -> Plan:
+    def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
         return replace(make_plan(settings, verification), samples=150, significance=0.01)
 
     monkeypatch.setattr(command, "make_plan", small)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.certify.texts import compare_texts
+from outrider.certify.text_equality import compare_texts
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.distill.export import read_provenance

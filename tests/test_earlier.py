@@ -12,8 +12,8 @@ from engines import asked, sampler
 from lookups import UpTo, propose
 from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft
-from outrider.drafters.contexts import ContextIndex, ContextReader
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
+from outrider.drafters.suffix_array import ContextIndex, ContextReader
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=8)
 

@@ -18,7 +18,7 @@ import pytest
 
 from backends import FILES
 from outrider.backends.gguf import LoadOptions, candidates, installed, libraries
-from outrider.backends.gguf.declare import LibraryRefused, Params
+from outrider.backends.gguf.c_types import LibraryRefused, Params
 from outrider.backends.gguf.ik import Dialect as Ik
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile
 from outrider.backends.gguf.mainline import Dialect as Mainline

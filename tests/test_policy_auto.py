@@ -34,7 +34,7 @@ from outrider.policy.objective import (
     expected_tokens,
 )
 from outrider.policy.pretrained import pretrained_calibration, read_calibration
-from outrider.policy.state import Batch, PolicyState
+from outrider.policy.state import BatchState, PolicyState
 from outrider.policy.step import Step
 from recordings import FLAT, SMALL, STAIRS, STEEP, DraftKind, TextKind, curve, recording
 from simulated import SURE, Offering, Simulated
@@ -516,7 +516,7 @@ def test_a_draft_is_expected_to_fare_as_it_did_while_it_was_made() -> None:
 def test_the_value_of_drafting_on_is_worked_out_again_from_what_was_learned() -> None:
     knowledge = PolicyState(*costs(FLAT, 0.01))
     text = knowledge.new_request(10, None)
-    prices = knowledge.step_costs(text, "draft", 64, Batch.of([text], knowledge, 0))
+    prices = knowledge.step_costs(text, "draft", 64, BatchState.of([text], knowledge, 0))
     before = knowledge.continuation_value(prices, 16)
     assert knowledge.continuation_value(prices, 16) is before
     for _ in range(64):

@@ -11,7 +11,7 @@ from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import DrafterAgreement
 from outrider.policy.objective import expected_tokens
-from outrider.policy.state import Batch, PolicyState
+from outrider.policy.state import BatchState, PolicyState
 from outrider.policy.stopping import ConfidenceModel
 from recordings import FLAT, SMALL, curve
 from simulated import Offering, Simulated
@@ -38,7 +38,7 @@ def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     state = PolicyState(curve(FLAT), {"draft": draft})
     text = state.new_request(0, None)
     text.uncached["draft"] = 8
-    found = state.step_costs(text, "draft", 8, Batch.of([text], state, 0))
+    found = state.step_costs(text, "draft", 8, BatchState.of([text], state, 0))
     assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
     assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
 

@@ -14,9 +14,9 @@ from draft_influence.subjects import FILTERS, Candidate, Sizes, Tokens, engine_o
 from draft_influence.two_samples import two_samples
 from outrider.certify.certificate import reasons, totals
 from outrider.certify.checks import certify
-from outrider.certify.exact import LENGTH, CachedModel, LogitsCache
-from outrider.certify.plan import Plan, Subject
-from outrider.certify.texts import compare_texts
+from outrider.certify.exact_distribution import LENGTH, CachedModel, LogitsCache
+from outrider.certify.plan import CertifyPlan, Subject
+from outrider.certify.text_equality import compare_texts
 from outrider.core.contracts import Model
 from outrider.core.data import Completion, Request
 from outrider.core.params import SamplingParams, Verification
@@ -89,7 +89,7 @@ def certificate(
     target: Model, candidate: Candidate, prompts: Sequence[Tokens], sizes: Sizes
 ) -> Iterator[Cell]:
     """The tests of `outrider verify`, of a smaller number."""
-    plan = Plan(
+    plan = CertifyPlan(
         num_tokens=sizes.tokens, num_seeded=sizes.tokens, num_repeated=1, num_sampled=1,
         samples=sizes.certificate_samples, seed=sizes.seed,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import typer
 
 import outrider
 from golden.api import serve
-from outrider.bench.plan import ContestantSpec, Plan, plan_text
+from outrider.bench.plan import ContestantSpec, SweepPlan, plan_text
 from outrider.cli.main import app
 from outrider.lab.workloads.reading import WorkloadSpec
 from outrider.server.settings import Configuration, ServeSettings, as_toml
@@ -62,7 +62,7 @@ def settings() -> Any:
                                      for line in shown.splitlines()))  # fmt: skip
     variables = sorted(f"OUTRIDER_{name.upper()}" for table in tables.values() for name in table)
     plan = tomllib.loads(plan_text())
-    fields = {kind.__name__: sorted(kind.model_fields) for kind in (Plan, WorkloadSpec, ContestantSpec)}
+    fields = {kind.__name__: sorted(kind.model_fields) for kind in (SweepPlan, WorkloadSpec, ContestantSpec)}
     others = ["OUTRIDER_CACHE", "OUTRIDER_CONFIG"]
     return {"server": tables, "variables": variables + others, "plan": plan, "plan fields": fields}
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from outrider.backends.gguf import GgufModel, LoadOptions, candidates
 from outrider.backends.tuning.scoring import costs_of
-from outrider.bench.plan import Plan
+from outrider.bench.plan import SweepPlan
 from outrider.core.errors import BackendError, SettingError
 from outrider.costs import CallCosts, import_costs
 from outrider.costs.timer import Rows
@@ -29,7 +29,7 @@ _ROOM_TOKENS = 8
 class LlamaCppLoader:
     """The Loader of a real sweep."""
 
-    def __init__(self, plan: Plan, workloads: Sequence[Workload], hub: HubOptions) -> None:
+    def __init__(self, plan: SweepPlan, workloads: Sequence[Workload], hub: HubOptions) -> None:
         self._plan = plan
         self._hub = hub
         self._context = plan.context or _context(workloads)

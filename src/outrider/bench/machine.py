@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import device_names, physical_cores
-from outrider.bench.plan import Plan
+from outrider.bench.plan import SweepPlan
 from outrider.lab.machine import machine, versions
 from outrider.lab.prompts import Workload
 from outrider.lab.rows import HeadRow
 
 
-def head_row(plan: Plan, workloads: Sequence[Workload]) -> HeadRow:
+def head_row(plan: SweepPlan, workloads: Sequence[Workload]) -> HeadRow:
     """Machine, library build, plan, and which prompts its workloads held."""
     facts: dict[str, Any] = {
         **machine(),

@@ -78,7 +78,7 @@ class ContestantSpec(Part):
         return self
 
 
-class Plan(Part):
+class SweepPlan(Part):
     """What is swept, and how precisely. Lengths are tokens; `plan.toml` beside this module explains each."""
 
     name: Annotated[str, Field(pattern=r"^[\w][\w .+-]*$")] = "bench"
@@ -175,7 +175,7 @@ class Plan(Part):
         return tuple(dict.fromkeys(values))
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Plan:
+    def _fits_together(self) -> SweepPlan:
         if not self.drafts and not self.lookup_only:
             raise ValueError("there is no draft model and lookup_only is off: nothing is left to sweep")
         if self.repetitions_least > self.repetitions_most:
@@ -196,7 +196,7 @@ class Plan(Part):
 
     def load_options(self, backend: str) -> LoadOptions:
         """How the weights of every model are loaded under this backend."""
-        names = LoadOptions.__dataclass_fields__.keys() & Plan.model_fields.keys()
+        names = LoadOptions.__dataclass_fields__.keys() & SweepPlan.model_fields.keys()
         return LoadOptions(backend=backend, **{name: getattr(self, name) for name in names})
 
 
@@ -223,7 +223,7 @@ def plan_text() -> str:
     return (files("outrider.bench") / "plan.toml").read_text(encoding="utf-8")
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> SweepPlan:
     """The plan of a TOML file; paths in it are relative to it. Without a name it is called as the file.
 
     Raises SettingError, which names the file and the field.
@@ -256,13 +256,15 @@ def plan_values(path: Path) -> dict[str, Any]:
     return {"name": path.stem} | values
 
 
-def make_plan(values: Mapping[str, Any], source: str = "", names: Mapping[str, str] | None = None) -> Plan:
+def make_plan(
+    values: Mapping[str, Any], source: str = "", names: Mapping[str, str] | None = None
+) -> SweepPlan:
     """The plan of these values. A complaint calls a field by `source` and its name, or as `names` says.
 
     Raises SettingError: one sentence about the first thing that is wrong.
     """
     try:
-        return Plan.model_validate(dict(values))
+        return SweepPlan.model_validate(dict(values))
     except ValidationError as error:
         raise _complaint(error, source, names or {}) from None
 
@@ -291,7 +293,7 @@ def _dotted(place: list[int | str]) -> str:
 
 
 def _suggestion(place: list[int | str]) -> str:
-    fields = Plan.model_fields if len(place) == 1 else _TABLES[str(place[0])].model_fields
+    fields = SweepPlan.model_fields if len(place) == 1 else _TABLES[str(place[0])].model_fields
     found = get_close_matches(str(place[-1]), fields, 1, 0.6)
     return f"Did you mean {found[0]}?" if found else _WAY_OUT
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from outrider.bench.contestants import Answer, ContestantError, RefusedError
-from outrider.bench.plan import Plan
+from outrider.bench.plan import SweepPlan
 from outrider.bench.results import Cell, Results
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.summary.speeds import measured_speedup
@@ -35,7 +35,7 @@ class Rounds:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SweepPlan,
         stages: Stages,
         loader: Loader,
         meter: Meter,

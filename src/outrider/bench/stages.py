@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.bench.ledger import MIN_TOKENS, Ledger
-from outrider.bench.plan import Plan
+from outrider.bench.plan import SweepPlan
 from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
 from outrider.costs import CallCosts
 from outrider.lab.curves import own_times, target_costs
@@ -63,7 +63,7 @@ class Loader(Protocol):
 class Stages:
     """Finds out what the ledger does not say about its target."""
 
-    def __init__(self, plan: Plan, ledger: Ledger, loader: Loader, meter: Meter) -> None:
+    def __init__(self, plan: SweepPlan, ledger: Ledger, loader: Loader, meter: Meter) -> None:
         self.plan = plan
         self.ledger = ledger
         self.target = ledger.target

@@ -18,7 +18,7 @@ from outrider.bench.contestants import Answer, Contestant, ContestantError
 from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
-from outrider.bench.plan import Plan
+from outrider.bench.plan import SweepPlan
 from outrider.bench.quality import families, quality_of, save_reference
 from outrider.bench.results import Results
 from outrider.bench.rounds import Rival, Rounds
@@ -44,7 +44,7 @@ _REPLAYED_CASE_S = 0.002
 
 
 def run_sweep(
-    plan: Plan,
+    plan: SweepPlan,
     folder: Path,
     *,
     hub: HubOptions | None = None,
@@ -68,7 +68,7 @@ def run_sweep(
 
 @dataclass
 class _Sweep:
-    plan: Plan
+    plan: SweepPlan
     store: Store
     loader: Loader
     workloads: Sequence[Workload]

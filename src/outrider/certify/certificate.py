@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.certify.exact import LENGTH, POWER_SHIFT
-from outrider.certify.plan import Findings, Plan
-from outrider.certify.texts import Compared, Counts
+from outrider.certify.exact_distribution import LENGTH, POWER_SHIFT
+from outrider.certify.plan import CertifyPlan, Findings
+from outrider.certify.text_equality import Compared, Counts
 from outrider.core.files import write_whole
 from outrider.models.hub import file_sha256
 from outrider.models.reference import local_shards
@@ -35,7 +35,7 @@ class Certificate:
     ISO 8601, `duration_s` what the tests took.
     """
 
-    plan: Plan
+    plan: CertifyPlan
     findings: Findings
     prompts: tuple[str, ...]
     models: dict[str, Any]

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import product
 from typing import cast
 
-from outrider.certify.exact import LENGTH, SEARCHED_TOKENS
+from outrider.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
 from outrider.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, judge_with
-from outrider.certify.plan import Findings, Plan, Progress, Subject
+from outrider.certify.plan import CertifyPlan, Findings, Progress, Subject
 from outrider.certify.runs import RowRecorder
 from outrider.certify.sampled import sampled_tests
-from outrider.certify.texts import Compared, Repeated, compare_texts, repeat
+from outrider.certify.text_equality import Compared, Repeated, compare_texts, repeat
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
@@ -25,7 +25,7 @@ _TEMPERATURES = (0.7, 1.0)
 def certify(
     subject: Subject,
     prompts: Sequence[tuple[int, ...]],
-    plan: Plan,
+    plan: CertifyPlan,
     progress: Progress = lambda _stage, _done, _total: None,
 ) -> Findings:
     """Run every test on these prompts (tokens of the target).
@@ -72,13 +72,17 @@ def _numbers(stage: str, count: int, progress: Progress) -> Iterator[int]:
         yield i
 
 
-def _request(prompt: tuple[int, ...], plan: Plan) -> Request:
+def _request(prompt: tuple[int, ...], plan: CertifyPlan) -> Request:
     greedy = SamplingParams(temperature=0)
     return Request(prompt, greedy, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
 
 
 def _greedy(
-    engine: Engine, subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan, progress: Progress
+    engine: Engine,
+    subject: Subject,
+    prompts: Sequence[tuple[int, ...]],
+    plan: CertifyPlan,
+    progress: Progress,
 ) -> tuple[list[Compared], list[Compared]]:
     """Every prompt's greedy text; and, where texts must be bit-equal and the target has room for two, some
     that are generated while the next prompt's is."""
@@ -96,7 +100,11 @@ def _greedy(
 
 
 def _seeded(
-    engine: Engine, subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan, progress: Progress
+    engine: Engine,
+    subject: Subject,
+    prompts: Sequence[tuple[int, ...]],
+    plan: CertifyPlan,
+    progress: Progress,
 ) -> tuple[list[Compared], list[Repeated]]:
     """The same seed twice, and with and without the drafters where the rule promises that."""
     both = plan.rule == "auto" and plan.lenience == 1
@@ -116,7 +124,7 @@ def _seeded(
     return stable, repeated
 
 
-def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: Plan) -> None:
+def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPlan) -> None:
     if not prompts:
         raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
     if plan.grammar is not None and subject.constrain is None:

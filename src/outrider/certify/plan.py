@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.backends.bitwise import BitwiseModel
 from outrider.certify.faults import Constrain, Fault, check_fault, check_shows
-from outrider.certify.texts import Compared, Repeated
+from outrider.certify.text_equality import Compared, Repeated
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
@@ -47,7 +47,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CertifyPlan:
     """How much is tested, and how.
 
     `num_tokens` per prompt and greedy run; `num_seeded` per run with a seed, on `num_repeated` prompts;

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from outrider.certify.decisions import KINDS, RULES, Decisions, MakeVerifier, ScoreTests
-from outrider.certify.exact import (
+from outrider.certify.exact_distribution import (
     LENGTH,
     CachedModel,
     DisturbedLogits,
@@ -30,10 +30,10 @@ from outrider.certify.exact import (
     find_start,
 )
 from outrider.certify.faults import break_masks, judge_with
-from outrider.certify.plan import DecisionTest, Plan, Progress, SampledTest, Subject
+from outrider.certify.plan import CertifyPlan, DecisionTest, Progress, SampledTest, Subject
 from outrider.certify.runs import generate
 from outrider.certify.statistics import ScoreTest
-from outrider.certify.texts import after
+from outrider.certify.text_equality import after
 from outrider.core.contracts import Drafter
 from outrider.core.data import Request
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
@@ -68,7 +68,7 @@ class Setting:
         return f"{rule}{f', {kind}' if kind else ''}, T={self.sampling.temperature:g}{penalties}"
 
 
-def settings_under_test(plan: Plan) -> list[Setting]:
+def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     """Every rule with both kinds of draft at two temperatures, and one with penalties; of a rule
     that is asked for (not auto) only the settings with that rule. Under a grammar that forces text also
     what that does alone, without a drafter."""
@@ -101,7 +101,7 @@ def settings_under_test(plan: Plan) -> list[Setting]:
 
 
 def sampled_tests(
-    subject: Subject, prompts: Sequence[Text], plan: Plan, progress: Progress
+    subject: Subject, prompts: Sequence[Text], plan: CertifyPlan, progress: Progress
 ) -> tuple[tuple[SampledTest, ...], tuple[DecisionTest, ...], int]:
     """Test every setting on the prompts of the highest entropy.
 
@@ -167,7 +167,7 @@ def _decided(rule: str, kind: str, test: ScoreTest, level: float) -> DecisionTes
 class _Tester:
     """A subject's models, cached, and engines on them."""
 
-    def __init__(self, subject: Subject, plan: Plan) -> None:
+    def __init__(self, subject: Subject, plan: CertifyPlan) -> None:
         self._subject, self._plan = subject, plan
         self._draft = subject.draft or subject.target
         self.rows = LogitsCache(subject.target)

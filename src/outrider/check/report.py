@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from outrider.check.verdict import Verdict
+from outrider.check.verdict import DraftVerdict
 from outrider.core.contracts import RewindKind
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.models import ModelFacts
@@ -49,7 +49,7 @@ class LookupReport:
     drafted: int
     accepted: int
     speedups: Speedups
-    verdict: Verdict
+    verdict: DraftVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class DraftReport:
     tokenizers: Tokenizers
     rewind: RewindKind
     bytes_ratio: float
-    verdict: Verdict
+    verdict: DraftVerdict
     calls: Calls | None = None
     step_ratio: float | None = None
     break_even: tuple[BreakEven, ...] = ()

@@ -31,7 +31,7 @@ _TELL_MORE = "a firmer answer: more of your own prompts (--prompts FILE), more t
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DraftVerdict:
     """`sentence` says it, `advice` what else to try; `pays` is the outcome, an undecided one by its
     middle."""
 
@@ -67,42 +67,42 @@ class DraftNumbers:
         return "plain decoding" if self.gain is self.over_plain else "lookup alone"
 
 
-def judge_lookup(speedup: Interval, calls: Sequence[float]) -> Verdict:
+def judge_lookup(speedup: Interval, calls: Sequence[float]) -> DraftVerdict:
     """Whether lookup alone pays; `calls` as in DraftNumbers."""
     outcome, number = _outcome(speedup), as_text(speedup)
     steep = _flatter(calls)
     if outcome == "pays":
-        return Verdict(outcome, True, f"lookup alone pays: {number} plain decoding")
+        return DraftVerdict(outcome, True, f"lookup alone pays: {number} plain decoding")
     if outcome == "undecided":
         sentence = f"undecided: lookup alone gives {number} plain decoding{_WANTED}"
-        return Verdict(outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, _BENCH, *steep))
+        return DraftVerdict(outcome, speedup.value >= PAYS_FROM, sentence, (_TELL_MORE, _BENCH, *steep))
     sentence = f"lookup alone does not pay on these prompts: {number} plain decoding"
-    return Verdict(outcome, False, sentence, (_LOOK_UP, *steep))
+    return DraftVerdict(outcome, False, sentence, (_LOOK_UP, *steep))
 
 
-def judge_draft(numbers: DraftNumbers) -> Verdict:
+def judge_draft(numbers: DraftNumbers) -> DraftVerdict:
     """Whether the draft pays: over plain decoding and over lookup alone, which needs no draft."""
     outcomes = {_outcome(numbers.over_plain), _outcome(numbers.over_lookup)}
     if outcomes == {"pays"}:
         sentence = (
             f"pays: {as_text(numbers.over_plain)} plain decoding, {as_text(numbers.over_lookup)} lookup alone"
         )
-        return Verdict("pays", True, sentence, _cheaper(numbers))
+        return DraftVerdict("pays", True, sentence, _cheaper(numbers))
     if "does not pay" not in outcomes:
         sentence = f"undecided: the draft gives {as_text(numbers.gain)} {numbers.rival}{_WANTED}"
         advice = (_BENCH, _TELL_MORE, *_cheaper(numbers))
-        return Verdict("undecided", numbers.gain.value >= PAYS_FROM, sentence, advice)
+        return DraftVerdict("undecided", numbers.gain.value >= PAYS_FROM, sentence, advice)
     sentence = f"will not pay here: {_reason(numbers)}; {_without(numbers.lookup)}"
-    return Verdict("does not pay", False, sentence, _instead(numbers))
+    return DraftVerdict("does not pay", False, sentence, _instead(numbers))
 
 
-def cannot_work(why: str, advice: Sequence[str]) -> Verdict:
+def cannot_work(why: str, advice: Sequence[str]) -> DraftVerdict:
     """A pair, or a target, that cannot speculate at all."""
-    return Verdict("cannot work", False, f"cannot work: {why}", tuple(advice))
+    return DraftVerdict("cannot work", False, f"cannot work: {why}", tuple(advice))
 
 
 def overall(
-    lookup: Verdict | None, drafts: Sequence[tuple[str, Verdict, Interval | None]]
+    lookup: DraftVerdict | None, drafts: Sequence[tuple[str, DraftVerdict, Interval | None]]
 ) -> tuple[str, bool]:
     """One sentence over all drafts (name, verdict, expected speed-up), and whether anything pays.
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from outrider.backends.gguf import show_log
 from outrider.bench.contestants import headers_of
-from outrider.bench.plan import ContestantSpec, Plan, make_plan, plan_text, plan_values
+from outrider.bench.plan import ContestantSpec, SweepPlan, make_plan, plan_text, plan_values
 from outrider.bench.results import Results
 from outrider.bench.servers import words_of
 from outrider.bench.store import ROWS
@@ -40,7 +40,9 @@ from outrider.lab.progress import Progress
 from outrider.lab.workloads.reading import load_workload, workload_values
 
 _FLAGS = {
-    name: setting.flag for name, setting in settings_of(BenchSettings).items() if name in Plan.model_fields
+    name: setting.flag
+    for name, setting in settings_of(BenchSettings).items()
+    if name in SweepPlan.model_fields
 } | {
     "workloads": "--workload",
     "contestants": "--contestant",
@@ -88,7 +90,7 @@ def _note_unfinished(results: Results, errors: Console) -> None:
         print_notes(errors, [f"the time was over before all had run: {listed}; run it again to go on"])
 
 
-def plan_of(settings: BenchSettings) -> Plan:
+def plan_of(settings: BenchSettings) -> SweepPlan:
     """The plan that file and flags make together. Raises SettingError, which names the field or the flag."""
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     path = settings.plan
@@ -137,7 +139,7 @@ def _contestant(text: str) -> dict[str, str]:
 
 def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     """The workloads of the flags, of the file, or the usual ones, with what flags say about all of them."""
-    usual = [spec.name for spec in Plan().workloads]
+    usual = [spec.name for spec in SweepPlan().workloads]
     specs = given.get("workload") or values.get("workloads", usual)
     if not isinstance(specs, list):
         return specs
@@ -146,7 +148,7 @@ def _workloads(given: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     return [spec | said if isinstance(spec, dict) else spec for spec in found]
 
 
-def _check(plan: Plan, folder: Path) -> None:
+def _check(plan: SweepPlan, folder: Path) -> None:
     """Refuse what would fail only after hours. Raises SettingError and ContestantError."""
     if plan.costs is not None:
         _check_costs(plan.costs, bool(plan.drafts))

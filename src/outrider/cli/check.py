@@ -14,7 +14,7 @@ from outrider.backends.gguf import LoadOptions, candidates, show_log
 from outrider.check import check as check_pair
 from outrider.check.check import CheckRequest
 from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
-from outrider.check.verdict import Outcome, Verdict, as_text
+from outrider.check.verdict import DraftVerdict, Outcome, as_text
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import Cell, print_notes, print_rows, readable, write_json
 from outrider.cli.plans import check_context, hub_options, load_options
@@ -142,7 +142,7 @@ def print_check(console: Console, report: Report) -> None:
     console.print(Text(f"took {report.seconds:.0f} s on {readable(report.machine)}", style="dim"))
 
 
-def _block(console: Console, title: str, rows: _Rows, verdict: Verdict | None = None) -> None:
+def _block(console: Console, title: str, rows: _Rows, verdict: DraftVerdict | None = None) -> None:
     console.print(Text(readable(title), style="bold", overflow="fold"))
     lines: list[tuple[str, Cell]] = [(f"  {name}", line) for name, line in rows]
     if verdict is not None:

@@ -16,7 +16,7 @@ from outrider import __version__
 from outrider.certify.certificate import Certificate, as_json, model_files, write_certificate
 from outrider.certify.checks import certify
 from outrider.certify.faults import check_fault
-from outrider.certify.plan import BUILT_IN, Plan, Subject
+from outrider.certify.plan import BUILT_IN, CertifyPlan, Subject
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import bars_or_lines, print_notes, write_json
@@ -24,7 +24,7 @@ from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, plan_pair
 from outrider.cli.prompt import encodable, read_prompt, unescape
 from outrider.cli.run import load_pair, open_session
 from outrider.cli.settings import VerifySettings
-from outrider.cli.verdict import print_verdict
+from outrider.cli.verify_report import print_verdict
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.files import check_writable
@@ -49,11 +49,11 @@ _QUICK_BUILT_IN = tuple(BUILT_IN[i] for i in (1, 2, 4, 9))
 """A code edit, an extraction, a translation and something to invent."""
 
 
-def make_plan(settings: VerifySettings, verification: Verification) -> Plan:
+def make_plan(settings: VerifySettings, verification: Verification) -> CertifyPlan:
     """How much is tested, and under what grammar. Raises SettingError and GrammarError."""
-    plan = Plan(num_tokens=32, num_seeded=16, num_repeated=1, num_sampled=1, samples=300, repeats=12)
+    plan = CertifyPlan(num_tokens=32, num_seeded=16, num_repeated=1, num_sampled=1, samples=300, repeats=12)
     if not settings.quick:
-        plan = Plan()
+        plan = CertifyPlan()
     if settings.tokens is not None:
         if settings.tokens < 1:
             raise SettingError(f"-n {settings.tokens}", "it asks for nothing", "Give 1 or more.")
@@ -103,7 +103,7 @@ def verify(settings: VerifySettings) -> int:
 def _certify(
     settings: VerifySettings,
     pair_plan: PairPlan,
-    plan: Plan,
+    plan: CertifyPlan,
     texts: list[str],
     place: Path | None,
     errors: Console,

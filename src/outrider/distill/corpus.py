@@ -40,7 +40,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Texts side by side: `tokens` (texts, longest) padded at the end, the labels of all their positions in
     the order of the texts, and where these positions are, as indices into the flattened `tokens`."""
 
@@ -112,7 +112,7 @@ def packed(lengths: Ints, order: Ints, batch_tokens: int) -> list[list[int]]:
     return batches
 
 
-def batch_of(texts: Sequence[Text], device: torch.device) -> Batch:
+def batch_of(texts: Sequence[Text], device: torch.device) -> TrainingBatch:
     """Texts as tensors on a device."""
     tokens = pad_sequence([torch.from_numpy(text.tokens).long() for text in texts], batch_first=True)
     ends = [row * tokens.shape[1] + len(text.tokens) for row, text in enumerate(texts)]
@@ -130,4 +130,4 @@ def batch_of(texts: Sequence[Text], device: torch.device) -> Batch:
         joined(text.probs for text in texts).float().to(device),
         torch.from_numpy(np.concatenate([text.rest for text in texts])).float().to(device),
     )
-    return Batch(tokens.to(device), torch.cat(places).to(device), labels)
+    return TrainingBatch(tokens.to(device), torch.cat(places).to(device), labels)

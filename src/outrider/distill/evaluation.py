@@ -23,7 +23,7 @@ from outrider.backends.gguf import LoadOptions
 from outrider.backends.tuning.scoring import costs_of
 from outrider.costs import CallCosts
 from outrider.costs.timer import Rows
-from outrider.distill.corpus import Batch, Text, batch_of, packed
+from outrider.distill.corpus import Text, TrainingBatch, batch_of, packed
 from outrider.distill.losses import Labels, acceptance, loss_of
 from outrider.distill.plan import Loss, kept
 from outrider.distill.report import Evaluation
@@ -174,7 +174,7 @@ def _replayed(starts: Ints, ends: Ints, confident: Ints, correct: Ints, costs: S
 
 def evaluate(
     texts: Sequence[Text],
-    logits_of: Callable[[Batch], Tensor],
+    logits_of: Callable[[TrainingBatch], Tensor],
     loss: Loss,
     batch_tokens: int,
     costs: StepCosts,
@@ -202,7 +202,10 @@ def evaluate(
 
 
 def predicted(
-    texts: Sequence[Text], logits_of: Callable[[Batch], Tensor], batch_tokens: int, device: torch.device
+    texts: Sequence[Text],
+    logits_of: Callable[[TrainingBatch], Tensor],
+    batch_tokens: int,
+    device: torch.device,
 ) -> Iterator[tuple[Labels, Tensor, list[Predictions]]]:
     """Labels, logits and predictions of the draft, batch by batch, texts of like length together."""
     lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.core.errors import InputError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint
-from outrider.distill.corpus import Batch, Corpus, Text, batch_of
+from outrider.distill.corpus import Corpus, Text, TrainingBatch, batch_of
 from outrider.distill.evaluation import Predictions, StepCosts, evaluate, predicted
 from outrider.distill.losses import loss_of
 from outrider.distill.network import Network, causal, device_of, has_fast_half
@@ -214,7 +214,7 @@ class Trainer:
         self.state.losses.append(loss)
         self.state.trained_tokens += len(batch.places)
 
-    def _backward(self, batch: Batch, network: Network) -> float:
+    def _backward(self, batch: TrainingBatch, network: Network) -> float:
         """Add a batch's gradients to the weights'; its mean loss.
 
         The output layer is computed in pieces, forward and backward: the logits of a whole batch would fill
@@ -256,14 +256,14 @@ class Trainer:
     def _autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
 
-    def _states(self, batch: Batch, network: Network) -> Tensor:
+    def _states(self, batch: TrainingBatch, network: Network) -> Tensor:
         """The last states (labelled positions, width) of a batch."""
         network.reach(batch.tokens.shape[1])
         positions = torch.arange(batch.tokens.shape[1], device=self.device).expand_as(batch.tokens)
         with self._autocast():
             return network.hidden(batch.tokens, positions, causal).flatten(0, 1)[batch.places]
 
-    def _logits(self, batch: Batch, network: Network) -> Tensor:
+    def _logits(self, batch: TrainingBatch, network: Network) -> Tensor:
         """Logits (labelled positions, vocabulary) of a batch."""
         with self._autocast():
             return network.logits(self._states(batch, network))

@@ -15,9 +15,9 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Request
 from outrider.core.errors import SettingError
 from outrider.drafters import corpus_store
-from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader, lay_out, sort_contexts
 from outrider.drafters.corpus_store import About, DamagedIndex, FileList, chunks, list_files
 from outrider.drafters.lookup import LookupDrafter
+from outrider.drafters.suffix_array import DEPTH, ContextIndex, ContextReader, lay_out, sort_contexts
 from outrider.models.vocab import tokenizer_id
 
 Progress = Callable[[str, int, int], None]

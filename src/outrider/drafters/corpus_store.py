@@ -27,7 +27,7 @@ import numpy as np
 
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import parse_json
-from outrider.drafters.contexts import BYTES, ContextIndex, Laid, Places
+from outrider.drafters.suffix_array import BYTES, ContextIndex, Laid, Places
 from outrider.models.hub import cache_dir
 
 _MARK = f"outrider corpus 1 {sys.byteorder}".ljust(24).encode()

@@ -6,8 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from outrider.core.data import Request
-from outrider.drafters.contexts import DEPTH, ContextIndex, ContextReader
 from outrider.drafters.lookup import LookupDrafter, Match
+from outrider.drafters.suffix_array import DEPTH, ContextIndex, ContextReader
 
 MAX_TOKENS = 200_000
 """what a memory holds"""

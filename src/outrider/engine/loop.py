@@ -29,10 +29,9 @@ from outrider.core.data import (
 )
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
 from outrider.engine.interrupts import deferred
+from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
-from outrider.engine.sequence import Plan, Shared, Verified, complete
-from outrider.engine.sequence import Sequence as Running
-from outrider.engine.slots import Slots, rewind
+from outrider.engine.sequence import RunningRequest, Shared, StepPlan, Verified, complete
 from outrider.engine.text import TextStream
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
 from outrider.engine.verification import commit, fail, record_of, verify
@@ -68,7 +67,7 @@ class Engine:
         self._verifier_of = verifier
         self.constrain = constrain
         self.notices: list[str] = []
-        self._running: list[Running] = []
+        self._running: list[RunningRequest] = []
         self.equip(drafters, policy)
         self._slots = Slots(target)
         self._pace = Pace(max_pause_s)
@@ -126,7 +125,7 @@ class Engine:
         tokens = list(request.prompt)
         slot = self._slots.take(request, tokens)
         try:
-            sequence = Running(
+            sequence = RunningRequest(
                 request=request,
                 id=self._num_submitted,
                 slot=slot,
@@ -202,13 +201,13 @@ class Engine:
             for drafter in drafters if sequence.request.speculate else ():
                 drafter.begin(sequence.slot, replace(sequence.request, prompt=tuple(sequence.tokens)))
 
-    def _release(self, sequence: Running) -> None:
+    def _release(self, sequence: RunningRequest) -> None:
         self._running.remove(sequence)
         self._slots.give_back(sequence.slot)
         for drafter in self._drafters_of(sequence):
             drafter.end(sequence.slot)
 
-    def _drafters_of(self, sequence: Running) -> tuple[Drafter, ...]:
+    def _drafters_of(self, sequence: RunningRequest) -> tuple[Drafter, ...]:
         return self.drafters if sequence.request.speculate else ()
 
     # Generating
@@ -278,7 +277,7 @@ class Engine:
             self._restore()
             raise
 
-    def _learn(self, plans: Sequence[Plan], updates: Sequence[Update]) -> None:
+    def _learn(self, plans: Sequence[StepPlan], updates: Sequence[Update]) -> None:
         """Let the policy see what became of the step. The time it takes belongs to the next one."""
         before = perf_counter()
         self.policy.observe({p.sequence.slot: u.record for p, u in zip(plans, updates, strict=True)})
@@ -289,18 +288,18 @@ class Engine:
         for sequence in self._running:
             rewind(self.target, sequence.slot, len(sequence.tokens) - 1)
 
-    def _plan(self, running: Sequence[Running], shared: Shared) -> list[Plan]:
+    def _plan(self, running: Sequence[RunningRequest], shared: Shared) -> list[StepPlan]:
         """Decoding sequences first, each with its draft, then chunks of the prompts that are being read."""
         decoding = [s for s in running if self.target.length(s.slot) == len(s.tokens) - 1]
         reading = self._read([s for s in running if s not in decoding], len(decoding))
         drafts = self._propose(decoding, sum(len(plan.span.tokens) for plan in reading), shared)
         plans = [
-            Plan(s, Span(s.slot, (s.tokens[-1], *draft.tokens), len(s.tokens) - 1, 1 + len(draft)), draft)
+            StepPlan(s, Span(s.slot, (s.tokens[-1], *draft.tokens), len(s.tokens) - 1, 1 + len(draft)), draft)
             for s, draft in zip(decoding, drafts, strict=True)
         ]
         return plans + reading
 
-    def _read(self, sequences: Sequence[Running], num_decoding: int) -> list[Plan]:
+    def _read(self, sequences: Sequence[RunningRequest], num_decoding: int) -> list[StepPlan]:
         """The next chunks of prompts. Where others decode, half the batch is left for their drafts."""
         room = self.target.max_batch_tokens - num_decoding
         if num_decoding:
@@ -311,10 +310,10 @@ class Engine:
             sequence = sequences[i]
             stored = self.target.length(sequence.slot)
             tokens = tuple(sequence.tokens[stored : stored + size])
-            plans.append(Plan(sequence, Span(sequence.slot, tokens, stored, 0), None))
+            plans.append(StepPlan(sequence, Span(sequence.slot, tokens, stored, 0), None))
         return plans
 
-    def _propose(self, decoding: Sequence[Running], num_read: int, shared: Shared) -> list[Draft]:
+    def _propose(self, decoding: Sequence[RunningRequest], num_read: int, shared: Shared) -> list[Draft]:
         """One draft for each sequence, no longer than its context, its `max_tokens` and the batch leave
         room for beside `num_read` prompt tokens: the target adds a token of its own to every draft."""
         before = perf_counter()
@@ -346,14 +345,14 @@ class Engine:
         shared.propose_s = perf_counter() - before
         return [drafts.get(sequence.slot, Draft()) for sequence in decoding]
 
-    def _is_drafted_for(self, sequence: Running) -> bool:
+    def _is_drafted_for(self, sequence: RunningRequest) -> bool:
         """What a constraint forces is drafted without any drafter."""
         forced = sequence.constraint is not None and self.target.rewind != "none"
         return sequence.request.speculate and bool(self.drafters or forced)
 
     # The end of a step
 
-    def _commit(self, plan: Plan, verified: Verified, shared: Shared) -> Update:
+    def _commit(self, plan: StepPlan, verified: Verified, shared: Shared) -> Update:
         """Commit, rewind and record one sequence's share of the step."""
         sequence, draft = plan.sequence, plan.draft
         position, pieces, error = len(sequence.tokens), list[Piece](), verified.error

@@ -24,7 +24,7 @@ from outrider.verify import VerificationRule
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class RunningRequest:
     """The state of one running request."""
 
     request: Request
@@ -57,10 +57,10 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """What one sequence puts into the step's target call."""
 
-    sequence: Sequence
+    sequence: RunningRequest
     span: Span
     draft: Draft | None
     """None for a chunk of the prompt"""
@@ -85,7 +85,7 @@ class Shared:
     propose_s: float = 0.0
     verify_s: float = 0.0
     work: DraftWork = field(default_factory=DraftWork)
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
 
     @property
     def batch_tokens(self) -> int:
@@ -93,7 +93,7 @@ class Shared:
         return sum(len(plan.span.tokens) for plan in self.plans)
 
 
-def complete(sequence: Sequence) -> Completion:
+def complete(sequence: RunningRequest) -> Completion:
     """The outcome of a sequence that has ended."""
     prompt_tokens = len(sequence.request.prompt)
     return Completion(
@@ -110,7 +110,7 @@ def complete(sequence: Sequence) -> Completion:
     )
 
 
-def _is_complete(sequence: Sequence) -> bool:
+def _is_complete(sequence: RunningRequest) -> bool:
     """Whether the text is a whole one: a stop string cuts off what the constraint has seen."""
     if sequence.constraint is None:
         return True

@@ -9,11 +9,11 @@ from time import perf_counter
 from outrider.core.contracts import Model
 from outrider.core.data import TARGET, Draft, FinishReason, Logits, Piece, StepRecord, Verdict
 from outrider.core.errors import OutriderError
-from outrider.engine.sequence import Plan, Sequence, Shared, Verified
+from outrider.engine.sequence import RunningRequest, Shared, StepPlan, Verified
 from outrider.sampling import LazyDistributions, score_tokens
 
 
-def verify(plan: Plan, logits: Logits) -> Verified:
+def verify(plan: StepPlan, logits: Logits) -> Verified:
     """The verdict on a draft; none for a chunk of the prompt. Unusable logits end this request alone."""
     if plan.draft is None:
         return Verified()
@@ -23,7 +23,7 @@ def verify(plan: Plan, logits: Logits) -> Verified:
         return Verified(Verdict(0, None, "deferred"), error=error)
 
 
-def _verify_draft(sequence: Sequence, draft: Draft, logits: Logits) -> Verified:
+def _verify_draft(sequence: RunningRequest, draft: Draft, logits: Logits) -> Verified:
     before = perf_counter()
     rows = LazyDistributions(logits, sequence.sampler, draft.tokens)
     verdict, error = sequence.verifier.verify(rows, draft, sequence.num_generated), None
@@ -36,7 +36,7 @@ def _verify_draft(sequence: Sequence, draft: Draft, logits: Logits) -> Verified:
     return Verified(verdict, perf_counter() - before, logprobs, error)
 
 
-def commit(sequence: Sequence, draft: Draft, verdict: Verdict, target: Model) -> Iterator[Piece]:
+def commit(sequence: RunningRequest, draft: Draft, verdict: Verdict, target: Model) -> Iterator[Piece]:
     """Append the accepted tokens and the target's own, up to where the text ends; yields what may be shown.
 
     Raises ConstraintError where a constraint cannot read them.
@@ -59,7 +59,7 @@ def commit(sequence: Sequence, draft: Draft, verdict: Verdict, target: Model) ->
             break
 
 
-def _finish_reason(sequence: Sequence, token: int, target: Model) -> FinishReason | None:
+def _finish_reason(sequence: RunningRequest, token: int, target: Model) -> FinishReason | None:
     if sequence.text.stopped is not None:
         return "stop"
     if not sequence.request.ignore_end and target.vocabulary.ends_generation(token):
@@ -73,14 +73,14 @@ def _finish_reason(sequence: Sequence, token: int, target: Model) -> FinishReaso
     return None
 
 
-def fail(sequence: Sequence, error: OutriderError) -> list[Piece]:
+def fail(sequence: RunningRequest, error: OutriderError) -> list[Piece]:
     """End a request that cannot go on; what was produced stays."""
     sequence.error, sequence.finish_reason = error, "error"
     text = sequence.text.flush()
     return [Piece(text, TARGET)] if text else []
 
 
-def record_of(plan: Plan, step: int, position: int, verified: Verified, shared: Shared) -> StepRecord:
+def record_of(plan: StepPlan, step: int, position: int, verified: Verified, shared: Shared) -> StepRecord:
     """The record of one sequence's share of a step that it began with `position` tokens."""
     sequence, verdict = plan.sequence, verified.verdict
     tokens = tuple(sequence.tokens[position:])

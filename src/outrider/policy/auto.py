@@ -13,12 +13,12 @@ from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord, TokenEstimate
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts
-from outrider.policy.candidate import Proposal
 from outrider.policy.fixed import FixedPolicy
 from outrider.policy.learning import learn_costs, learn_request, plain_step_s
 from outrider.policy.objective import allocate
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.policy.state import Batch, PolicyState, RequestState
+from outrider.policy.proposal import Proposal
+from outrider.policy.state import BatchState, PolicyState, RequestState
 from outrider.policy.step import Step
 
 LONGEST_DRAFT = 64
@@ -100,7 +100,7 @@ class AutoPolicy:
             step.candidate_may_pay if is_alone else step.has_candidate for step in steps
         ):
             return [Draft() for _ in requests], DraftWork()  # the common case of a fast model: no arithmetic
-        batch = Batch.of(texts, self.knowledge, others)
+        batch = BatchState.of(texts, self.knowledge, others)
         for step in open_to_models:
             self._choose_model(step, models, batch)
             if step.lookup_prefix:
@@ -112,7 +112,7 @@ class AutoPolicy:
                 step.set_costs(None, batch)
         offers, work = _ask(models, steps)
         found = [step.finish(offers.get(step.request.sequence)) for step in steps]
-        batch = Batch.of(texts, self.knowledge, others)
+        batch = BatchState.of(texts, self.knowledge, others)
         calls_s = self.knowledge.calls_s(sum(len(draft) for draft, _ in found), batch)
         lengths = allocate([(draft.acceptance, fixed) for draft, fixed in found], calls_s, batch.reward_s)
         return [draft.first(length) for (draft, _), length in zip(found, lengths, strict=True)], work
@@ -122,7 +122,7 @@ class AutoPolicy:
             self.begin(sequence, 1, None)
         return self._texts[sequence]
 
-    def _choose_model(self, step: Step, models: Sequence[Drafter], batch: Batch) -> None:
+    def _choose_model(self, step: Step, models: Sequence[Drafter], batch: BatchState) -> None:
         """Settle which draft model this sequence asks, and how, or that it asks none."""
         best: tuple[float, str, int, bool] | None = None
         can_pay = True

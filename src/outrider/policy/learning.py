@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.core.data import StepRecord
-from outrider.policy.candidate import DraftQuery, Proposal
 from outrider.policy.estimates import Calibration
+from outrider.policy.proposal import DraftQuery, Proposal
 from outrider.policy.state import PolicyState, RequestState
 
 _MIN_OBSERVED = 16

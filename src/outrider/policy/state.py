@@ -68,7 +68,7 @@ class RequestState:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchState:
     """What shares a step's calls."""
 
     num_sequences: int
@@ -80,7 +80,7 @@ class Batch:
     """λ (`objective`)"""
 
     @classmethod
-    def of(cls, texts: Sequence[RequestState], state: PolicyState, others: int) -> Batch:
+    def of(cls, texts: Sequence[RequestState], state: PolicyState, others: int) -> BatchState:
         """These requests, with `others` more tokens in the call."""
         size, context = len(texts), sum(text.context for text in texts)
         plain_s = state.costs.call_s(size, context=context, num_sequences=size) + state.own_step_s
@@ -131,7 +131,7 @@ class PolicyState:
             self.draft_costs[name] = CallCosts()
         return self.draft_costs[name]
 
-    def calls_s(self, most: int, batch: Batch) -> Array:
+    def calls_s(self, most: int, batch: BatchState) -> Array:
         """Seconds of the target's call with 0 to `most` drafted tokens, the engine's own time for them
         included, shape (most + 1,)."""
         calls_s: Array = self.costs.calls_s(
@@ -151,7 +151,7 @@ class PolicyState:
         text: RequestState,
         model: str | None,
         max_length: int,
-        batch: Batch,
+        batch: BatchState,
         max_prefix: int = MAX_LOOKUP_PREFIX,
     ) -> StepCosts:
         """What a step of this request costs and earns, with up to `max_prefix` lookup tokens before a

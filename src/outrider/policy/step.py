@@ -9,7 +9,6 @@ from itertools import takewhile
 
 from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, TokenEstimate
-from outrider.policy.candidate import DraftQuery, Proposal, look_up
 from outrider.policy.forced import FORCED, forced
 from outrider.policy.objective import (
     amortises_prefill,
@@ -18,11 +17,12 @@ from outrider.policy.objective import (
     slowdown_budget,
     stopping_value,
 )
+from outrider.policy.proposal import DraftQuery, Proposal, look_up
 from outrider.policy.state import (
     MAX_CONSTRAINED_MODEL_DRAFT,
     MAX_LOOKUP_PREFIX,
     MAX_MODEL_DRAFT,
-    Batch,
+    BatchState,
     PolicyState,
     RequestState,
 )
@@ -97,7 +97,7 @@ class Step:
         """Tokens that a constraint forces before everything else."""
         return sum(1 for _ in takewhile(lambda source: source == FORCED, self._suffix.sources))
 
-    def set_costs(self, model: str | None, batch: Batch) -> None:
+    def set_costs(self, model: str | None, batch: BatchState) -> None:
         """Settle the costs of the step, with or without a draft model."""
         max_prefix = self._num_forced + MAX_LOOKUP_PREFIX
         self._costs = self._state.step_costs(self._text, model, self._max_length, batch, max_prefix)

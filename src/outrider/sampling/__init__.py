@@ -2,7 +2,7 @@
 
 from outrider.core.data import point_mass
 from outrider.sampling.chain import distribution
-from outrider.sampling.distributions import draw, probability
+from outrider.sampling.draws import draw, probability
 from outrider.sampling.logprobs import score_tokens
 from outrider.sampling.sampler import LazyDistributions, RequestSampler
 from outrider.sampling.selection import argmax, confidence

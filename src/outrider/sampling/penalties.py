@@ -17,7 +17,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Row
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.breakers import MAX_TAIL_TOKENS, Breakers, breakers_of
+from outrider.sampling.dry_breakers import MAX_TAIL_TOKENS, Breakers, breakers_of
 from outrider.sampling.selection import Tokens
 
 Counts = npt.NDArray[np.int64]

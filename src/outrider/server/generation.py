@@ -19,7 +19,7 @@ from outrider.server.answers.choice import Answer, Choice, estimate_of
 from outrider.server.errors import Problem, internal_error, problem_of
 from outrider.server.jobs import Job
 from outrider.server.keys import Caller, TokenUsage
-from outrider.server.prepare.plan import Plan
+from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.service import Service, caller_of
 
 _Result = TypeVar("_Result")
@@ -28,11 +28,11 @@ _QUIET_S = 15.0
 """After such a silence a comment is sent, so that nobody on the way closes the connection."""
 
 
-class Batch:
+class GenerationJobs:
     """Running generations, one for each choice of a plan. `close` ends those that still run, whatever
     happened: whoever started a batch closes it. The caller pays for what was generated until then."""
 
-    def __init__(self, service: Service, plan: Plan, caller: Caller) -> None:
+    def __init__(self, service: Service, plan: GenerationPlan, caller: Caller) -> None:
         self.service = service
         self.plan = plan
         self.jobs: list[Job] = []
@@ -113,8 +113,8 @@ def _broken_off() -> Problem:
 async def answer(
     service: Service,
     request: Request,
-    plan: Callable[[str], Plan],
-    make: Callable[[Plan, Sequence[Choice]], Answer],
+    plan: Callable[[str], GenerationPlan],
+    make: Callable[[GenerationPlan, Sequence[Choice]], Answer],
     *,
     stream: bool,
 ) -> Response:
@@ -125,7 +125,7 @@ async def answer(
         planned = await service.prepared(lambda: plan(caller.name))
     except OutriderError as error:
         raise problem_of(error) from None
-    batch = Batch(service, planned, caller)
+    batch = GenerationJobs(service, planned, caller)
     await batch.start()
     try:
         reader = planned.reader
@@ -142,13 +142,13 @@ async def answer(
         batch.close()
 
 
-async def _whole(batch: Batch, choices: Sequence[Choice], result: Answer) -> Response:
+async def _whole(batch: GenerationJobs, choices: Sequence[Choice], result: Answer) -> Response:
     async for index, update in batch.updates():
         result.take(choices[index], update)
     return JSONResponse(result.whole())
 
 
-async def _events(batch: Batch, choices: Sequence[Choice], result: Answer) -> AsyncIterator[str]:
+async def _events(batch: GenerationJobs, choices: Sequence[Choice], result: Answer) -> AsyncIterator[str]:
     for data in result.first():
         yield event(data)
     try:

@@ -136,7 +136,7 @@ def _bytes_per_token(weights: Weights, options: LoadOptions) -> int:
 # A model call's spans, laid out as the library reads them.
 
 
-class Batch:
+class LlamaBatch:
     """The arrays of a llama_batch (the structure `kind`) of up to `size` tokens, allocated once and refilled
     for every call."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.backends.gguf.declare import (
+from outrider.backends.gguf.c_types import (
     BOOL,
     ENUM,
     FLOAT,

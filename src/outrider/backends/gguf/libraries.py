@@ -15,7 +15,7 @@ from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf.declare import LibraryRefused
+from outrider.backends.gguf.c_types import LibraryRefused
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import DIALECTS

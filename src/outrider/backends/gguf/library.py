@@ -17,8 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
-from outrider.backends.gguf.declare import (
+from outrider.backends.gguf.c_types import (
     BOOL,
     ENUM,
     INT,
@@ -33,6 +32,7 @@ from outrider.backends.gguf.declare import (
     fields,
     functions,
 )
+from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.backends.gguf.declare import (
+from outrider.backends.gguf.c_types import (
     BOOL,
     ENUM,
     FLOAT,

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 
 from outrider.backends.gguf.context import (
-    Batch,
+    LlamaBatch,
     check_cache_types,
     check_room,
     choose_attention,
@@ -186,7 +186,7 @@ class GgufModel:
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self._may_have_gaps = False
-        self._batch = Batch(self._library.Batch, self.max_batch_tokens)
+        self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         context = self._native.pointer

@@ -16,7 +16,7 @@ from outrider.formats import ContentDelta, Event, Reader, ReasoningDelta, ToolCa
 from outrider.formats.reader import EventBuffer
 from outrider.policy import AutoPolicy
 from outrider.server.jobs import Job
-from outrider.server.prepare.plan import Plan
+from outrider.server.prepare.plan import GenerationPlan
 from outrider.session.readout import Readout, read_out
 from outrider.session.speedup import Estimate, estimate_speedup
 
@@ -196,7 +196,7 @@ _FORCED = "grammar"
 _DRAFTER_COUNTS = ("drafted_tokens", "accepted_tokens", "calls_saved")
 
 
-def usage_of(plan: Plan, jobs: Sequence[Job], reasoning_tokens: int = 0) -> dict[str, Any]:
+def usage_of(plan: GenerationPlan, jobs: Sequence[Job], reasoning_tokens: int = 0) -> dict[str, Any]:
     """Prompt and completion tokens. The choices of one prompt share it: it counts once for them."""
     completions = [job.completion for job in jobs]
     readouts = [read_out(completion) for completion in completions]
@@ -222,7 +222,7 @@ def usage_of(plan: Plan, jobs: Sequence[Job], reasoning_tokens: int = 0) -> dict
     }
 
 
-def account_of(plan: Plan, jobs: Sequence[Job], policy: AutoPolicy | None) -> dict[str, Any]:
+def account_of(plan: GenerationPlan, jobs: Sequence[Job], policy: AutoPolicy | None) -> dict[str, Any]:
     """What speculation did. Of several choices counts add up, and `choices` has each one's."""
     each = [_of_choice(job, policy) for job in jobs]
     whole = {"policy": plan.policy, "rule": jobs[0].completion.rule, "lossy": jobs[0].completion.lossy}

@@ -10,7 +10,7 @@ from uuid import uuid4
 from outrider.core.data import Update
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from outrider.server.answers.choice import Answer, Choice, account_of, chat_logprobs, usage_of
-from outrider.server.prepare.plan import Plan
+from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.requests import ResponseRequest
 from outrider.server.service import Service
 
@@ -29,7 +29,7 @@ class ResponseAnswer(Answer):
     """its stream ends with the last event"""
 
     def __init__(
-        self, service: Service, body: ResponseRequest, plan: Plan, choices: Sequence[Choice]
+        self, service: Service, body: ResponseRequest, plan: GenerationPlan, choices: Sequence[Choice]
     ) -> None:
         self.service = service
         self.plan = plan
@@ -187,7 +187,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _head(service: Service, body: ResponseRequest, plan: Plan) -> dict[str, Any]:
+def _head(service: Service, body: ResponseRequest, plan: GenerationPlan) -> dict[str, Any]:
     """What is known before the first token: the request, as it is carried out."""
     given = body.model_dump(mode="json", by_alias=True)
     request = plan.requests[0]

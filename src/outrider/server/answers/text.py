@@ -12,7 +12,7 @@ from uuid import uuid4
 from outrider.core.data import Update
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from outrider.server.answers.choice import Answer, Choice, TextOffsets, account_of, chat_logprobs, usage_of
-from outrider.server.prepare.plan import Plan
+from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.service import Service
 
 Chunk = dict[str, Any]
@@ -27,7 +27,7 @@ class _TextAnswer(Answer):
     chunk_object: ClassVar[str]
 
     def __init__(
-        self, service: Service, plan: Plan, choices: Sequence[Choice], *, with_usage: bool = False
+        self, service: Service, plan: GenerationPlan, choices: Sequence[Choice], *, with_usage: bool = False
     ) -> None:
         self.service = service
         self.plan = plan
@@ -174,7 +174,7 @@ class CompletionAnswer(_TextAnswer):
     object = chunk_object = "text_completion"
 
     def __init__(
-        self, service: Service, plan: Plan, choices: Sequence[Choice], *, with_usage: bool = False
+        self, service: Service, plan: GenerationPlan, choices: Sequence[Choice], *, with_usage: bool = False
     ) -> None:
         super().__init__(service, plan, choices, with_usage=with_usage)
         self._offsets = [TextOffsets(service.vocabulary, len(echo)) for echo in plan.echoes]

@@ -18,7 +18,7 @@ from outrider.server.prepare.parameters import (
     check_schema,
     grammar_of,
 )
-from outrider.server.prepare.plan import Plan, compile_grammar, plan_of
+from outrider.server.prepare.plan import GenerationPlan, compile_grammar, plan_of
 from outrider.server.protocol.messages import Message, NamedTool
 from outrider.server.protocol.requests import ChatRequest, Effort
 from outrider.server.service import Service
@@ -27,7 +27,7 @@ _REASONING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
-def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Plan:
+def plan_chat(service: Service, body: ChatRequest, namespace: str) -> GenerationPlan:
     """The requests that a chat request asks for. Raises Problem."""
     service.check_model(body.model)
     check_choices(service.settings, body.n or 1, "n")

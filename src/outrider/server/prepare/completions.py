@@ -7,14 +7,14 @@ from typing import cast
 from outrider.core.errors import InputError
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.prepare.parameters import answer_tokens, check_choices, grammar_of
-from outrider.server.prepare.plan import Plan, compile_grammar, plan_of
+from outrider.server.prepare.plan import GenerationPlan, compile_grammar, plan_of
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.service import Service
 
 _OPENAI_MAX_TOKENS = 16
 
 
-def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> Plan:
+def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> GenerationPlan:
     """The requests that are asked for: the choices of the first prompt, then those of the second. Raises
     Problem."""
     service.check_model(body.model)

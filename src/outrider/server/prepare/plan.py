@@ -21,7 +21,7 @@ from outrider.server.service import Service
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationPlan:
     """Requests, one for each choice, in the order of their indices.
 
     `policy` is who drafts, by name. `bitwise`: the texts are those of plain decoding, bit for bit.
@@ -58,7 +58,7 @@ def plan_of(
     visible: tuple[int, ...] = (),
     reader: Callable[[], Reader] | None = None,
     echoes: tuple[str, ...] = (),
-) -> Plan:
+) -> GenerationPlan:
     """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled, `notices` say
     what of it is not enforced. Raises Problem."""
     speculation, bitwise = body.speculation, service.session.bitwise
@@ -90,7 +90,7 @@ def plan_of(
     number = body.n or 1
     seeds = [None if sampling.seed is None else sampling.seed + i for i in range(number)]
     policy = "plain" if drafting is None else drafting.policy
-    return Plan(
+    return GenerationPlan(
         requests=tuple(
             replace(request, prompt=prompt, sampling=replace(sampling, seed=seed))
             for prompt in prompts

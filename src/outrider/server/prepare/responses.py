@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.server.errors import Problem
 from outrider.server.prepare.chat import plan_chat
-from outrider.server.prepare.plan import Plan
+from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.base import (
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -44,7 +44,7 @@ _NAMES = {
 """What the fields of a chat request are called here."""
 
 
-def plan_response(service: Service, body: ResponseRequest, namespace: str) -> Plan:
+def plan_response(service: Service, body: ResponseRequest, namespace: str) -> GenerationPlan:
     """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
     try:
         return plan_chat(service, as_chat(body), namespace)

@@ -1,4 +1,4 @@
-"""Which of the target's sequences run, what the others still hold, and who makes room."""
+"""The KV cache by sequence: whose KV is kept, copied to a new request, rewound, forgotten to make room."""
 
 from __future__ import annotations
 

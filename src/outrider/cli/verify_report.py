@@ -9,7 +9,7 @@ from rich.text import Text
 
 from outrider.certify.certificate import Certificate, reasons, totals
 from outrider.certify.plan import Findings
-from outrider.certify.texts import Compared, Difference
+from outrider.certify.text_equality import Compared, Difference
 from outrider.cli.output import Cell, print_rows
 from outrider.cli.report import structure_line
 

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookups import longest_match
-from outrider.drafters import contexts
-from outrider.drafters.contexts import ALONG, DEPTH, ContextIndex, ContextReader
+from outrider.drafters import suffix_array
 from outrider.drafters.lookup import Match
+from outrider.drafters.suffix_array import ALONG, DEPTH, ContextIndex, ContextReader
 
 
 @pytest.fixture(autouse=True)
 def all_places(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """No sampling, but where a test is about it."""
     if "sample" not in request.node.name:
-        monkeypatch.setattr(contexts, "SAMPLE", 10_000)
-        monkeypatch.setattr(contexts, "ALONG", 10_000)
+        monkeypatch.setattr(suffix_array, "SAMPLE", 10_000)
+        monkeypatch.setattr(suffix_array, "ALONG", 10_000)
 
 
 words = st.integers(2, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=50))
@@ -107,7 +107,7 @@ def test_long_texts_that_repeat_are_sorted_by_all_the_depth() -> None:
 
 
 def test_of_many_places_a_sample_is_spread_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "SAMPLE", 4)
+    monkeypatch.setattr(suffix_array, "SAMPLE", 4)
     # Sorted by what comes before: half of the places, after 0, go on with 8, the others with 9.
     corpus = [[0, 1, 8]] * 50 + [[2, 1, 9]] * 50
     places, length = ContextIndex.build(corpus).search([5, 1])
@@ -132,7 +132,7 @@ def test_a_draft_goes_along_a_sample_of_the_latest_places() -> None:
 
 @pytest.mark.parametrize("step", [2, 4, 64])
 def test_searches_go_over_waypoints(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    monkeypatch.setattr(contexts, "WAYPOINT_STEP", step)
+    monkeypatch.setattr(suffix_array, "WAYPOINT_STEP", step)
     rng = np.random.default_rng(5)
     corpus = [rng.integers(0, 4, 60).tolist() for _ in range(3)]
     index = ContextIndex.build(corpus)
