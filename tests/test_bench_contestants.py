@@ -117,7 +117,8 @@ def test_an_answer_is_timed_from_its_first_token_to_its_end() -> None:
     assert answer.text == "one two three" and answer.is_whole_text and answer.finish_reason == "stop"
     assert (answer.tokens, answer.timed_tokens, answer.prompt_tokens) == (5, 4, 9)
     # The role alone is no token; the end token, which has no text, took its time.
-    assert answer.prefill_s >= SLOW_S and answer.decode_s >= 2 * SLOW_S
+    # A late reader makes the first longer and the second shorter, never their sum.
+    assert answer.prefill_s >= SLOW_S and answer.prefill_s + answer.decode_s >= 3 * SLOW_S
     assert (answer.drafted, answer.accepted, answer.target_calls) == (None, None, None)
     assert body["messages"] == [{"role": "user", "content": "Hello"}] and body["model"] == "the-model"
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0, 5, 7)
