@@ -86,7 +86,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--fixed", type=fixed_settings, default=[], metavar="LENGTH[:P_MIN],…")
     parser.add_argument("--calibration", type=float, default=12.0, metavar="SECONDS", help="for each model")
-    parser.add_argument("--wrong-costs", dest="told", choices=list(WRONG), help="tell the policy costs that are wrong")
+    parser.add_argument(
+        "--wrong-costs", dest="told", choices=list(WRONG), help="tell the policy costs that are wrong"
+    )
     parser.add_argument("--busy", type=int, default=0, help="processes that each load a core meanwhile")
     parser.add_argument("--lock", type=Path, help="a file to hold (flock) while a prompt is measured")
     return parser.parse_args()
