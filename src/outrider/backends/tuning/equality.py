@@ -3,13 +3,13 @@ or as a few calls find now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
-from outrider.backends.bitwise.probe import Price, measure_price, needs_no_padding
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.bitwise.probe import measure_price, needs_no_padding
+from outrider.backends.gguf import Weights
 from outrider.backends.tuning.scoring import Loaded, spare_cores, subject_of
 from outrider.core.errors import OutOfMemory, SettingError
 from outrider.costs.store import costs_dir, remembered
@@ -44,31 +44,23 @@ def open_target(
         if measuring is not None:
             measuring("finding out which calls give equal bits, once", part)
 
-    found = None
-    if bitwise:
-        found = known_equality(weights, progress)
-    elif bitwise is None and max_sequences == 1 and not _why_not(weights):
-        cheap = known_equality(weights, progress, hasty=True)
-        found = cheap if _is_nearly_free(cheap) else None
-    if found is not None:
-        try:
-            return _equal(weights, found, context_length, max_sequences, capacity_tokens), found
-        except OutOfMemory:  # it takes a little more than a shared context
-            if bitwise:
-                raise
+    if bitwise or (bitwise is None and max_sequences == 1 and not _why_not(weights)):
+        found = known_equality(weights, progress, hasty=not bitwise)
+        if bitwise and found.sizes is None:
+            why = f"{weights.library.title} cannot give equal bits with {weights.name}: {found.reason}"
+            raise SettingError("--bitwise", why, "Choose another --backend or -fa, or decode without it.")
+        price = found.price
+        if bitwise or (price is not None and max(price.step, price.prompt) < MAX_DEFAULT_PRICE):
+            lanes = max(capacity_tokens // context_length, 1) if capacity_tokens else max_sequences
+            try:
+                return (
+                    _lanes(weights, found, context_length, min(max_sequences, lanes), capacity_tokens),
+                    found,
+                )
+            except OutOfMemory:  # it takes a little more than a shared context
+                if bitwise:
+                    raise
     return weights.open(context_length, max_sequences=max_sequences, capacity_tokens=capacity_tokens), None
-
-
-def _equal(
-    weights: Weights, found: Equality, context_length: int, max_sequences: int, capacity_tokens: int
-) -> BitwiseModel:
-    """Raises SettingError where no calls are equal, OutOfMemory."""
-    if found.sizes is None:
-        why = f"{weights.library.title} cannot give equal bits with {weights.name}: {found.reason}"
-        raise SettingError("--bitwise", why, "Choose another --backend or -fa, or decode without it.")
-    if capacity_tokens:
-        max_sequences = min(max_sequences, max(capacity_tokens // context_length, 1))
-    return _lanes(weights, found, context_length, max_sequences, capacity_tokens)
 
 
 def known_equality(weights: Weights, progress: Progress, *, hasty: bool = False) -> Equality:
@@ -89,32 +81,36 @@ def known_equality(weights: Weights, progress: Progress, *, hasty: bool = False)
     )[0]
 
 
-def _is_nearly_free(found: Equality) -> bool:
-    """No single token has to be padded, and no prompt takes longer."""
-    price = found.price
-    return price is not None and max(price.step, price.prompt) < MAX_DEFAULT_PRICE
-
-
 def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
     """The first kind of attention under which single tokens need no padding, else the first under which
     any calls are equal. `hasty`: nothing is said of those that need padding."""
     if reason := _why_not(weights):
         return Equality(None, reason)
-    best: Equality | None = None
-    for options in _attentions(weights):
+    options = weights.options
+    attentions = [options]
+    if options.flash_attention == "auto":
+        with closing(weights.open(_CONTEXT_TOKENS)) as model, suppress(SettingError):
+            # A quantized cache needs flash attention.
+            other = "on" if model.flash_attention == "off" else "off"
+            attentions.append(replace(options, flash_attention=other))
+    best = Equality(None, "single tokens need padding")
+    for options in attentions:
         with closing(weights.open(_CONTEXT_TOKENS, options=options)) as model:
-            unpadded = needs_no_padding(model)
-            if not unpadded and (hasty or (best is not None and best.sizes)):
+            if not needs_no_padding(model) and (hasty or best.sizes):
                 continue
-            equality = find_equality(model, progress=progress)
-        found = replace(equality, flash_attention=options.flash_attention)
-        if found.sizes is not None and found.sizes.sizes[0] == 1:
-            best = found
+            found = find_equality(model, progress=progress)
+        is_unpadded = found.sizes is not None and found.sizes.sizes[0] == 1
+        if is_unpadded or not best.sizes:
+            best = replace(found, flash_attention=options.flash_attention)
+        if is_unpadded:
             break
-        best = best if best is not None and best.sizes else found
-    if best is None:
-        return Equality(None, "single tokens need padding")
-    return replace(best, price=_price(weights, best)) if best.sizes else best
+    if not best.sizes:
+        return best
+    with (
+        closing(weights.open(_CONTEXT_TOKENS)) as plain,
+        closing(_lanes(weights, best, _CONTEXT_TOKENS)) as equal,
+    ):
+        return replace(best, price=measure_price(plain, equal))
 
 
 def _why_not(weights: Weights) -> str:
@@ -124,28 +120,6 @@ def _why_not(weights: Weights) -> str:
     if weights.window_tokens and weights.library.reuses_window_cells:
         return "tokens that left its sliding window give way to others, out of order"
     return ""
-
-
-def _attentions(weights: Weights) -> Iterator[LoadOptions]:
-    """As the weights' options have it, and the other kind where that was left open."""
-    options = weights.options
-    yield options
-    if options.flash_attention != "auto":
-        return
-    with closing(weights.open(_CONTEXT_TOKENS)) as model:
-        other = "on" if model.flash_attention == "off" else "off"
-    try:
-        yield replace(options, flash_attention=other)
-    except SettingError:  # the cache needs flash attention
-        return
-
-
-def _price(weights: Weights, found: Equality) -> Price:
-    with (
-        closing(weights.open(_CONTEXT_TOKENS)) as plain,
-        closing(_lanes(weights, found, _CONTEXT_TOKENS)) as equal,
-    ):
-        return measure_price(plain, equal)
 
 
 def _lanes(

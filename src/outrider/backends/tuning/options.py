@@ -10,14 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from outrider.backends.gguf import (
-    Library,
-    LoadOptions,
-    Weights,
-    candidates,
-    check_build,
-    installed,
-)
+from outrider.backends.gguf import Library, LoadOptions, Weights, candidates, check_build, installed
 from outrider.backends.machine import available_bytes, logical_cores, physical_cores
 from outrider.backends.tuning.scoring import (
     COMPARED_TOKENS,
@@ -47,6 +40,8 @@ _TUNED = ("backend", "library", "extra_buffer_types", "flash_attention", "thread
 """Options that are tried out. One that is not at its default was the user's choice, and stays."""
 _WITHOUT_EFFECT = ("mmap", "mlock", "max_rows", "batch_tokens")
 """Options that the choice does not depend on."""
+_KERNELS = {"extra_buffer_types": False, "flash_attention": "off"}
+"""Kernels that are tried without, and how they are switched off."""
 
 _CONTEXT_TOKENS = 512
 """Flash attention shows once there is something to attend to."""
@@ -79,43 +74,25 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
     data, _ = read_entry(_place(path, options, draft), "")
     if data is None:
         return None
+
+    def chosen(tuned: dict[str, Any]) -> LoadOptions:
+        return replace(options, **{name: tuned[name] for name in _TUNED})
+
     try:
-        chosen = _with(options, data["tuned"])
-        trials = tuple(_read_trial(options, trial) for trial in data.get("trials", ()))
+        trials = [
+            Trial(
+                str(trial["changed"]),
+                chosen(trial["options"]),
+                CallCosts.from_json(trial["costs"], "trial"),
+                float(trial["score"]),
+            )
+            for trial in data.get("trials", ())
+        ]
+        found = Tuning(chosen(data["tuned"]), tuple(trials), str(data.get("compared", "")))
     except (SettingError, TypeError, KeyError, ValueError):
         return None
-    if chosen.library not in {str(library.file.path) for library in candidates(options)}:
-        return None
-    return Tuning(chosen, trials, str(data.get("compared", "")))
-
-
-def _of_one_backend(path: Path, options: LoadOptions, draft: bool) -> Tuning | None:
-    """What a trial of all libraries found about the one that is asked for, if there was such a trial."""
-    kept = tuned_options(path, replace(options, backend="auto"), draft=draft)
-    if kept is None or kept.options.backend == options.backend:
-        return kept
-    trials = [trial for trial in kept.trials if trial.options.backend == options.backend]
-    best = min(trials, key=lambda trial: trial.score, default=None)
-    return Tuning(best.options, tuple(trials)) if best else None
-
-
-def _with(options: LoadOptions, tuned: dict[str, Any]) -> LoadOptions:
-    """Raises KeyError, TypeError or SettingError for what `_tuned_part` never gave."""
-    return replace(options, **{name: tuned[name] for name in _TUNED})
-
-
-def _tuned_part(options: LoadOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in _TUNED}
-
-
-def _read_trial(options: LoadOptions, data: dict[str, Any]) -> Trial:
-    costs = CallCosts.from_json(data["costs"], "trial")
-    return Trial(str(data["changed"]), _with(options, data["options"]), costs, float(data["score"]))
-
-
-def _write_trial(trial: Trial) -> dict[str, Any]:
-    tried = {"changed": trial.changed, "options": _tuned_part(trial.options)}
-    return tried | {"costs": trial.costs.as_json(), "score": trial.score}
+    here = {str(library.file.path) for library in candidates(options)}
+    return found if found.options.library in here else None
 
 
 def choose_options(
@@ -126,15 +103,19 @@ def choose_options(
     Nothing is tried where there is no choice, or where the file is too small for it to matter.
     Raises what `tune` raises.
     """
-    found = tuned_options(path, options, draft=draft)
-    if found is None and options.backend != "auto":
-        found = _of_one_backend(path, options, draft)
-    if found is not None:
+    if found := tuned_options(path, options, draft=draft):
         return found
+    if options.backend != "auto":  # was it tried beside the others?
+        found = tuned_options(path, replace(options, backend="auto"), draft=draft)
+        if found and found.options.backend == options.backend:
+            return found
+        trials = [t for t in found.trials if t.options.backend == options.backend] if found else []
+        if trials:
+            return Tuning(min(trials, key=lambda trial: trial.score).options, tuple(trials))
     if read_card(path).file_bytes < _MIN_FILE_BYTES:
         return Tuning(options, ())
     libraries = _libraries(path, options)
-    if len(libraries) == 1 and not _kernels(libraries[0]):
+    if len(libraries) == 1 and not _without(libraries[0], *_KERNELS):
         return Tuning(options, ())
     seconds = _QUICK_SECONDS * (_DRAFT_SHARE if draft else 1.0)
     return tune(path, options, draft=draft, seconds=seconds, progress=progress, quick=True)
@@ -157,51 +138,70 @@ def tune(
 
     Raises ModelFileError, OutOfMemory or BackendError.
     """
-    report = progress or (lambda _what, _part: None)
     libraries = _libraries(path, options)
     survived = best = libraries[0]
     stages: dict[str, Stage] = {"libraries": lambda _best: libraries}
-    stages |= {"kernels": _kernels} if quick else {"kernels": _repacking, "attention": _attention}
-    stages |= {} if quick else {"threads": _threads}
-    stages = {
-        what: stage for what, stage in stages.items() if any(changed != best for changed in stage(best))
-    }
+    if quick:  # no time for both in turn
+        stages["kernels"] = lambda best: _without(best, *_KERNELS)
+    else:
+        stages["kernels"] = lambda best: _without(best, "extra_buffer_types")
+        stages["attention"] = lambda best: _without(best, "flash_attention")
+        stages["threads"] = _threads
+    stages = {what: stage for what, stage in stages.items() if any(tried != best for tried in stage(best))}
     trials, gained, compared = list[Trial](), 1.0, ""
     for i, (what, stage) in enumerate(stages.items()):
-        sets = [best, *(changed for changed in stage(best) if changed != best)]
-        context = _CONTEXT_TOKENS if stage in (_attention, _kernels) else 0
 
-        def show(part: float, done: int = i, what: str = what) -> None:
-            report(what, (done + part) / len(stages))
+        def report(part: float, done: int = i, what: str = what) -> None:
+            if progress is not None:
+                progress(what, (done + part) / len(stages))
 
+        needs_context = what == "attention" or (quick and what == "kernels")
         costs = _measure(
             path,
-            sets,
+            [best, *(tried for tried in stage(best) if tried != best)],
             seconds=seconds / len(stages),
             draft=draft,
-            context=context,
+            context=_CONTEXT_TOKENS if needs_context else 0,
             sizes=FEW_SIDE_SIZES if quick else SIDE_SIZES,
-            report=show,
+            report=report,
         )
         survived = survived if survived in costs else next(iter(costs))
         best, reached, new = choose_best(survived, list(costs), list(costs.values()), draft)
         trials += [replace(trial, score=trial.score * gained) for trial in new[1 if trials else 0 :]]
         gained *= reached
         compared = compared or compare_libraries(best, new)
-    record = {
-        "model": path.name,
-        "tuned": _tuned_part(best),
-        "compared": compared,
-        "trials": [_write_trial(trial) for trial in trials],
-    }
-    return Tuning(best, tuple(trials), compared, write_entry(_place(path, options, draft), record))
+    found = Tuning(best, tuple(trials), compared)
+    return replace(found, notice=_keep(_place(path, options, draft), path.name, found))
+
+
+def _keep(place: Path, model: str, found: Tuning) -> str | None:
+    """Write what was found, for `tuned_options`; a line where that fails."""
+
+    def tuned(options: LoadOptions) -> dict[str, Any]:
+        return {name: getattr(options, name) for name in _TUNED}
+
+    trials = [
+        {
+            "changed": trial.changed,
+            "options": tuned(trial.options),
+            "costs": trial.costs.as_json(),
+            "score": trial.score,
+        }
+        for trial in found.trials
+    ]
+    record = {"model": model, "tuned": tuned(found.options), "compared": found.compared, "trials": trials}
+    return write_entry(place, record)
+
+
+def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
+    """Where the choice for this model under these options is kept."""
+    kept = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
+    builds = [file.build_id for file in installed()]
+    facts = json.dumps([file_id(path), builds, machine_id(), kept, draft])
+    return costs_dir() / f"tuned-{blake2b(facts.encode(), digest_size=12).hexdigest()}.json"
 
 
 # What is tried
-
-
-def _is_free(options: LoadOptions, name: str) -> bool:
-    return bool(getattr(options, name) == getattr(LoadOptions(), name))
 
 
 def _libraries(path: Path, options: LoadOptions) -> list[LoadOptions]:
@@ -235,34 +235,23 @@ def checked_options(
     )
 
 
-def _repacking(options: LoadOptions) -> list[LoadOptions]:
-    """Without repacked kernels."""
-    return [replace(options, extra_buffer_types=False)] if _is_free(options, "extra_buffer_types") else []
-
-
-def _attention(options: LoadOptions) -> list[LoadOptions]:
-    """Without flash attention, where the cache allows that."""
-    try:
-        return [replace(options, flash_attention="off")] if _is_free(options, "flash_attention") else []
-    except SettingError:
-        return []
-
-
-def _kernels(options: LoadOptions) -> list[LoadOptions]:
-    """Without the one, and without the other: a short trial has no time for both in turn."""
-    return _repacking(options) + _attention(options)
+def _without(options: LoadOptions, *kernels: str) -> list[LoadOptions]:
+    """Sets that lack one of these kernels each, as far as the user left the choice open."""
+    found = []
+    for name in kernels:
+        if getattr(options, name) == getattr(LoadOptions(), name):
+            with suppress(SettingError):  # a quantized cache needs flash attention
+                found.append(replace(options, **{name: _KERNELS[name]}))  # type: ignore[arg-type]
+    return found
 
 
 def _threads(options: LoadOptions) -> list[LoadOptions]:
     """Fewer threads than cores (memory may be what limits), and one for each hardware thread."""
-    cores = physical_cores()
-    counts = sorted({max(cores // 2, 1), max(cores * 3 // 4, 1), cores, logical_cores()})
-    if not (_is_free(options, "threads") and _is_free(options, "threads_batch")) or len(counts) < 2:
+    if options.threads or options.threads_batch:
         return []
-    return [replace(options, threads=n, threads_batch=n) for n in counts if n != cores]
-
-
-# Measuring
+    cores = physical_cores()
+    counts = {max(cores // 2, 1), max(cores * 3 // 4, 1), logical_cores()} - {cores}
+    return [replace(options, threads=n, threads_batch=n) for n in sorted(counts)]
 
 
 def _measure(
@@ -278,19 +267,27 @@ def _measure(
     """The curve of each set that the file can be loaded with, measured for `seconds` in all, call by call in
     turn, with a context of so many tokens; one kind of weights after the other where memory does not hold
     all. Raises ModelFileError where there is none."""
-    kinds = list(dict.fromkeys(map(_kind, sets)))
-    if available_bytes() > _WEIGHTS_ROOM * len(kinds) * read_card(path).file_bytes:
-        groups = [list(sets)]
-    else:
-        groups = [[options for options in sets if _kind(options) == kind] for kind in kinds]
+    sharing: dict[tuple[str, str, bool], list[LoadOptions]] = {}
+    """sets that share their weights"""
+    for options in sets:
+        kind = options.backend, options.library, options.extra_buffer_types
+        sharing.setdefault(kind, []).append(options)
+    has_room = available_bytes() > _WEIGHTS_ROOM * len(sharing) * read_card(path).file_bytes
+    groups = [list(sharing.values())] if has_room else [[sharers] for sharers in sharing.values()]
     found: dict[LoadOptions, CallCosts] = {}
     for i, group in enumerate(groups):
 
         def show(part: float, done: int = i) -> None:
             report((done + part) / len(groups))
 
+        models: dict[LoadOptions, Model] = {}
         with ExitStack() as opened:
-            if models := _open(path, group, context + 2 * COMPARED_TOKENS, opened):
+            for sharers in group:
+                with suppress(ModelFileError):
+                    weights = opened.enter_context(closing(Weights(path, sharers[0])))
+                    for options in sharers:
+                        models[options] = weights.open(context + 2 * COMPARED_TOKENS, options=options)
+            if models:
                 costs = measure_side_by_side(
                     list(models.values()),
                     seconds=seconds / len(groups),
@@ -304,34 +301,3 @@ def _measure(
     if not found:
         Weights(path, sets[0]).close()  # says why
     return {options: found[options] for options in sets if options in found}
-
-
-def _kind(options: LoadOptions) -> tuple[str, str, bool]:
-    """Sets of one kind share their weights."""
-    return options.backend, options.library, options.extra_buffer_types
-
-
-def _open(
-    path: Path, sets: Sequence[LoadOptions], context_length: int, opened: ExitStack
-) -> dict[LoadOptions, Model]:
-    """A model for each set whose library can load the file; `opened` closes them."""
-    firsts: dict[tuple[str, str, bool], LoadOptions] = {}
-    for options in sets:
-        firsts.setdefault(_kind(options), options)
-    weights: dict[tuple[str, str, bool], Weights] = {}
-    for kind, options in firsts.items():
-        with suppress(ModelFileError):
-            weights[kind] = opened.enter_context(closing(Weights(path, options)))
-    return {
-        options: weights[_kind(options)].open(context_length, options=options)
-        for options in sets
-        if _kind(options) in weights
-    }
-
-
-def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
-    """Where the choice for this model under these options is kept."""
-    kept = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
-    builds = [file.build_id for file in installed()]
-    facts = json.dumps([file_id(path), builds, machine_id(), kept, draft])
-    return costs_dir() / f"tuned-{blake2b(facts.encode(), digest_size=12).hexdigest()}.json"
