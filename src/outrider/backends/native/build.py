@@ -91,7 +91,7 @@ def build_native(
             _check_first_decode(source, work, library, model)
             place.parent.mkdir(exist_ok=True)
             library.replace(place)
-            _kept_log().unlink(missing_ok=True)
+            (builds_dir() / "build.log").unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full() from error
@@ -127,32 +127,28 @@ def _work_folder(source: Source) -> Iterator[Path]:
 
 def _compile(source: Source, recipe: Path, work: Path, progress: Progress) -> tuple[Path, float]:
     """The library, made in the folder `work` as `recipe` says, and the seconds that compiling it took."""
-    folders = {name: work / name for name in ("source", "tmp", "tools", "build")}
-    for folder in folders.values():
-        folder.mkdir()
-    code = fetched(source, folders["source"], lambda done: progress("fetching", done))
+    for name in ("source", "tmp", "tools", "build"):
+        (work / name).mkdir()
+    code = fetched(source, work / "source", lambda done: progress("fetching", done))
     # The user's own flags, and not those of a make that this runs under. Compilers leave files in TMPDIR when
     # they are killed.
     kept = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    own = {"TMPDIR": str(folders["tmp"]), "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}
-    environment = with_tools(folders["tools"], kept | own, lambda: progress("tools", 0.0))
+    own = {"TMPDIR": str(work / "tmp"), "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}
+    environment = with_tools(work / "tools", kept | own, lambda: progress("tools", 0.0))
 
     def show(line: str) -> None:
         if match := _DONE.match(line):
             done, of, percent = match.groups()
             progress("compiling", int(percent) / 100 if percent else int(done) / int(of))
 
-    start, build = monotonic(), str(folders["build"])
+    start, build, library = monotonic(), f"{work / 'build'}", work / "build" / LIBRARY
     progress("compiling", 0.0)
     # As many compilers as cores, as far as the memory goes.
     number = max(1, min(logical_cores(), int(min(total_bytes(), 1e15) // _BYTES_A_COMPILER)))
-    for arguments in (
-        [f"-S{recipe}", f"-B{build}", f"-DSOURCE={code}"],
-        ["--build", build, "--target", _TARGET, "--parallel", str(number)],
-    ):
+    configure = [f"-S{recipe}", f"-B{build}", f"-DSOURCE={code}"]
+    for arguments in (configure, ["--build", build, "--target", _TARGET, "--parallel", str(number)]):
         if _run_logged(["cmake", *arguments], work, environment, show) != 0:
             raise _failure(source, work, "it cannot be compiled here")
-    library = folders["build"] / LIBRARY
     if not library.is_file():
         raise _failure(source, work, f"its build ended without {LIBRARY}")
     return library, monotonic() - start
@@ -162,41 +158,29 @@ def _check_first_decode(source: Source, work: Path, library: Path, model: Path) 
     """Raise BuildError where the library does not decode with the model, or dies of it."""
     command = [sys.executable, "-I", "-c", _TRIAL, str(library), str(model)]
     status = _run_logged(command, work, os.environ, lambda _line: None)
+    if status == 0:
+        return
     with (work / "build.log").open("a", encoding="utf-8") as log:
         log.write(f"exit status {status}\n")
+    why = f"it dies at its first decode (signal {-status})" if status < 0 else "it cannot decode"
     if status == -signal.SIGALRM:
-        raise _failure(source, work, f"its first decode did not end within {_TRIAL_LIMIT_S} s")
-    if status < 0:
-        raise _failure(source, work, f"it dies at its first decode (signal {-status})")
-    if status != 0:
-        raise _failure(source, work, "it cannot decode")
-
-
-def _kept_log() -> Path:
-    """Where the log of the last build that failed is."""
-    return builds_dir() / "build.log"
+        why = f"its first decode did not end within {_TRIAL_LIMIT_S} s"
+    raise _failure(source, work, why)
 
 
 def _failure(source: Source, work: Path, why: str) -> BuildError:
     """The error, with the line of the log that says most, and where the whole of it is kept."""
-    log = (work / "build.log").read_text(encoding="utf-8", errors="replace")
+    log, kept = (work / "build.log").read_text(encoding="utf-8", errors="replace"), builds_dir() / "build.log"
     if is_full(log):
         return disk_full()
     with suppress(OSError):
-        shutil.copyfile(work / "build.log", _kept_log())
-    said = _telling_line(log.replace(f"{work}{os.sep}", "").splitlines())
-    reason = f"{why} ({said})" if said else why
-    way_out = f"The whole log is {_kept_log()}. Outrider runs without this build too."
-    return BuildError(f"{source.name} {source.version}", reason, way_out)
-
-
-def _telling_line(lines: list[str]) -> str:
-    """The first line that names an error, else the last one. CMake says what it is in the next line."""
-    found = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
-    if found is None:
-        return lines[-1].strip() if lines else ""
-    after = [line.strip() for line in lines[found + 1 :] if line.strip()]
-    return " ".join([lines[found].strip(), *(after[:1] if "CMake Error" in lines[found] else [])])
+        shutil.copyfile(work / "build.log", kept)
+    lines = [line.strip() for line in log.replace(f"{work}{os.sep}", "").splitlines() if line.strip()]
+    # The first that names an error, else the last. CMake says what it is in the next line.
+    first = next((i for i, line in enumerate(lines) if _ERROR.search(line)), len(lines) - 1)
+    said = " ".join(lines[first : first + 1 + ("CMake Error" in lines[first])])
+    way_out = f"The whole log is {kept}. Outrider runs without this build too."
+    return BuildError(f"{source.name} {source.version}", f"{why} ({said})", way_out)
 
 
 def _run_logged(
@@ -204,10 +188,10 @@ def _run_logged(
 ) -> int:
     """Run a program, and return its exit status. Each line of its output is added to the log in `work` and
     shown to `on_line`. Where that or Ctrl-C ends the wait, the program is ended, with all that it started."""
-    with (work / "build.log").open("a", encoding="utf-8") as file:
-        file.write(f"$ {' '.join(command)}\n")
+    with (
+        (work / "build.log").open("a", encoding="utf-8") as file,
         # A group of its own: a compiler must not go on when its build is over.
-        child = subprocess.Popen(
+        subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -216,27 +200,20 @@ def _run_logged(
             errors="replace",
             env=environment,
             start_new_session=True,
-        )
+        ) as child,
+    ):
+        file.write(f"$ {' '.join(command)}\n")
         try:
-            assert child.stdout is not None
-            for line in child.stdout:
+            for line in child.stdout or ():
                 file.write(line)
                 on_line(line.rstrip())
             return child.wait()
-        finally:
-            _end(child)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End a program that still runs, and wait until it has: ninja passes SIGTERM on to its compilers."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if child.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_PATIENCE_S)
-    if child.stdout is not None:
-        child.stdout.close()
+        finally:  # ninja passes SIGTERM on to its compilers
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if child.poll() is None:
+                    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(child.pid, number)
+                        child.wait(_PATIENCE_S)
 
 
 def hint_once() -> str | None:

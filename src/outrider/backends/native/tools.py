@@ -25,7 +25,6 @@ from outrider.models.package_clients import fetch_source, install_wheels
 
 _COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _CMAKE_NEEDED = (3, 19)
-_TRY_AGAIN = "Try again, or check the package index in use."
 
 LIBRARY = "liboutrider-ik.dylib" if sys.platform == "darwin" else "liboutrider-ik.so"
 """The library's file and the name that it gives itself: no other library in the process has it."""
@@ -43,11 +42,6 @@ class Source:
     sha256: str
     archive_bytes: int
     folder: str
-
-    @property
-    def requirement(self) -> str:
-        """As a package client wants it."""
-        return f"{self.name}=={self.version}"
 
 
 IK = Source(
@@ -110,8 +104,12 @@ def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[
     Raises BuildError.
     """
     found = dict(environment)
+
+    def has(name: str) -> bool:
+        return shutil.which(name, path=found.get("PATH", os.defpath)) is not None
+
     missing = [] if _is_cmake_usable(found) else [f"cmake>={'.'.join(map(str, _CMAKE_NEEDED))}"]
-    missing += [] if _has("ninja", found) or _has("make", found) else ["ninja"]
+    missing += [] if has("ninja") or has("make") else ["ninja"]
     if missing:
         on_fetch()
         if failures := install_wheels(missing, folder, lambda _done, _total: None):
@@ -119,25 +117,19 @@ def with_tools(folder: Path, environment: Mapping[str, str], on_fetch: Callable[
             reason = f"{names} could not be fetched: {failures}"
             raise BuildError("build tools", reason, "Install them, or try again with network access.")
         # The wheels' programs are partly Python scripts.
-        for name, place in (("PATH", folder / "installed" / "bin"), ("PYTHONPATH", folder / "installed")):
-            default = os.defpath if name == "PATH" else ""
-            parts = (str(place), environment.get(name, default))
-            found[name] = os.pathsep.join(filter(None, parts))
+        installed, python_path = folder / "installed", found.get("PYTHONPATH")
+        found["PATH"] = os.pathsep.join([str(installed / "bin"), found.get("PATH", os.defpath)])
+        found["PYTHONPATH"] = os.pathsep.join([str(installed), *([python_path] if python_path else [])])
     if not _is_cmake_usable(found):
         raise BuildError("build tools", "the cmake that was fetched does not start", "Install cmake.")
-    return found | {"CMAKE_GENERATOR": "Ninja" if _has("ninja", found) else "Unix Makefiles"}
-
-
-def _has(name: str, environment: Mapping[str, str]) -> bool:
-    return shutil.which(name, path=environment.get("PATH", os.defpath)) is not None
+    return found | {"CMAKE_GENERATOR": "Ninja" if has("ninja") else "Unix Makefiles"}
 
 
 def _is_cmake_usable(environment: Mapping[str, str]) -> bool:
     """Whether the cmake on PATH starts and is new enough."""
+    asking = ["cmake", "--version"]
     try:
-        said = subprocess.run(
-            ["cmake", "--version"], env=environment, capture_output=True, text=True, check=False
-        ).stdout
+        said = subprocess.run(asking, env=environment, capture_output=True, text=True, check=False).stdout
     except OSError:
         return False
     version = re.search(r"version (\d+)\.(\d+)", said)
@@ -149,29 +141,27 @@ def fetched(source: Source, folder: Path, progress: Callable[[float], None]) -> 
 
     `progress` is called with the part of it that is there, from 0 to 1. Raises BuildError.
     """
-    pinned = source.requirement, source.sha256, folder, source.archive_bytes
-    if failures := fetch_source(*pinned, lambda done, total: progress(done / total)):
+    pinned = f"{source.name}=={source.version}"
+
+    def refused(why: str, way_out: str = "Try again, or check the package index in use.") -> BuildError:
+        return BuildError(pinned, why, way_out)
+
+    expected = source.sha256, folder, source.archive_bytes
+    if failures := fetch_source(pinned, *expected, lambda done, total: progress(done / total)):
         if is_full(failures):
             raise disk_full()
-        why = f"its source could not be fetched: {failures}"
         way_out = "With network access and pip or uv, run the same command again."
-        raise BuildError(source.requirement, why, way_out)
+        raise refused(f"its source could not be fetched: {failures}", way_out)
     for archive in folder.rglob("*.tar.gz"):
-        _unpack(source, archive, folder / "unpacked")
+        if file_sha256(archive) != source.sha256:
+            raise refused("what was fetched is not the published source (its SHA-256 differs)")
+        # The first releases of Python 3.11 have no filters; the hash says that it is the right one.
+        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        try:
+            with tarfile.open(archive) as opened:
+                opened.extractall(folder / "unpacked", **safe)
+        except tarfile.TarError as error:
+            raise refused(f"its source cannot be unpacked ({error})") from error
     for found in folder.rglob(f"{source.folder}/CMakeLists.txt"):
         return found.parent
-    raise BuildError(source.requirement, f"there is no {source.folder} in its source", _TRY_AGAIN)
-
-
-def _unpack(source: Source, archive: Path, folder: Path) -> None:
-    if file_sha256(archive) != source.sha256:
-        reason = "what was fetched is not the published source (its SHA-256 differs)"
-        raise BuildError(source.requirement, reason, _TRY_AGAIN)
-    # The first releases of Python 3.11 have no filters; the hash says that this is the archive that is known.
-    safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-    try:
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, **safe)
-    except tarfile.TarError as error:
-        why = f"its source cannot be unpacked ({error})"
-        raise BuildError(source.requirement, why, _TRY_AGAIN) from error
+    raise refused(f"there is no {source.folder} in its source")
