@@ -100,7 +100,7 @@ def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[An
         cut_ratio=report.cuts.ratio,
         lost_tokens=len(lost),
         lost_ratio=sum(token in missing for token in tokens) / len(tokens) if tokens else None,
-        differences=tuple(map(str, report.differences)),
+        differences=report.differences,
         why_not=tokenizer_fault(report),
     )
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -27,14 +26,15 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, OutOfMemory, OutriderError
 from outrider.costs.store import read_entry, write_entry
 
-_Outcome = Literal["works", "works without extra buffer types", "works in small batches"]
-
 _TRIAL = "trial 2"
 """What is tried; outcomes of another trial count for nothing."""
+_WORKS, _PLAIN, _SMALL = "works", "works without extra buffer types", "works in small batches"
+"""What can come of it"""
 _SMALL_BATCH = 31
 """tokens, below the sizes whose kernels were seen to be wrong"""
 
 _FLAGS = "-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
+_CHOOSE = "choose another library (--backend, --llama-library)"
 
 WRONG = 3
 """the exit status of a child whose library computes wrongly"""
@@ -73,61 +73,53 @@ def check_build(
     key = f"{_TRIAL} | {build} | {model_kind} {file} | {place}"
     known, damaged = read_entry(memory, "builds are tried out again")
     outcomes = known or {}
-    outcome = outcomes.get(key)
-    if outcome not in get_args(_Outcome):
+    outcome, version = outcomes.get(key), build.rpartition(" ")[0] or build
+    if outcome not in (_WORKS, _PLAIN, _SMALL):
         size_bytes = path.stat().st_size if path.exists() else 0
         child = partial(_run_child, limit_s=_LIMIT_S + size_bytes / _SLOW_DISK_BYTES_PER_S)
-        outcome = _try_out(path, options, build, run or child)
+        outcome = _try_out(path, options, version, run or child)
         if outcome is not None:
             write_entry(memory, outcomes | {key: outcome})  # where that fails, it is tried again next time
-    if outcome == "works without extra buffer types":
+    if outcome == _PLAIN:
         notice = (
-            f"{_version(build)} crashes in its repacked kernels with {model_kind}: its plain ones are used, "
+            f"{version} crashes in its repacked kernels with {model_kind}: its plain ones are used, "
             f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
         )
         return replace(options, extra_buffer_types=False), notice
-    if outcome == "works in small batches":
+    if outcome == _SMALL:
         notice = (
-            f"{_version(build)} computes long calls wrongly with {model_kind}: prompts are read "
+            f"{version} computes long calls wrongly with {model_kind}: prompts are read "
             f"{_SMALL_BATCH} tokens at a time"
         )
         return _in_small_batches(options), notice
     return options, damaged
 
 
-def _version(build: str) -> str:
-    """A build's name without the hash of its files."""
-    return build.rpartition(" ")[0] or build
-
-
 def _in_small_batches(options: LoadOptions) -> LoadOptions:
     return replace(options, micro_batch_tokens=min(_SMALL_BATCH, options.micro_batch_tokens))
 
 
-def _try_out(path: Path, options: LoadOptions, build: str, run: RunChild) -> _Outcome | None:
+def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> str | None:
     """What becomes of a child's first calls; None when it could not even load the model, which
     the real load will explain better."""
     status = _first_calls(path, options, run)
     if status == 0:
-        return "works"
-    if status > 0 and status != WRONG:
-        return None
+        return _WORKS
     if status == WRONG:
         if _first_calls(path, _in_small_batches(options), run) == 0:
-            return "works in small batches"
-        why = f"{_version(build)} computes it wrongly: calls over few and over many tokens disagree"
-        raise BackendCrash(str(path), why, "Choose another library (--backend, --llama-library).")
-    plain, with_them = replace(options, extra_buffer_types=False), ""
+            return _SMALL
+        why = f"{version} computes it wrongly: calls over few and over many tokens disagree"
+        raise BackendCrash(str(path), why, f"{_CHOOSE.capitalize()}.")
+    if status > 0:
+        return None
+    with_them = ""
     if options.extra_buffer_types:
-        if _first_calls(path, plain, run) == 0:
-            return "works without extra buffer types"
+        if _first_calls(path, replace(options, extra_buffer_types=False), run) == 0:
+            return _PLAIN
         with_them = ", with its repacked kernels and without"
-    raise BackendCrash(
-        str(path),
-        f"{_version(build)} dies at its first call ({_signal_name(-status)}){with_them}",
-        "Is the file whole? If it is, choose another library (--backend, --llama-library), or rebuild this "
-        "one on this machine.",
-    )
+    why = f"{version} dies at its first call ({_signal_name(-status)}){with_them}"
+    way_out = f"Is the file whole? If it is, {_CHOOSE}, or rebuild this one on this machine."
+    raise BackendCrash(str(path), why, way_out)
 
 
 def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
@@ -138,25 +130,23 @@ def _first_calls(path: Path, options: LoadOptions, run: RunChild) -> int:
         status = run([sys.executable, "-P", "-m", module, str(path), json.dumps(asdict(options))])
     except subprocess.TimeoutExpired as error:
         why = f"its first calls did not end within {error.timeout:.0f} s"
-        way_out = "Is the file whole? If it is, choose another library (--backend, --llama-library)."
-        raise BackendCrash(str(path), why, way_out) from None
+        raise BackendCrash(str(path), why, f"Is the file whole? If it is, {_CHOOSE}.") from None
     if status in _KILLED:
-        raise OutOfMemory(
-            str(path),
-            f"the system ended its first call ({_signal_name(-status)}), most likely for want of memory",
-            "Choose a smaller quantization, or end other programs.",
-        )
+        cause = f"the system ended its first call ({_signal_name(-status)})"
+        way_out = "Choose a smaller quantization, or end other programs."
+        raise OutOfMemory(str(path), f"{cause}, most likely for want of memory", way_out)
     return status
 
 
 def _run_child(command: Sequence[str], limit_s: float = _LIMIT_S) -> int:
     # A child that crashes on purpose should leave no core file and no output.
     # A session of its own: Ctrl-C must not look like a crash of the build.
+    silent = subprocess.DEVNULL
     return subprocess.run(
         command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdin=silent,
+        stdout=silent,
+        stderr=silent,
         start_new_session=True,
         check=False,
         timeout=limit_s,

@@ -28,18 +28,6 @@ source code is every fifth piece: few drafts of usual length would survive.
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """An id whose token the other vocabulary lacks, and what each side has at that id, for people."""
-
-    token: int
-    target: str
-    draft: str
-
-    def __str__(self) -> str:
-        return f"{self.token} is {self.target} in the target, {self.draft} in the draft"
-
-
-@dataclass(frozen=True, slots=True)
 class AlignmentReport:
     """How far two vocabularies agree. Counts are tokens unless the name says otherwise."""
 
@@ -55,8 +43,9 @@ class AlignmentReport:
     """text tokens of the side that has fewer of them"""
     common_text_tokens: int
     cuts: Cuts
-    differences: tuple[Difference, ...]
-    """the first tokens of the smaller vocabulary without a counterpart, text before control"""
+    differences: tuple[str, ...]
+    """the first tokens of the smaller vocabulary without a counterpart, text before control: what each side
+    has at that id, for people"""
     is_reduced: bool = False
     """the draft knows a part of some target's tokens, by a map of its own"""
     map_fault: str | None = None
@@ -111,16 +100,15 @@ class Alignment:
         consecutive."""
         ids = self.to_draft[self.common]
         first = int(ids[0]) if len(ids) else 0
-        if np.array_equal(ids, np.arange(first, first + len(ids))):
-            return slice(first, first + len(ids))
-        return ids
+        is_run = np.array_equal(ids, np.arange(first, first + len(ids)))
+        return slice(first, first + len(ids)) if is_run else ids
 
     @cached_property
     def _read_as(self) -> Ids:
         """`to_draft`, with the token that represents all others where there is one."""
-        if self.other_token is None:
-            return self.to_draft
-        return np.where(self.to_draft >= 0, self.to_draft, self.other_token)
+        return np.where(
+            self.to_draft >= 0, self.to_draft, -1 if self.other_token is None else self.other_token
+        )
 
     def read(self, tokens: Sequence[int]) -> list[int]:
         """The target's tokens as the draft reads them, in its ids. One that it lacks is `other_token`, or is
@@ -202,11 +190,6 @@ class Cuts:
         """Common pieces / pieces, 0-1; 1 where nothing was cut."""
         return self.common_pieces / self.pieces if self.pieces else 1.0
 
-    @property
-    def alike(self) -> bool:
-        """Whether every sample text falls into the same pieces on both sides."""
-        return self.common_pieces == self.pieces
-
 
 def compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:
     """How two tokenizers cut some text of many kinds."""
@@ -252,12 +235,12 @@ def fault_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> s
     """Why the map cannot be used; None if it can."""
     if part.target_tokenizer and part.target_tokenizer != tokenizer_id(target):
         return f"its reduced vocabulary was made for another tokenizer than the target's, {target.kind}"
-    damage = _broken_map(target, draft, part, ids) or _unlike(target, draft, ids)
+    damage = _damage_of(target, draft, part, ids)
     return None if damage is None else f"the map of its reduced vocabulary is damaged: {damage}"
 
 
-def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
-    """What is wrong with the numbers of a map, whatever they refer to."""
+def _damage_of(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -> str | None:
+    """What is wrong with the numbers of a map, or with what they refer to."""
     if not part.target_tokenizer:
         return "it does not say for which tokenizer it was made"
     if len(ids) != draft.size:
@@ -273,11 +256,6 @@ def _broken_map(target: Vocabulary, draft: Vocabulary, part: PartOf, ids: Ids) -
         return "two tokens have the same counterpart"
     if part.other_token is not None and not draft.is_control(part.other_token):
         return "the token that represents all others is text"
-    return None
-
-
-def _unlike(target: Vocabulary, draft: Vocabulary, ids: Ids) -> str | None:
-    """The first token whose counterpart is not the same; None if there is none."""
     for token, counterpart in enumerate(ids.tolist()):
         if counterpart >= 0 and _traits(draft, token) != _traits(target, counterpart):
             ours, theirs = describe(draft, token), describe(target, counterpart)

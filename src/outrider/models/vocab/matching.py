@@ -28,7 +28,6 @@ from outrider.models.vocab.alignment import (
     Alignment,
     AlignmentReport,
     Cuts,
-    Difference,
     Ids,
     compare_cuts,
     describe,
@@ -74,14 +73,17 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
     target_names, draft_names = _names(target), _names(draft)
     to_target = _match(draft_names, target_names)
     to_target[_unlike(target, draft, draft_names, to_target)] = -1
-    to_draft = inverse(to_target, len(target_names))
-    target_is_smaller = len(target_names) < len(draft_names)
-    smaller = (target_names, to_draft) if target_is_smaller else (draft_names, to_target)
+    to_draft = inverse(to_target, target.size)
+    names, found = (target_names, to_draft) if target.size < draft.size else (draft_names, to_target)
+    lacking = sorted(np.flatnonzero(found < 0).tolist(), key=lambda i: names[i][1])
     report = replace(
         _report(target, draft, draft_names, to_target),
         text_tokens=min(_count_text(target_names), _count_text(draft_names)),
         cuts=compare_cuts(target, draft),
-        differences=_differences(target, draft, *smaller),
+        differences=tuple(
+            f"{i} is {describe(target, i)} in the target, {describe(draft, i)} in the draft"
+            for i in lacking[:_SHOWN_DIFFERENCES]
+        ),
     )
     identical = report.same_id_tokens == report.target_tokens == report.draft_tokens
     return Alignment(_frozen(to_target), _frozen(to_draft), identical, report)
@@ -96,23 +98,24 @@ def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alig
         ids = np.full(draft.size, -1, dtype=np.int64)
     report = replace(_report(target, draft, _names(draft), ids), is_reduced=True, map_fault=fault)
     other = part.other_token if fault is None else None
-    to_draft = inverse(ids, target.size)
-    return Alignment(_frozen(ids), _frozen(to_draft), False, report, other, max(part.window, 0))
+    to_draft = _frozen(inverse(ids, target.size))
+    return Alignment(_frozen(ids), to_draft, False, report, other, max(part.window, 0))
 
 
 def _report(
     target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids
 ) -> AlignmentReport:
     """The counts of a map; text is the draft's, and the target's tokenizer cuts for both."""
+    mapped = np.flatnonzero(to_target >= 0)
     return AlignmentReport(
         target_kind=target.kind,
         draft_kind=draft.kind,
         target_tokens=target.size,
         draft_tokens=draft.size,
-        common_tokens=int((to_target >= 0).sum()),
-        same_id_tokens=int((to_target == np.arange(len(to_target))).sum()),
+        common_tokens=len(mapped),
+        same_id_tokens=int((to_target[mapped] == mapped).sum()),
         text_tokens=_count_text(draft_names),
-        common_text_tokens=_count_text([draft_names[i] for i in np.flatnonzero(to_target >= 0)]),
+        common_text_tokens=_count_text([draft_names[i] for i in mapped]),
         cuts=Cuts(0, 0),
         differences=(),
     )
@@ -173,15 +176,6 @@ def _unlike(target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_
     return list(filter(differ, mapped))
 
 
-def _differences(
-    target: Vocabulary, draft: Vocabulary, names: list[_Name], matches: Ids
-) -> tuple[Difference, ...]:
-    """The first of these tokens that have no match, text before control."""
-    lacking = sorted(np.flatnonzero(matches < 0).tolist(), key=lambda i: names[i][1])
-    shown = lacking[:_SHOWN_DIFFERENCES]
-    return tuple(Difference(i, describe(target, i), describe(draft, i)) for i in shown)
-
-
 def _complaint(report: AlignmentReport) -> str:
     agree = f"they have {report.common_text_tokens:,} of {report.text_tokens:,} text tokens in common"
     if report.text_ratio >= MIN_TEXT_RATIO:
@@ -190,5 +184,5 @@ def _complaint(report: AlignmentReport) -> str:
             f"{agree}, but cut only {cuts.common_pieces} of {cuts.pieces} pieces of sample text alike "
             f"({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
         )
-    shown = "; ".join(str(difference) for difference in report.differences)
+    shown = "; ".join(report.differences)
     return f"{agree} ({report.text_ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed). Not in common: {shown}"
