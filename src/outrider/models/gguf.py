@@ -10,7 +10,7 @@ from pathlib import Path
 from gguf.constants import Keys, LlamaFileType
 
 from outrider.core.errors import ModelFileError
-from outrider.models.header import Header, TensorInfo, read_header
+from outrider.models.header import Array, Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
 
 _GUESSED = int(LlamaFileType.GUESSED)
@@ -65,9 +65,10 @@ def read_card(path: Path) -> ModelCard:
     def number(key: str) -> int | None:
         return first.number(key.format(arch=architecture))
 
+    family, pre = first.text(Keys.Tokenizer.MODEL) or "none", first.text(Keys.Tokenizer.PRE)
     used = number(Keys.LLM.EXPERT_USED_COUNT) or 0
     parameters = sum(tensor.num_parameters for tensor in tensors)
-    num_tokens = first.array_length(Keys.Tokenizer.LIST)
+    tokens = first.fields.get(Keys.Tokenizer.LIST)
     return ModelCard(
         path=files[0],
         name=first.text(Keys.General.NAME) or files[0].stem,
@@ -75,10 +76,10 @@ def read_card(path: Path) -> ModelCard:
         parameters=parameters,
         active_parameters=parameters - sum(_idle_parameters(tensor, used) for tensor in tensors),
         quantization=_quantization(first, tensors),
-        num_tokens=number(Keys.LLM.VOCAB_SIZE) if num_tokens is None else num_tokens,
+        num_tokens=tokens.length if isinstance(tokens, Array) else number(Keys.LLM.VOCAB_SIZE),
         context_length=number(Keys.LLM.CONTEXT_LENGTH),
         chat_template=first.text(Keys.Tokenizer.CHAT_TEMPLATE),
-        tokenizer=_tokenizer(first),
+        tokenizer=f"{family} ({pre})" if pre else family,
         block_count=number(Keys.LLM.BLOCK_COUNT),
         embedding_length=number(Keys.LLM.EMBEDDING_LENGTH),
         sliding_window=number(Keys.Attention.SLIDING_WINDOW),
@@ -93,9 +94,8 @@ def _check_parts(files: tuple[Path, ...], headers: list[Header]) -> None:
     count = headers[0].number(Keys.Split.LLM_KV_SPLIT_COUNT) or 1
     if count != len(files):
         reason = f"its header speaks of {count} parts, its name of {len(files)}"
-        raise ModelFileError(
-            str(files[0]), reason, f"Give it back its name, which ends in -00001-of-{count:05d}.gguf."
-        )
+        way_out = f"Give it back its name, which ends in -00001-of-{count:05d}.gguf."
+        raise ModelFileError(str(files[0]), reason, way_out)
     promised = headers[0].number(Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
     found = sum(len(header.tensors) for header in headers)
     if count > 1 and promised is not None and promised != found:
@@ -104,19 +104,17 @@ def _check_parts(files: tuple[Path, ...], headers: list[Header]) -> None:
 
 
 def _check_model(path: Path, header: Header, architecture: str, tensors: list[TensorInfo]) -> None:
-    kind = header.text(Keys.General.TYPE) or "model"
-    if architecture == "clip":
-        kind = "mmproj"
+    kind = "mmproj" if architecture == "clip" else header.text(Keys.General.TYPE) or "model"
+    reason, way_out = "", "Name the model's own file."
     if kind != "model":
         what = {"adapter": "a LoRA adapter", "mmproj": "an image or sound projector"}.get(kind, repr(kind))
-        raise ModelFileError(
-            str(path), f"it holds {what}, not a language model", "Name the model's own file."
-        )
-    if not architecture:
-        raise ModelFileError(str(path), "its header names no architecture", "Download it again.")
-    if not tensors:
+        reason = f"it holds {what}, not a language model"
+    elif not architecture:
+        reason, way_out = "its header names no architecture", "Download it again."
+    elif not tensors:
         reason = "it holds a vocabulary and no weights"
-        raise ModelFileError(str(path), reason, "Name the model's own file.")
+    if reason:
+        raise ModelFileError(str(path), reason, way_out)
 
 
 def _idle_parameters(tensor: TensorInfo, used: int) -> int:
@@ -139,9 +137,3 @@ def _quantization(header: Header, tensors: Iterable[TensorInfo]) -> str:
     for tensor in tensors:
         weight[tensor.type_name] += tensor.num_bytes or 0
     return weight.most_common(1)[0][0]
-
-
-def _tokenizer(header: Header) -> str:
-    family = header.text(Keys.Tokenizer.MODEL) or "none"
-    pre = header.text(Keys.Tokenizer.PRE)
-    return f"{family} ({pre})" if pre else family

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, Keys
 
@@ -25,7 +25,20 @@ _MAX_DIMENSIONS = 4
 _MIN_FIELD_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 _DOWNLOAD_AGAIN = "Download it again."
-_POSITIVE = (".block_count",)
+_BROKE_OFF = "The download broke off: download it again."
+_POSITIVE = ".block_count"
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_FORMATS = {
+    "UINT8": "B",
+    "INT8": "b",
+    "UINT16": "H",
+    "INT16": "h",
+    "UINT32": "I",
+    "INT32": "i",
+    "UINT64": "Q",
+}
+_FORMATS |= {"INT64": "q", "FLOAT32": "f", "FLOAT64": "d", "BOOL": "?"}
+_SCALARS = {GGUFValueType[name]: struct.Struct(f"<{code}") for name, code in _FORMATS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +90,6 @@ class Header:
         value = self.fields.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
-    def array_length(self, key: str) -> int | None:
-        """How many entries an array field has; None when it is absent or no array."""
-        value = self.fields.get(key)
-        return value.length if isinstance(value, Array) else None
-
 
 def read_header(path: Path) -> Header:
     """Read the header of one GGUF file and check that its weights are all there.
@@ -117,58 +125,47 @@ class _Reader:
 
     def header(self) -> Header:
         self._check_kind()
-        num_tensors, num_fields = self._u64(), self._u64()
+        num_tensors, num_fields = self._next(_U64), self._next(_U64)
         self._check_room(num_fields, _MIN_FIELD_BYTES, "fields")
         fields = dict(self._field() for _ in range(num_fields))
         self._check_room(num_tensors, _MIN_TENSOR_BYTES, "tensors")
         tensors = tuple(self._tensor() for _ in range(num_tensors))
-        self._check_shape(fields)
+        for key, value in fields.items():  # llama.cpp asserts that it is positive: it would end the process
+            if key.endswith(_POSITIVE) and not (isinstance(value, int) and value > 0):
+                raise self._error(f"its field {key} is {value}")
         self._check_weights(tensors, fields.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT))
         return Header(fields, tensors, self._size)
 
-    def _check_shape(self, fields: Mapping[str, Value]) -> None:
-        """Refuse sizes that llama.cpp asserts to be positive: it would end the process."""
-        for key, value in fields.items():
-            if key.endswith(_POSITIVE) and not (isinstance(value, int) and value > 0):
-                raise self._error(f"its field {key} is {value}", _DOWNLOAD_AGAIN)
-
     def _check_kind(self) -> None:
         magic = self._data[:4]
+        if magic != b"GGUF" and b"GGUF".startswith(magic):
+            raise self._cut_short()
         if magic != b"GGUF":
-            reason, way_out = _what_it_is(self._data[:512])
-            if b"GGUF".startswith(magic):
-                raise self._cut_short()
-            raise ModelFileError(str(self._path), reason, way_out)
+            raise self._error(*_what_it_is(self._data[:512]))
         self._at = 4
-        version = self._u32()
+        version = self._next(_U32)
         if not version & 0xFFFF:
             raise self._error(
                 "it is a big-endian GGUF, made for another kind of processor",
                 "Get the little-endian file or turn it round with `gguf-convert-endian`.",
             )
         if version not in (2, 3):
-            raise self._error(
-                f"it is GGUF version {version}, and only 2 and 3 can be read",
-                "Get a current conversion of the model." if version < 2 else "Update Outrider.",
-            )
+            way_out = "Get a current conversion of the model." if version < 2 else "Update Outrider."
+            raise self._error(f"it is GGUF version {version}, and only 2 and 3 can be read", way_out)
 
     def _field(self) -> tuple[str, Value]:
-        key = self._string(_MAX_KEY_BYTES)
-        kind = self._value_type()
-        return key, self._array() if kind is GGUFValueType.ARRAY else self._scalar(kind)
-
-    def _scalar(self, kind: GGUFValueType) -> Value:
-        if kind is GGUFValueType.STRING:
-            return self._string(_MAX_STRING_BYTES)
-        layout = _SCALARS[kind]
-        (value,) = layout.unpack(self._take(layout.size))
-        return value  # type: ignore[no-any-return]
+        key, kind = self._string(_MAX_KEY_BYTES), self._value_type()
+        if kind is GGUFValueType.ARRAY:
+            return key, self._array()
+        is_text = kind is GGUFValueType.STRING
+        value: Value = self._string(_MAX_STRING_BYTES) if is_text else self._next(_SCALARS[kind])
+        return key, value
 
     def _array(self) -> Array:
-        kind, length = self._value_type(), self._u64()
+        kind, length = self._value_type(), self._next(_U64)
         array = Array(length, kind, self._at)
         if kind is GGUFValueType.ARRAY:
-            raise self._error("its header holds an array of arrays, which no model has", _DOWNLOAD_AGAIN)
+            raise self._error("its header holds an array of arrays, which no model has")
         if kind is GGUFValueType.STRING:
             self._skip_strings(length)
         else:
@@ -179,26 +176,25 @@ class _Reader:
     def _skip_strings(self, count: int) -> None:
         """Step over a vocabulary: a loop of its own, since it is most of the header."""
         self._check_room(count, 8, "strings")
-        at, size, data = self._at, self._size, self._data
-        read_length: Callable[[mmap.mmap, int], tuple[int]] = struct.Struct("<Q").unpack_from
+        at, last, data, read_length = self._at, self._size - 8, self._data, _U64.unpack_from
         for _ in range(count):
-            if at + 8 > size:
+            if at > last:
                 raise self._cut_short()
             at += 8 + read_length(data, at)[0]
-        if at > size:
+        if at > self._size:
             raise self._cut_short()
         self._at = at
 
     def _tensor(self) -> TensorInfo:
         name = self._string(_MAX_KEY_BYTES)
-        num_dimensions = self._u32()
+        num_dimensions = self._next(_U32)
         if num_dimensions > _MAX_DIMENSIONS:
-            raise self._error(f"its tensor {name!r} claims {num_dimensions} dimensions", _DOWNLOAD_AGAIN)
-        shape = tuple(self._u64() for _ in range(num_dimensions))
-        kind, offset = self._u32(), self._u64()
+            raise self._error(f"its tensor {name!r} claims {num_dimensions} dimensions")
+        shape = tuple(self._next(_U64) for _ in range(num_dimensions))
+        kind, offset = self._next(_U32), self._next(_U64)
         parameters = math.prod(shape)
         if max(parameters, offset) >= 2**63:
-            raise self._error(f"its tensor {name!r} claims an impossible size", _DOWNLOAD_AGAIN)
+            raise self._error(f"its tensor {name!r} claims an impossible size")
         try:
             tensor_type = GGMLQuantizationType(kind)
         except ValueError:
@@ -208,66 +204,46 @@ class _Reader:
 
     def _check_weights(self, tensors: tuple[TensorInfo, ...], alignment: Value) -> None:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise self._error(f"its alignment of {alignment} is no power of two", _DOWNLOAD_AGAIN)
+            raise self._error(f"its alignment of {alignment} is no power of two")
         start = -(-self._at // alignment) * alignment
         end = max((start + tensor.offset_bytes + (tensor.num_bytes or 0) for tensor in tensors), default=0)
         if end > self._size:
-            reason = f"{end - self._size:,} of {end:,} bytes are missing at its end"
-            raise self._error(reason, "The download broke off: download it again.")
+            raise self._error(f"{end - self._size:,} of {end:,} bytes are missing at its end", _BROKE_OFF)
 
     def _string(self, most: int) -> str:
-        length = self._u64()
+        length = self._next(_U64)
         if length > self._size - self._at:
             raise self._cut_short()
         if length > most:
-            raise self._error(f"its header holds a string of {length:,} bytes", _DOWNLOAD_AGAIN)
-        return self._take(length).decode(errors="replace")
+            raise self._error(f"its header holds a string of {length:,} bytes")
+        self._at += length
+        return self._data[self._at - length : self._at].decode(errors="replace")
 
     def _value_type(self) -> GGUFValueType:
-        kind = self._u32()
+        kind = self._next(_U32)
         try:
             return GGUFValueType(kind)
         except ValueError:
-            raise self._error(f"its header has a field of unknown type {kind}", _DOWNLOAD_AGAIN) from None
+            raise self._error(f"its header has a field of unknown type {kind}") from None
+
+    def _next(self, layout: struct.Struct) -> Any:
+        """The value that comes next, laid out so."""
+        if layout.size > self._size - self._at:
+            raise self._cut_short()
+        [value] = layout.unpack_from(self._data, self._at)
+        self._at += layout.size
+        return value
 
     def _check_room(self, count: int, least_bytes: int, what: str) -> None:
         if count * least_bytes > self._size - self._at:
             reason = f"its header claims {count:,} {what}, more than the file has room for"
             raise self._error(reason, "It is cut short or damaged: download it again.")
 
-    def _take(self, count: int) -> bytes:
-        if count > self._size - self._at:
-            raise self._cut_short()
-        self._at += count
-        return self._data[self._at - count : self._at]
-
-    def _u32(self) -> int:
-        return int.from_bytes(self._take(4), "little")
-
-    def _u64(self) -> int:
-        return int.from_bytes(self._take(8), "little")
-
     def _cut_short(self) -> ModelFileError:
-        reason = f"it ends after {self._size:,} bytes, within its header"
-        return self._error(reason, "The download broke off: download it again.")
+        return self._error(f"it ends after {self._size:,} bytes, within its header", _BROKE_OFF)
 
-    def _error(self, reason: str, way_out: str) -> ModelFileError:
+    def _error(self, reason: str, way_out: str = _DOWNLOAD_AGAIN) -> ModelFileError:
         return ModelFileError(str(self._path), reason, way_out)
-
-
-_SCALARS = {
-    GGUFValueType.UINT8: struct.Struct("<B"),
-    GGUFValueType.INT8: struct.Struct("<b"),
-    GGUFValueType.UINT16: struct.Struct("<H"),
-    GGUFValueType.INT16: struct.Struct("<h"),
-    GGUFValueType.UINT32: struct.Struct("<I"),
-    GGUFValueType.INT32: struct.Struct("<i"),
-    GGUFValueType.FLOAT32: struct.Struct("<f"),
-    GGUFValueType.BOOL: struct.Struct("<?"),
-    GGUFValueType.UINT64: struct.Struct("<Q"),
-    GGUFValueType.INT64: struct.Struct("<q"),
-    GGUFValueType.FLOAT64: struct.Struct("<d"),
-}
 
 
 def _what_it_is(start: bytes) -> tuple[str, str]:
@@ -282,7 +258,7 @@ def _what_it_is(start: bytes) -> tuple[str, str]:
         return "it is a safetensors file, not a GGUF", convert
     if start.startswith(b"PK"):
         return "it is a zip archive (PyTorch's format, perhaps), not a GGUF", convert
-    if start[:4] in (b"tjgg", b"lmgg", b"fmgg", b"algg"):
+    if start.startswith((b"tjgg", b"lmgg", b"fmgg", b"algg")):
         return "it has the GGML format from before GGUF", "Get a GGUF conversion of the model."
     if text.startswith((b"{", b"[")):
         return "it is JSON text, not a GGUF", "Check what was downloaded."
