@@ -104,7 +104,7 @@ class Backend(ABC):
         """Meanwhile every call is interrupted after it was computed."""
 
     def expected(self, tokens: Sequence[int], kind: str = "dense") -> Logits:
-        """The logits behind each token, evaluated one at a time in a context of their own."""
+        """The logits after each token, evaluated one at a time in a context of their own."""
         model = self.open(kind, 512)
         rows = [model.decode([Span(0, (token,), i, 1)])[0][0].copy() for i, token in enumerate(tokens)]
         model.close()
@@ -342,7 +342,7 @@ def store(model: Model, tokens: Sequence[int], sequence: int = 0) -> None:
 
 
 def next_rows(model: Model, tokens: Sequence[int], sequence: int = 0) -> Logits:
-    """The logits behind each of these next tokens."""
+    """The logits after each of these next tokens."""
     span = Span(sequence, tuple(tokens), model.length(sequence), len(tokens))
     return model.decode([span])[0].copy()
 

@@ -1,4 +1,4 @@
-"""What tests of drafts in the making share: tiny checkpoints, and what is said behind a text."""
+"""What tests of drafts in the making share: tiny checkpoints, and what is said after a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROVENANCE = Provenance(
 
 
 def spoken(path: Path, tokens: list[int]) -> Logits:
-    """llama.cpp's logits behind each of the tokens."""
+    """llama.cpp's logits after each of the tokens."""
     weights = Weights(path, SMALL)
     model = weights.open(64)
     rows = np.array(model.decode([Span(0, tuple(tokens), 0, len(tokens))])[0])

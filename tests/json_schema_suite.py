@@ -103,7 +103,7 @@ def grammar_of(case: Case, *, lenient: bool = False) -> Grammar:
 
 
 def may_be_written(constraint: GrammarConstraint, vocabulary: Vocabulary, text: str) -> bool:
-    """Whether this whole text, and nothing behind it, may be the output."""
+    """Whether this whole text, and nothing after it, may be the output."""
     tokens = vocabulary.tokenize(text, add_special=False)
     if constraint.permits((), tokens) < len(tokens):
         return False

@@ -34,7 +34,7 @@ from outrider.session import Session
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}|"""
-"""No tools and no start token; the answer begins behind the last bar."""
+"""No tools and no start token; the answer begins after the last bar."""
 
 DEFAULT_ANSWER = "Hello there."
 
@@ -61,7 +61,7 @@ def said(prompt: str) -> str:
 
 
 def answering(vocabulary: ByteVocabulary) -> NextLogits:
-    """Next to certain of the answer's next byte, behind it of the end token; what else could have been
+    """Next to certain of the answer's next byte, after it of the end token; what else could have been
     differs from place to place."""
 
     def next_logits(tokens: Sequence[int]) -> Any:

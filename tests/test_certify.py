@@ -114,7 +114,7 @@ def test_a_target_that_cannot_rewind_speculates_nothing() -> None:
 
 
 class Shaky(FakeModel):
-    """In calls over several tokens the rows behind these numbers of tokens have their two best
+    """In calls over several tokens the rows after these numbers of tokens have their two best
     logits, `MARGIN` apart, swapped: what rounding does on real machines."""
 
     MARGIN = 0.125

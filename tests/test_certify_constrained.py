@@ -147,7 +147,7 @@ def test_a_dead_end_is_an_end_like_another() -> None:
 
 class Level(FakeModel):
     """`a` and `b` lead each other by a margin everywhere but not so far as `c`, which no text has; in calls
-    over several tokens rounding swaps them behind so many tokens."""
+    over several tokens rounding swaps them after so many tokens."""
 
     MARGIN = 0.125
 

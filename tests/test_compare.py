@@ -27,7 +27,7 @@ def engine_of(model: FakeModel, num_right: int = 2) -> Engine:
 
 
 class NearTie(FakeModel):
-    """In batched calls the row behind `at` tokens comes out a little otherwise, as on real machines.
+    """In batched calls the row after `at` tokens comes out a little otherwise, as on real machines.
 
     The two best logits lie `MARGIN` apart there, and rounding swaps them.
     """

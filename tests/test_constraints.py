@@ -1,4 +1,4 @@
-"""Constraints as the engine uses them: masks, questions behind drafts, forced tokens, the end."""
+"""Constraints as the engine uses them: masks, questions after drafts, forced tokens, the end."""
 
 import gc
 import json
@@ -158,14 +158,14 @@ def test_what_is_permitted_is_what_the_masks_allow(grammar: Grammar, mode: FastF
     drafted = draft(one, rng, 8)
     split = rng.randint(0, len(drafted))
     wild = [*drafted[split:], rng.randrange(VOCABULARY.size), rng.randrange(VOCABULARY.size)]
-    count, behind = 0, drafted[:split]
+    count, after = 0, drafted[:split]
     for token in wild:
-        if token not in allowed(other, behind):
+        if token not in allowed(other, after):
             break
         count += 1
         if token in END_IDS:
             break
-        behind = [*behind, token]
+        after = [*after, token]
     assert one.permits(drafted[:split], wild) == count
 
 

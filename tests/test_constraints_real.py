@@ -130,8 +130,8 @@ def test_control_tokens_are_no_text_and_all_end_tokens_end_it(
     inside = constraint.allowed(vocabulary.tokenize('"a', add_special=False))
     assert inside is not None and inside.sum() > 10_000 and not inside[controls].any()
     text = vocabulary.tokenize('"a"', add_special=False)
-    behind = constraint.allowed(text)
-    assert behind is not None and behind[ends(vocabulary)].all() and behind.sum() == len(ends(vocabulary))
+    after = constraint.allowed(text)
+    assert after is not None and after[ends(vocabulary)].all() and after.sum() == len(ends(vocabulary))
     constraint.accept([*text, ends(vocabulary)[-1]])
     assert constraint.is_complete and constraint.allowed(()) is None
 

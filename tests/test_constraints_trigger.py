@@ -1,4 +1,4 @@
-"""Free text, a trigger, and what may stand behind it."""
+"""Free text, a trigger, and what may follow it."""
 
 import random
 
@@ -56,12 +56,12 @@ def test_behind_the_trigger_only_the_answer_is_allowed(lead: list[int], mode: Fa
     constraint = thinking(mode)
     assert not set(END_IDS) & set(allowed(constraint))
     assert constraint.permits((), lead) == len(lead)
-    behind = allowed(constraint, lead)
-    assert behind == (STARTS_OF_THE_ANSWER[1:] if mode == "canonical" else STARTS_OF_THE_ANSWER)
+    after = allowed(constraint, lead)
+    assert after == (STARTS_OF_THE_ANSWER[1:] if mode == "canonical" else STARTS_OF_THE_ANSWER)
     for i in range(len(lead)):
         assert set(spell("xyz")) < set(allowed(constraint, lead[:i]))
     constraint.accept(lead)
-    assert allowed(constraint) == behind
+    assert allowed(constraint) == after
     constraint.accept([word('{"'), word("name"), word('": ')])
     constraint.accept(spell("true"))
     assert not constraint.is_complete
@@ -110,9 +110,9 @@ def test_an_optional_trigger_may_stay_away() -> None:
 def test_a_trigger_may_be_a_control_token_with_text_around_it() -> None:
     grammar = Grammar("choice", '["yes", "no"]', after="so<tool>x\n")
     constraint = start(grammar)
-    behind = [ord("n"), ord("y")]
+    after = [ord("n"), ord("y")]
     for lead in ([*spell("a so"), TOOL, *spell("x\n")], spell("a so<tool>x\n")):
-        assert allowed(constraint, lead) == behind
+        assert allowed(constraint, lead) == after
     for lead in ([*spell("a"), TOOL, *spell("x\n")], [*spell("so"), TOOL, *spell("y")]):
         assert ord("z") in allowed(constraint, lead)
 

@@ -200,10 +200,10 @@ def test_follow_ups_are_asked_behind_the_answers(tmp_path: Path) -> None:
     generate(speaking(), [question("dd"), first, question("bbb")], tmp_path, max_tokens=9)
     assert len(answers_in(tmp_path)) == 5
     text = "ab"
-    for turn, behind in enumerate(("cc", "d", "")):
+    for turn, after in enumerate(("cc", "d", "")):
         example = found_in(tmp_path, replace(first, turn=turn))
         assert example.prompt.tolist() == VOCABULARY.tokenize(text)
-        text += f"{example.text}\n\n{behind}"
+        text += f"{example.text}\n\n{after}"
 
 
 @pytest.mark.parametrize("most", [1, 7, 16])

@@ -258,7 +258,7 @@ def test_ids_that_llama_cpp_takes_for_granted_are_said(target: Target, tmp_path:
 
 
 def write_sentencepiece(source: Path, path: Path) -> Path:
-    """The tiny model behind a tokenizer of the SentencePiece kind: scores instead of merges, and bytes."""
+    """The tiny model with a tokenizer of the SentencePiece kind: scores instead of merges, and bytes."""
     pieces = [
         "<unk>",
         "<s>",

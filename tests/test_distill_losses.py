@@ -230,7 +230,7 @@ def test_a_draft_that_is_never_right_is_worth_plain_decoding() -> None:
 
 
 def test_a_perfect_draft_is_as_long_as_is_best_at_the_prices() -> None:
-    """Sure of everything, it must still stop where calls get dear: here behind three drafted tokens."""
+    """However confident, it must still stop where calls get expensive: here after three drafted tokens."""
     prices = StepCosts((1.0, 1.05, 1.1, 1.15, 3.0, 3.2, 3.4, 3.6), 0.05)
     found = expected_speed([predictions([1.0] * 400, [True] * 400)], prices)
     assert found.longest == 3

@@ -1,4 +1,4 @@
-"""A network in PyTorch behind the Model contract: what it stores, and that the engine runs on it."""
+"""A network in PyTorch that fulfils the Model contract: what it stores, and that the engine runs on it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -67,7 +67,7 @@ def alone(path: Path, native: GgufModel) -> TorchModel:
 
 
 def rows_of(model: TorchModel, tokens: Sequence[int]) -> Row:
-    """The logits behind each token, evaluated alone and one at a time."""
+    """The logits after each token, evaluated alone and one at a time."""
     model.truncate(0, 0)
     rows = [model.decode([Span(0, (token,), i, 1)])[0][0].copy() for i, token in enumerate(tokens)]
     return np.array(rows)

@@ -108,7 +108,7 @@ def trainer_of(teacher: Teacher, folder: Path, settings: TrainingSettings = SETT
 
 
 def agreeing(trainer: Trainer, draft: Checkpoint) -> tuple[int, int]:
-    """Of the held-out greedy answers' tokens: how many are what the draft holds likeliest, of how many.
+    """Of the held-out greedy answers' tokens: how many are what the draft finds most likely, of how many.
     Worked out one answer at a time."""
     network = Network.of(draft, CONTEXT, dtype=torch.float32, device=CPU)
     model = TorchModel("draft", network, None, 1, CONTEXT)  # type: ignore[arg-type]

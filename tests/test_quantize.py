@@ -47,7 +47,7 @@ def q8(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
 
 
 def logits(path: Path) -> Logits:
-    """What a model says behind each of some tokens."""
+    """What a model says after each of some tokens."""
     weights = Weights(path, SMALL)
     model = weights.open(64)
     rows = np.array(model.decode([Span(0, TEXT[:32], 0, 32)])[0])
@@ -62,7 +62,7 @@ def only(folder: Path, *names: str) -> bool:
 
 
 def launched(*before: str, words: Sequence[str] | None = None) -> Launch:
-    """Starts the child behind other words, or these words instead of it."""
+    """Starts the child with other words before it, or these words instead of it."""
 
     def launch(command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -34,7 +34,7 @@ HEAD = "{} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 def until(holds: Callable[[], bool], what: str) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < end_s, f"waited in vain: {what}"
+        assert time.monotonic() < end_s, f"still waiting for: {what}"
         time.sleep(0.005)
 
 

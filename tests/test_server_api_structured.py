@@ -29,7 +29,7 @@ HERMES = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}
 {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
 {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
 {% endfor %}|"""
-"""As Qwen's: tools in front, calls between markers, and the answer behind the last bar."""
+"""As Qwen's: tools in front, calls between markers, and the answer after the last bar."""
 THINKING = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}|<think>"
 
 
