@@ -22,7 +22,7 @@ from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFacts, bytes_read
 from outrider.lab.predict import expect
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import ANSWER_TOKENS, Answer, Case, Question, Scored, questions_of, record_answers
+from outrider.lab.record import ANSWER_TOKENS, Answer, Case, questions_of, record_answers
 from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.statistics import Interval, share_of, speedup_of
@@ -46,7 +46,7 @@ def answer(number: int, text: TextKind, draft: DraftKind | None, length: int = 4
         target="m", workload="made", case=made.id, prompt=made.prompt, tokens=made.tokens, text="",
         finish_reason="length", prefill_s=1.0, decode_s=0.1 * length, own_s=0.0, calls=calls, seed=0,
     )  # fmt: skip
-    return Answer(Question(case, made.prompt), row, Scored(replace(made, finish_reason="cancelled")), 0.25)
+    return Answer(case, row, replace(made, finish_reason="cancelled"), 0.25)
 
 
 def subject(
@@ -317,7 +317,7 @@ def test_intervals_hold_their_value_and_widen_with_spread_and_error() -> None:
 
 
 def test_acceptance_by_place_counts_only_what_was_met() -> None:
-    made = answer(0, "random", "target", length=4).scored.recording
+    made = answer(0, "random", "target", length=4).recording
     offers = made.offers["draft"]
     wrong = (offers.tokens[0], offers.tokens[1] + 1, *offers.tokens[2:])
     found = acceptance_of([replace(made, offers={"draft": replace(offers, tokens=wrong)})], "draft")
@@ -381,7 +381,7 @@ def test_answers_end_with_the_time_and_come_from_all_workloads() -> None:
     assert 4 <= len(answers) < 18 and not short and model.now < 45
     assert {a.row.workload for a in answers} == {"one", "two"}
     assert all(16 <= len(a.row.tokens) <= ANSWER_TOKENS for a in answers)
-    assert answers[0].scored.recording.finish_reason == "cancelled"
+    assert answers[0].recording.finish_reason == "cancelled"
     assert answers[0].whole_ratio == len(answers[0].row.tokens) / 128
 
 

@@ -21,9 +21,8 @@ from outrider.distill.examples import Example
 from outrider.distill.report import Contender, Figure, pictures
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFacts
-from outrider.lab.predict import OwnTimes
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import Answer, Case, Question, Scored
+from outrider.lab.record import Answer, Case
 from outrider.lab.rows import AnswerRow
 from outrider.lab.statistics import Interval
 from outrider.lab.subject import Subject
@@ -45,13 +44,13 @@ def answer(number: int, text: TextKind, draft: DraftKind | None, length: int = 4
         target="m", workload=text, case=made.id, prompt=made.prompt, tokens=made.tokens, text="",
         finish_reason="length", prefill_s=1.0, decode_s=0.1 * length, own_s=0.0, calls=calls, seed=0,
     )  # fmt: skip
-    return Answer(Question(Case(workload, Prompt(made.id, "x"), 0), made.prompt), row, Scored(made), 1.0)
+    return Answer(Case(workload, Prompt(made.id, "x"), 0), row, made, 1.0)
 
 
 def drafted(answers: list[Answer], step_s: float = 0.01, own_s: float = 0.0) -> Contender:
     """What a draft whose step takes so long makes of answers; choosing takes `own_s`."""
-    own = OwnTimes({"plain": 0.0, "auto": own_s})
-    prices = replace(subject(answers).prices(curve(SMALL, step_s)), own=own)
+    own = {"plain": 0.0, "auto": own_s}
+    prices = replace(subject(answers).prices(curve(SMALL, step_s)), own_s=own)
     return with_draft("trained", DRAFT, prices, answers)
 
 
@@ -119,7 +118,7 @@ def test_categories_are_told_apart() -> None:
 def test_choosing_is_timed_on_the_answers_at_hand() -> None:
     answers = [answer(i, "mixed", "calibrated") for i in range(2)]
     own = own_times(subject(answers), curve(SMALL, 0.01), answers)
-    assert own.step_s["auto"] > own.step_s["plain"] > 0
+    assert own["auto"] > own["plain"] > 0
 
 
 def test_an_end_that_is_not_known_is_null() -> None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from outrider.bench.store import Store
-from outrider.lab.curves import curve_of
 from outrider.lab.loaded import LoadedTarget
-from outrider.lab.predict import OwnTimes, Prices
+from outrider.lab.predict import Prices
 from outrider.lab.prompts import Workload
-from outrider.lab.record import Case, Scored, cases_of
+from outrider.lab.record import Case, cases_of, recording_of
 from outrider.lab.replay import Recording
 from outrider.lab.rows import (
     AnswerRow,
@@ -92,10 +91,10 @@ class Ledger:
         mine = self.costs(self.name, "target")
         assert mine is not None
         theirs = None if draft is None else self.costs(draft, "draft")
-        own = OwnTimes(mine.own_s, mine.own_token_s)
         pair = self.pair(draft) if draft is not None else None
         prior = pair.prior if pair is not None else None
-        return Prices(curve_of(mine), None if theirs is None else curve_of(theirs), own, prior)
+        drafts = None if theirs is None else theirs.costs()
+        return Prices(mine.costs(), drafts, mine.own_s, mine.own_token_s, prior)
 
     def costs(self, model: str, role: Role) -> CostsRow | None:
         """The costs of the target, or of a draft model beside it."""
@@ -114,19 +113,13 @@ class Ledger:
         """What was predicted of a pair."""
         return self.of(PredictionRow, target=self.name, draft=draft)
 
-    def scored(self, workload: str, draft: str | None) -> list[Scored]:
+    def scored(self, workload: str, draft: str | None) -> list[Recording]:
         """The answers of a workload as recordings with the offers of a draft; those without offers are left
         out."""
-        offers = {row.case: row for row in self.offers(draft) if row.workload == workload} if draft else {}
+        mine = self.offers(draft) if draft else []
+        offers = {row.case: {"draft": offers_of(row)} for row in mine if row.workload == workload}
         return [
-            self._scored(case, answer, offers.get(answer.case))
+            recording_of(self.target, case, answer, offers.get(answer.case, {}))
             for case, answer in self.cases(workload)
             if draft is None or answer.case in offers
         ]
-
-    def _scored(self, case: Case, answer: AnswerRow, offers: OffersRow | None) -> Scored:
-        known = {} if offers is None else {"draft": offers_of(offers)}
-        recording = Recording(
-            answer.case, answer.workload, answer.prompt, answer.tokens, answer.finish_reason, known
-        )
-        return Scored(recording, self.target.constrain(case.prompt.grammar))

@@ -13,12 +13,12 @@ from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.plan import SweepPlan
 from outrider.core.errors import BackendError, ConstraintError, GrammarError, ModelFileError, PromptError
 from outrider.costs import CallCosts
-from outrider.lab.curves import own_times, target_costs
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
-from outrider.lab.predict import OwnTimes, Prices, bounds_s, policy_times, predict
+from outrider.lab.predict import Prices, bound_s, predict, prices_of, with_policy_times
 from outrider.lab.progress import Meter
-from outrider.lab.record import Case, Scored, cases_of, record_case
+from outrider.lab.record import Case, cases_of, record_case
+from outrider.lab.replay import Recording
 from outrider.lab.rows import (
     AnswerRow,
     ChoiceRow,
@@ -30,7 +30,7 @@ from outrider.lab.rows import (
     SkippedRow,
 )
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting, grid
-from outrider.lab.subject import pair_row, probe_draft, score_case
+from outrider.lab.subject import pair_row, probe_draft, score_case, target_costs
 
 PROBED_ANSWERS = 2
 """of each workload, after which calls of every size are timed"""
@@ -125,18 +125,15 @@ class Stages:
         curve = self._loader.costs(self.target, "target")
         if self.plan.costs is None:  # else it is another machine's, perhaps
             curve = target_costs(curve, answers)
-        plain_s, token_s = own_times(answers)
         scored = [case for w in self.ledger.workloads for case in self.ledger.scored(w.name, None)]
-        prices = Prices(curve, None, OwnTimes({"plain": plain_s}, token_s))
-        kinds = {"lookup": Setting.of("lookup 8"), "auto": AUTO_LOOKUP}
-        own_s = {kind: plain_s + s for kind, s in policy_times(scored, prices, kinds).items()}
+        prices = with_policy_times(scored, prices_of(curve, answers))
         self.ledger.append(
             CostsRow(
                 model=self.name,
                 role="target",
                 curve=curve.as_json(),
-                own_s={"plain": plain_s, **own_s},
-                own_token_s=token_s,
+                own_s=dict(prices.own_s),
+                own_token_s=prices.own_token_s,
             )
         )
 
@@ -235,7 +232,7 @@ class Stages:
         return list(dict.fromkeys(setting for setting in found if not setting.uses_model))
 
     def _prediction(
-        self, cases: Sequence[Scored], setting: Setting, prices: Prices, draft: str | None, workload: str
+        self, cases: Sequence[Recording], setting: Setting, prices: Prices, draft: str | None, workload: str
     ) -> PredictionRow:
         automatic = AUTO_LOOKUP if draft is None else AUTO
         return PredictionRow(
@@ -244,7 +241,7 @@ class Stages:
             workload=workload,
             setting=setting.name,
             cases=tuple(predict(cases, setting, prices)),
-            bound_s=tuple(bounds_s(cases, prices)) if setting == automatic else None,
+            bound_s=tuple(bound_s(case, prices) for case in cases) if setting == automatic else None,
         )
 
     def _choose(self, workload: str, draft: str | None) -> None:

@@ -170,7 +170,9 @@ _SHOWN_CALLS = 17
 
 def judge_lookup_alone(subject: Subject) -> LookupReport:
     """What lookup makes of the answers."""
-    found = expect(subject.answers, with_policy_times(subject.answers, subject.prices()))
+    found = expect(
+        subject.answers, with_policy_times([a.recording for a in subject.answers], subject.prices())
+    )
     speedups = found.speedups(AUTO_LOOKUP)
     drafted, accepted = found.looked_up
     calls = subject.costs.calls_s(_SHOWN_CALLS, context=0).tolist()
@@ -189,8 +191,10 @@ def judge(subject: Subject, draft: DraftOffers) -> DraftReport:
     )
     if draft.refusal is not None or draft.costs is None:
         return report
-    found = expect(draft.answers, with_policy_times(draft.answers, subject.prices(draft.costs, draft.prior)))
-    acceptance = acceptance_of([answer.scored.recording for answer in draft.answers], DRAFT)
+    recordings = [answer.recording for answer in draft.answers]
+    prices = with_policy_times(recordings, subject.prices(draft.costs, draft.prior))
+    found = expect(draft.answers, prices)
+    acceptance = acceptance_of(recordings, DRAFT)
     call_s = subject.costs.call_s(1, context=0)
     numbers = DraftNumbers(
         calls=[call / call_s for call in subject.costs.calls_s(_SHOWN_CALLS, context=0)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -31,7 +31,7 @@ from outrider.distill.train import Trainer
 from outrider.lab.facts import acceptance_of, calls_of
 from outrider.lab.loaded import Loaded, LoadedTarget
 from outrider.lab.models import ModelFile, find_models
-from outrider.lab.predict import BOUND, DRAFT, Expectation, OwnTimes, Prices, expect, with_policy_times
+from outrider.lab.predict import BOUND, DRAFT, Expectation, Prices, expect, with_policy_times
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, Answer, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Setting
@@ -118,13 +118,13 @@ def _contenders(
     subject = replace(subject, answers=tuple(answers))
     progress("replaying", None)
     contenders = without_draft(subject, answers)
-    own = None
+    own_s: Mapping[str, float] = {}
     for kind, path in drafts:
         if kind in found:
             costs, mine = found[kind].costs, [scored[kind][name(answer)] for answer in answers]
             assert costs is not None
-            own = own or own_times(subject, costs, mine)
-            prices = replace(subject.prices(costs, found[kind].prior), own=own)
+            own_s = own_s or own_times(subject, costs, mine)
+            prices = replace(subject.prices(costs, found[kind].prior), own_s=own_s)
             contenders.append(with_draft(kind, path, prices, mine))
     return contenders, answers
 
@@ -174,7 +174,7 @@ def _record(
 
 def without_draft(subject: Subject, answers: Sequence[Answer]) -> list[Contender]:
     """Plain decoding, and lookup alone."""
-    found = expect(answers, with_policy_times(answers, subject.prices()), (PLAIN, AUTO_LOOKUP))
+    found = expect(answers, _timed(answers, subject.prices()), (PLAIN, AUTO_LOOKUP))
     plain = Contender(
         kind="none",
         answers=len(answers),
@@ -184,10 +184,14 @@ def without_draft(subject: Subject, answers: Sequence[Answer]) -> list[Contender
     return [plain, _contender("lookup", answers, found, AUTO_LOOKUP)]
 
 
-def own_times(subject: Subject, costs: CallCosts, answers: Sequence[Answer]) -> OwnTimes:
+def own_times(subject: Subject, costs: CallCosts, answers: Sequence[Answer]) -> Mapping[str, float]:
     """What choosing among a draft and lookup takes in a step. Timed once: drafts are compared by their
     predictions and costs, not by how busy the machine was."""
-    return with_policy_times(answers, subject.prices(costs)).own
+    return _timed(answers, subject.prices(costs)).own_s
+
+
+def _timed(answers: Sequence[Answer], prices: Prices) -> Prices:
+    return with_policy_times([answer.recording for answer in answers], prices)
 
 
 def with_draft(kind: Kind, file: Path, prices: Prices, answers: Sequence[Answer]) -> Contender:
@@ -195,7 +199,7 @@ def with_draft(kind: Kind, file: Path, prices: Prices, answers: Sequence[Answer]
     found."""
     assert prices.draft is not None
     found = expect(answers, prices, (PLAIN, AUTO_LOOKUP, AUTO_MODEL, AUTO, _THREE))
-    agreement = acceptance_of([answer.scored.recording for answer in answers], DRAFT)
+    agreement = acceptance_of([answer.recording for answer in answers], DRAFT)
     return _contender(kind, answers, found, AUTO).model_copy(
         update={
             "file": str(file),
@@ -217,7 +221,7 @@ def _contender(kind: Kind, answers: Sequence[Answer], found: Expectation, settin
     rows, has_draft = [], kind != "lookup"
     for name, mine in sorted(numbers.items()):
         part = found.of(mine)
-        rate = acceptance_of([answers[i].scored.recording for i in mine], DRAFT).rate if has_draft else None
+        rate = acceptance_of([answers[i].recording for i in mine], DRAFT).rate if has_draft else None
         rows.append(
             Category(
                 category=name,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
@@ -15,15 +16,17 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.engine.tokenization import PreferredConstraint
-from outrider.lab.record import Answer, Scored
-from outrider.lab.replay import ForcedDrafter, hindsight_bound, replay
-from outrider.lab.rows import CaseOutcome
+from outrider.lab.record import Answer
+from outrider.lab.replay import ForcedDrafter, Recording, hindsight_bound, replay
+from outrider.lab.rows import AnswerRow, CaseOutcome
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, LLAMA_CPP_DEFAULT, PLAIN, Setting, grid
 from outrider.lab.statistics import Interval, speedup_of
 from outrider.policy.pretrained import PretrainedCalibration
 
 DRAFT = ModelDrafter.name
 
+_MIN_CALLS = 3
+"""of a size that make its time known"""
 _TIMED_CASES = 3
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _P_MINS = (0.0, 0.5, 0.75)
@@ -32,58 +35,94 @@ BOUND = "bound"
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTimes:
-    """The engine's own seconds in a step: `step_s` by the kind of setting, and `token_s` for each drafted
-    token that is checked. Kinds are "plain", "lookup" and "auto"; one that is missing takes plain's."""
-
-    step_s: Mapping[str, float] = field(default_factory=dict)
-    token_s: float = 0.0
-
-    def of(self, setting: Setting) -> float:
-        """The seconds of a step under this setting."""
-        kind = "auto" if setting.is_auto else "lookup" if setting.uses_lookup else "plain"
-        return self.step_s.get(kind, self.step_s.get("plain", 0.0))
-
-
-@dataclass(frozen=True, slots=True)
 class Prices:
-    """What everything costs: the target's calls, the draft model's if there is one, the engine itself."""
+    """What everything costs: the target's calls, the draft model's if there is one, the engine itself.
+
+    `own_s` are the engine's own seconds in a step by the kind of setting ("plain", "lookup", "auto"; one that
+    is missing takes plain's), `own_token_s` those for each drafted token that is checked. `prior` is what the
+    draft's file says of its acceptance.
+    """
 
     target: CallCosts
     draft: CallCosts | None = None
-    own: OwnTimes = field(default_factory=OwnTimes)
+    own_s: Mapping[str, float] = field(default_factory=dict)
+    own_token_s: float = 0.0
     prior: PretrainedCalibration | None = None
-    """what the draft's file says of its acceptance"""
+
+    @property
+    def plain_own_s(self) -> float:
+        """The engine's own seconds in a step without drafts."""
+        return self.own_s.get("plain", 0.0)
+
+    def step_own_s(self, setting: Setting) -> float:
+        """The engine's own seconds in a step under this setting."""
+        kind = "auto" if setting.is_auto else "lookup" if setting.uses_lookup else "plain"
+        return self.own_s.get(kind, self.plain_own_s)
 
     def drafts(self, setting: Setting) -> dict[str, CallCosts]:
         """The draft models that a setting may ask."""
         return {DRAFT: self.draft} if setting.uses_model and self.draft is not None else {}
 
 
-def predict(cases: Sequence[Scored], setting: Setting, prices: Prices) -> list[CaseOutcome]:
+def prices_of(
+    target: CallCosts,
+    answers: Sequence[AnswerRow],
+    draft: CallCosts | None = None,
+    prior: PretrainedCalibration | None = None,
+) -> Prices:
+    """Prices with the engine's own times in the recorded calls of these answers: in a plain step, and how
+    much more for each drafted token that was checked."""
+    own: dict[int, list[float]] = defaultdict(list)
+    for answer in answers:
+        for num_tokens, _, _, seconds in answer.calls:
+            own[num_tokens].append(seconds)
+    plain_s = median(own[1]) if own[1] else 0.0
+    rises = [
+        (median(seconds) - plain_s) / (num_tokens - 1)
+        for num_tokens, seconds in own.items()
+        if num_tokens > 3 and len(seconds) >= _MIN_CALLS
+    ]
+    token_s = max(median(rises), 0.0) if rises else 0.0
+    return Prices(target, draft, {"plain": plain_s}, token_s, prior)
+
+
+def with_policy_times(cases: Sequence[Recording], prices: Prices) -> Prices:
+    """The prices with the time that looking up and choosing take in a step, measured while replaying, where
+    no model call is made."""
+    own_s = {"plain": prices.plain_own_s}
+    auto = AUTO_LOOKUP if prices.draft is None else AUTO
+    for kind, setting in (("lookup", Setting("lookup", 8)), ("auto", auto)):
+        per_step = []
+        for case in cases[:_TIMED_CASES]:
+            before = perf_counter()
+            [outcome] = predict([case], setting, prices)
+            per_step.append((perf_counter() - before) / max(outcome.target_calls, 1))
+        own_s[kind] = prices.plain_own_s + (median(per_step) if per_step else 0.0)
+    return replace(prices, own_s=own_s)
+
+
+def predict(cases: Sequence[Recording], setting: Setting, prices: Prices) -> list[CaseOutcome]:
     """The outcome of each case, one after the other under one policy, as in a block of real runs.
 
     An automatic policy begins with these prices and no knowledge of the texts, and learns from case to case.
     """
     policy = setting.policy(prices.target, prices.drafts(setting), prices.prior)
     preferred = PreferredTokenization()
-    plain_own_s = prices.own.step_s.get("plain", 0.0)
     found = []
     for case in cases:
-        recording = case.recording
         played = replay(
-            recording,
+            case,
             policy,
             prices.target,
             prices.drafts(setting),
             free=[SuffixDrafter()] if setting.uses_lookup else [],
             constraint=case.constrain and PreferredConstraint(case.constrain(), preferred),
-            own_s=prices.own.of(setting),
-            own_token_s=prices.own.token_s,
+            own_s=prices.step_own_s(setting),
+            own_token_s=prices.own_token_s,
         )
-        places = range(len(recording.prompt), len(recording.prompt) + len(recording.tokens))
-        plain_s = sum(prices.target.call_s(1, context=place) + plain_own_s for place in places)
-        found.append(outcome_of(recording.id, played.records, plain_s))
+        places = range(len(case.prompt), len(case.prompt) + len(case.tokens))
+        plain_s = sum(prices.target.call_s(1, context=place) + prices.plain_own_s for place in places)
+        found.append(outcome_of(case.id, played.records, plain_s))
     return found
 
 
@@ -106,31 +145,13 @@ def outcome_of(case: str, records: Sequence[StepRecord], plain_s: float) -> Case
     )
 
 
-def bounds_s(cases: Sequence[Scored], prices: Prices) -> Iterator[float]:
-    """Of each case the least seconds that these drafters allowed, known afterwards."""
-    for case in cases:
-        free: list[Drafter] = [SuffixDrafter()]
-        if case.constrain is not None:
-            free.append(ForcedDrafter(case.constrain()))
-        drafts = {} if prices.draft is None else {DRAFT: prices.draft}
-        own_s = prices.own.step_s.get("plain", 0.0)
-        yield hindsight_bound(case.recording, prices.target, drafts, free=free, own_s=own_s)
-
-
-def policy_times(
-    cases: Sequence[Scored], prices: Prices, settings: Mapping[str, Setting]
-) -> dict[str, float]:
-    """Seconds that the choosing and looking up of these settings take in a step: timed while replaying, where
-    no model call is made."""
-    found = {}
-    for kind, setting in settings.items():
-        per_step = []
-        for case in cases[:_TIMED_CASES]:
-            before = perf_counter()
-            [outcome] = predict([case], setting, prices)
-            per_step.append((perf_counter() - before) / max(outcome.target_calls, 1))
-        found[kind] = median(per_step) if per_step else 0.0
-    return found
+def bound_s(case: Recording, prices: Prices) -> float:
+    """The least seconds that these drafters allowed, known afterwards."""
+    free: list[Drafter] = [SuffixDrafter()]
+    if case.constrain is not None:
+        free.append(ForcedDrafter(case.constrain()))
+    drafts = {} if prices.draft is None else {DRAFT: prices.draft}
+    return hindsight_bound(case, prices.target, drafts, free=free, own_s=prices.plain_own_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,58 +212,38 @@ class Expectation:
         )
 
 
-def with_policy_times(answers: Sequence[Answer], prices: Prices) -> Prices:
-    """The prices with the time that looking up and choosing take in a step, measured while replaying."""
-    auto = AUTO_LOOKUP if prices.draft is None else AUTO
-    cases = [answer.scored for answer in answers]
-    spent = policy_times(cases, prices, {"lookup": Setting("lookup", 4), "auto": auto})
-    plain_s = prices.own.step_s.get("plain", 0.0)
-    steps = {"plain": plain_s} | {kind: plain_s + seconds for kind, seconds in spent.items()}
-    return replace(prices, own=replace(prices.own, step_s=steps))
-
-
 def expect(
     answers: Sequence[Answer], prices: Prices, settings: Sequence[Setting] | None = None
 ) -> Expectation:
     """Replay settings (None: all there are) over the answers; those of a draft model need its offers in each
     of them.
 
-    An automatic setting goes on learning from one answer to the next, as a session does.
+    An automatic setting goes on learning from one answer to the next, as a session does. Of an answer that
+    was cut for time only a part of the draft model's reading of its prompt counts.
     """
+    target, draft = prices.target, prices.draft
     if settings is None:
-        settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=prices.draft is not None)
-    cases = [answer.scored for answer in answers]
+        settings = grid(_LENGTHS, _P_MINS, _DRAFTERS, has_model=draft is not None)
+    read_s = [0.0 if draft is None else draft.prefill_s(len(answer.recording.prompt)) for answer in answers]
     seconds: dict[str, tuple[float, ...]] = {}
     drafting: dict[str, float] = {}
     counts: dict[str, tuple[tuple[int, int], ...]] = {}
     for setting in settings:
-        found = predict(cases, setting, prices)
+        found = predict([answer.recording for answer in answers], setting, prices)
         seconds[setting.name] = tuple(
-            outcome.seconds - (_unread_s(answer, prices.draft) if outcome.draft_calls else 0.0)
-            for answer, outcome in zip(answers, found, strict=True)
+            outcome.seconds - (reading_s * (1 - answer.whole_ratio) if outcome.draft_calls else 0.0)
+            for answer, outcome, reading_s in zip(answers, found, read_s, strict=True)
         )
         drafts = sum(outcome.drafted[0] for outcome in found if outcome.drafted)
         drafting[setting.name] = drafts / max(sum(outcome.target_calls for outcome in found), 1)
         counts[setting.name] = tuple((sum(outcome.drafted), sum(outcome.accepted)) for outcome in found)
-    seconds[BOUND] = tuple(_bound_s(answer, prices) for answer in answers)
+    bounds_s = []
+    for answer, reading_s in zip(answers, read_s, strict=True):
+        token_s = reading_s / len(answer.recording.prompt) * answer.whole_ratio
+        read_in_part = draft and CallCosts(draft.points, prefill_token_s=token_s)
+        bounds_s.append(bound_s(answer.recording, replace(prices, draft=read_in_part)))
+    seconds[BOUND] = tuple(bounds_s)
     # A call over a single token, which all ratios are to, is as uncertain as its measured spread.
-    curves = [prices.target] if prices.draft is None else [prices.target, prices.draft]
+    curves = [target] if draft is None else [target, draft]
     single = [[p.spread_ratio for p in c.points if p.num_tokens == p.num_sequences == 1] for c in curves]
     return Expectation(seconds, drafting, max(min(found, default=0.05) for found in single), counts)
-
-
-def _unread_s(answer: Answer, draft: CallCosts | None) -> float:
-    """The draft model's reading of the prompt, without the part of it that this answer is of a whole one."""
-    if draft is None:
-        return 0.0
-    return draft.prefill_s(len(answer.scored.recording.prompt)) * (1 - answer.whole_ratio)
-
-
-def _bound_s(answer: Answer, prices: Prices) -> float:
-    draft = prices.draft
-    if draft is not None:
-        tokens = len(answer.scored.recording.prompt)
-        token_s = draft.prefill_s(tokens) / tokens * answer.whole_ratio
-        draft = CallCosts(draft.points, prefill_token_s=token_s)
-    [bound_s] = bounds_s([answer.scored], replace(prices, draft=draft))
-    return bound_s

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import perf_counter
 
-from outrider.core.contracts import Constraint, DraftRequest, StoppingRule
+from outrider.core.contracts import DraftRequest, StoppingRule
 from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
 from outrider.core.errors import ConstraintError, GrammarError, OutriderError, PromptError
 from outrider.costs import CallCosts
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.replay import Recording
+from outrider.lab.replay import Offers, Recording
 from outrider.lab.rows import AnswerRow
 from outrider.lab.workloads.lines import text_of
 from outrider.policy import FixedPolicy
@@ -45,6 +45,11 @@ class Case:
         return self.prompt.id if self.turn == 0 else f"{self.prompt.id}/{self.turn + 1}"
 
     @property
+    def max_tokens(self) -> int:
+        """How long its answer may become."""
+        return self.prompt.max_tokens or self.workload.max_tokens
+
+    @property
     def earlier(self) -> list[str]:
         """The cases whose answers stand in front of it."""
         return [Case(self.workload, self.prompt, turn).id for turn in range(self.turn)]
@@ -64,7 +69,7 @@ def request_of(case: Case, tokens: Sequence[int], seed: int, *, speculate: bool 
     return Request(
         prompt=tuple(tokens),
         sampling=replace(case.workload.sampling, seed=seed),
-        max_tokens=case.prompt.max_tokens or case.workload.max_tokens,
+        max_tokens=case.max_tokens,
         grammar=case.prompt.grammar,
         speculate=speculate,
     )
@@ -147,6 +152,16 @@ class _KnownAnswer(PredictionDrafter):
         return super().propose([replace(request, max_tokens=length)], stopping)
 
 
+def recording_of(
+    target: LoadedTarget, case: Case, row: AnswerRow, offers: Mapping[str, Offers] | None = None
+) -> Recording:
+    """The recording of an answer, with these offers by drafter's name."""
+    constrain = target.constrain(case.prompt.grammar)
+    return Recording(
+        row.case, row.workload, row.prompt, row.tokens, row.finish_reason, offers or {}, constrain
+    )
+
+
 ANSWER_TOKENS = 64
 """The most of an answer: many short answers tell more about other prompts than few long ones."""
 _MIN_TOKENS = 16
@@ -160,35 +175,22 @@ _WANTED_ANSWERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A recorded answer with the offers of at most one draft model (by the name "draft"), and what makes its
-    constraint, if it has one."""
-
-    recording: Recording
-    constrain: Callable[[], Constraint] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     """A prompt of a workload, in tokens too."""
 
     case: Case
     tokens: tuple[int, ...]
 
-    @property
-    def max_tokens(self) -> int:
-        """How long its answer may become in earnest."""
-        return self.case.prompt.max_tokens or self.case.workload.max_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A recorded answer. `whole_ratio` is its part of the answer that it would have become: what is read once
-    for the whole answer counts for it in this part."""
+    """A recorded answer, with the offers of at most one draft model (by the name "draft"). `whole_ratio` is
+    its part of the answer that it would have become: what is read once for all of it counts in this part.
+    """
 
-    question: Question
+    case: Case
     row: AnswerRow
-    scored: Scored
+    recording: Recording
     whole_ratio: float
 
 
@@ -265,32 +267,23 @@ def record_answers(
         progress(min(spent / seconds, 1.0))
         if spent > seconds and len(found) >= _MIN_ANSWERS:
             break
-        token_s = costs.call_s(1, context=len(question.tokens))
-        affordable = int((seconds / _WANTED_ANSWERS - costs.prefill_s(len(question.tokens))) / token_s)
-        limit = min(max(affordable, _MIN_TOKENS), ANSWER_TOKENS, question.max_tokens)
+        case, prompt_tokens = question.case, len(question.tokens)
+        token_s = costs.call_s(1, context=prompt_tokens)
+        affordable = int((seconds / _WANTED_ANSWERS - costs.prefill_s(prompt_tokens)) / token_s)
+        limit = min(max(affordable, _MIN_TOKENS), ANSWER_TOKENS, case.max_tokens)
+        short_case = replace(case, prompt=replace(case.prompt, max_tokens=limit))
         probe = number // 3 if number % 3 == 0 else None
         try:
-            answer = _record(target, question, limit, probe)
+            row = record_case(target, short_case, {}, seed=case.workload.sampling.seed or 0, probe=probe)
         except (GrammarError, ConstraintError) as error:
-            case = question.case
             left_out(f"{case.workload.name}, {case.prompt.id} is left out: {error.why}")
             continue
-        if answer is None:
+        if len(row.tokens) < _SHORT_TOKENS:
             short += 1
-        else:
-            found.append(answer)
+            continue
+        is_cut = row.finish_reason == "length" and limit < case.max_tokens
+        recording = recording_of(target, case, row)
+        if is_cut:  # it would have gone on: no policy is to know where it ends
+            recording = replace(recording, finish_reason="cancelled")
+        found.append(Answer(case, row, recording, len(row.tokens) / case.max_tokens if is_cut else 1.0))
     return found, short
-
-
-def _record(target: LoadedTarget, question: Question, limit: int, probe: int | None) -> Answer | None:
-    case = replace(question.case, prompt=replace(question.case.prompt, max_tokens=limit))
-    seed = case.workload.sampling.seed or 0
-    row = record_case(target, case, {}, seed=seed, probe=probe)
-    if len(row.tokens) < _SHORT_TOKENS:
-        return None
-    is_cut = row.finish_reason == "length" and limit < question.max_tokens
-    # An answer that was cut for time would have gone on: no policy is to know where it ends.
-    reason = "cancelled" if is_cut else row.finish_reason
-    recording = Recording(row.case, row.workload, row.prompt, row.tokens, reason, {})
-    whole_ratio = len(row.tokens) / question.max_tokens if is_cut else 1.0
-    return Answer(question, row, Scored(recording, target.constrain(case.prompt.grammar)), whole_ratio)

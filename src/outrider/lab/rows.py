@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.core.data import FinishReason
+from outrider.costs import CallCosts
 
 SCHEMA = "outrider.bench/1"
 
@@ -114,6 +115,10 @@ class CostsRow(_Row):
     """and for each drafted token that was verified"""
     beside: str | None = None
     """the target that a draft model was measured beside"""
+
+    def costs(self) -> CallCosts:
+        """The curve as costs of calls."""
+        return CallCosts.from_json(self.curve, f"costs of {self.model}")
 
 
 class OffersRow(_Row):

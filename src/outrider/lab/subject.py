@@ -13,11 +13,10 @@ from outrider.core.data import StepRecord
 from outrider.costs import CallCosts
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.curves import own_times, target_costs
 from outrider.lab.facts import tokenizer_fault
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
-from outrider.lab.predict import DRAFT, OwnTimes, Prices
+from outrider.lab.predict import DRAFT, Prices, prices_of
 from outrider.lab.record import Answer, Case, request_of
 from outrider.lab.replay import Offers, record_offers
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
@@ -107,6 +106,12 @@ def probe_draft(
     return found
 
 
+def target_costs(measured: CallCosts, answers: Sequence[AnswerRow]) -> CallCosts:
+    """The target's curve, corrected by all calls of its answers: one that is measured by itself is not quite
+    the one in a generation, where other memory was used in between and all rows of logits are read."""
+    return measured.corrected(call[:3] for answer in answers for call in answer.calls)
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A target that was measured: what its calls cost, and its own answers (at least one)."""
@@ -118,13 +123,12 @@ class Subject:
 
     def corrected(self, answers: Sequence[Answer]) -> Subject:
         """With answers, and what their calls say about the costs."""
-        rows = [answer.row for answer in answers]
-        return replace(self, costs=target_costs(self.costs, rows), answers=tuple(answers))
+        costs = target_costs(self.costs, [answer.row for answer in answers])
+        return replace(self, costs=costs, answers=tuple(answers))
 
     def prices(self, draft: CallCosts | None = None, prior: PretrainedCalibration | None = None) -> Prices:
         """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
-        plain_s, token_s = own_times([answer.row for answer in self.answers])
-        return Prices(self.costs, draft, OwnTimes({"plain": plain_s}, token_s), prior)
+        return prices_of(self.costs, [answer.row for answer in self.answers], draft, prior)
 
 
 def why_unusable(
@@ -195,7 +199,7 @@ def offers_along(
             notices.append(f"{file.name}: {skipped} of the answers do not fit its context")
         if known is None:
             progress(f"{file.name} drafts", None)
-            few = [(answer.question.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
+            few = [(answer.case, answer.row) for answer in answers[:_PROBED_ANSWERS]]
             costs = costs.corrected_by_drafts(probe_draft(subject.target, loaded, few), subject.costs)
         prior = loaded.prior
         return replace(found, facts=draft.facts(), costs=costs, answers=tuple(answers), prior=prior)
@@ -217,12 +221,11 @@ def offered(
     for done, answer in enumerate(subject.answers):
         if clock() - started > seconds and len(found) >= _MIN_ANSWERS:
             break
-        recording = answer.scored.recording
+        recording = answer.recording
         if len(recording.prompt) + 2 * len(recording.tokens) > draft.model.context_length:
             skipped += 1
             continue
-        offers = offers_of(score_case(subject.target, draft, answer.question.case, answer.row))
-        recording = replace(recording, offers={DRAFT: offers})
-        found.append(replace(answer, scored=replace(answer.scored, recording=recording)))
+        offers = offers_of(score_case(subject.target, draft, answer.case, answer.row))
+        found.append(replace(answer, recording=replace(recording, offers={DRAFT: offers})))
         progress((done + 1) / len(subject.answers))
     return found, skipped

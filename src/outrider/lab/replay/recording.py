@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import FinishReason, Mask, Row, Span
@@ -38,46 +39,41 @@ class Offers:
     """
 
     tokens: tuple[int, ...]
-    confidence: tuple[float, ...]
+    confidence: tuple[Annotated[float, Field(gt=0, le=1)], ...]
     departures: Mapping[int, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A prompt, the target's answer to it (token ids both), and the offers by drafter's name."""
+    """A prompt, the target's answer to it (token ids both), and the offers by drafter's name. `constrain`
+    makes the request's constraint afresh, where it has one; it is not written to files."""
 
     id: str
     category: str
-    prompt: tuple[int, ...]
+    prompt: Annotated[tuple[int, ...], Field(min_length=1)]
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     offers: Mapping[str, Offers]
+    constrain: Annotated[Callable[[], Constraint] | None, Field(exclude=True)] = None
+
+
+_FORMAT = TypeAdapter(Recording)
 
 
 def as_json(recording: Recording) -> dict[str, Any]:
     """A recording as plain data."""
-    return {"kind": "recording", "schema": SCHEMA, **asdict(recording)}
+    return {"kind": "recording", "schema": SCHEMA, **_FORMAT.dump_python(recording)}
 
 
 def from_json(data: Mapping[str, Any]) -> Recording:
-    """The recording that `as_json` made plain data of. Raises KeyError, TypeError or ValueError."""
+    """The recording that `as_json` made plain data of. Raises ValueError."""
     if data.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}")
-    prompt, tokens = tuple(map(int, data["prompt"])), tuple(map(int, data["tokens"]))
-    reason = data["finish_reason"]
-    if not prompt or reason not in get_args(FinishReason):
-        raise ValueError("it needs a prompt and the reason why the answer ended")
-    offers = {}
-    for name, known in data["offers"].items():
-        drafted, confidence = tuple(map(int, known["tokens"])), tuple(map(float, known["confidence"]))
-        if not len(drafted) == len(confidence) == len(tokens):
+    recording = _FORMAT.validate_python(data)
+    for offers in recording.offers.values():
+        if not len(offers.tokens) == len(offers.confidence) == len(recording.tokens):
             raise ValueError("an offer for each token of the answer is needed")
-        if not all(0 < p <= 1 for p in confidence):
-            raise ValueError("a confidence is no probability")
-        paths = known["departures"].items()
-        departures = {int(at): tuple((int(token), float(p)) for token, p in path) for at, path in paths}
-        offers[name] = Offers(drafted, confidence, departures)
-    return Recording(str(data["id"]), str(data["category"]), prompt, tokens, reason, offers)
+    return recording
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
@@ -101,7 +97,7 @@ def read_recordings(path: Path) -> list[Recording]:
         try:
             if "prompt" in (data := parse_json(line)):
                 found.append(from_json(data))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             reason = f"no recording ({type(error).__name__}: {error})"
             raise InputError(f"{path}, line {number}", reason, "Record it again.") from error
     return found

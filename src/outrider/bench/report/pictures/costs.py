@@ -12,7 +12,6 @@ from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
 from outrider.costs import CallCosts
 from outrider.lab import numbers
-from outrider.lab.curves import curve_of
 from outrider.lab.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
 from outrider.lab.rows import CostsRow
 
@@ -74,13 +73,13 @@ def costs(view: View) -> Picture | Missing:
 
 def _curves(view: View) -> list[_Curve]:
     rows = view.results.costs
-    return [_Curve(row.model, curve_of(row), _steps(rows, row.model)) for row in rows if row.role == "target"]
+    return [_Curve(row.model, row.costs(), _steps(rows, row.model)) for row in rows if row.role == "target"]
 
 
 def _steps(rows: Sequence[CostsRow], target: str) -> dict[str, float]:
     """Of the drafts that were measured beside this target."""
     mine = [row for row in rows if row.role == "draft" and row.beside in (None, target)]
-    return {row.model: curve_of(row).call_s(1, context=0) for row in mine}
+    return {row.model: row.costs().call_s(1, context=0) for row in mine}
 
 
 def _paint(axes: Axes, curve: _Curve) -> None:
