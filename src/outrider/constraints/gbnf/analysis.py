@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 from outrider.constraints.gbnf.nodes import (
     Chars,
@@ -19,26 +20,23 @@ from outrider.constraints.gbnf.nodes import (
 )
 from outrider.core.errors import GrammarError
 
+_Value = TypeVar("_Value")
+
 
 class Analysis:
     """Sets of characters count too much rather than too little. Raises GrammarError for a rule that no finite
     text follows."""
 
-    def __init__(self, rules: dict[str, Node]) -> None:
-        ending = _closure(rules, _ends)
-        if endless := [name for name in rules if name not in ending]:
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        ending = _least(rules, False, partial(_completes, empty=False))
+        if endless := [name for name in rules if not ending[name]]:
             why = f"the rule {endless[0]} can never be complete: it always leads to itself"
             raise GrammarError("grammar", why, "Give it a way out.")
-        self._regular = _closure(rules, _is_regular)
-        self._nullable = _closure(rules, _is_nullable)
-        self._firsts: dict[str, CharSet] = dict.fromkeys(rules, ())
-        before: dict[str, CharSet] = {}
-        while before != self._firsts:
-            before = dict(self._firsts)
-            for name, node in reversed(rules.items()):
-                self._firsts[name] = self.first(node)
+        self._regular = _least(rules, False, _is_regular)
+        self._nullable = _least(rules, False, partial(_completes, empty=True))
+        self._firsts: Mapping[str, CharSet] = _least(rules, (), self._first)
         self.follows: dict[str, CharSet] = dict.fromkeys(rules, ())
-        before = {}
+        before: dict[str, CharSet] = {}
         while before != self.follows:
             before = dict(self.follows)
             for name, node in rules.items():
@@ -50,86 +48,75 @@ class Analysis:
 
     def nullable(self, node: Node) -> bool:
         """Whether the part matches the empty text."""
-        return _is_nullable(node, self._nullable)
+        return _completes(node, self._nullable, empty=True)
 
-    def first(self, node: Node) -> CharSet:
-        """The characters that the part may begin with."""
+    def first(self, node: Node, follow: CharSet = ()) -> CharSet:
+        """The characters that the part may begin with; where it may be empty, also those of `follow`."""
+        return union(self._first(node, self._firsts), follow if self.nullable(node) else ())
+
+    def parts(self, node: Node, follow: CharSet) -> list[tuple[Node, CharSet]]:
+        """What the node is made of, each with what may come after it, given what may come after the node."""
+        match node:
+            case Sequence(items):
+                backwards = []
+                for item in reversed(items):
+                    backwards.append((item, follow))
+                    follow = self.first(item, follow)
+                return backwards[::-1]
+            case Repeat(item, _, most):
+                return [(item, follow if most == 1 else union(self.first(item), follow))]
+            case _:
+                return [(child, follow) for child in children(node)]
+
+    def _first(self, node: Node, known: Mapping[str, CharSet]) -> CharSet:
         match node:
             case Chars(ranges):
                 return ranges
-            case Token():
-                return ()
             case Reference(name):
-                return self._firsts[name]
+                return known[name]
             case Sequence(items):
-                return self.first_of(items, ())
-            case Choice(options):
-                return union(*map(self.first, options))
-            case Repeat(item):
-                return self.first(item)
-
-    def first_of(self, items: tuple[Node, ...], follow: CharSet) -> CharSet:
-        """The characters that come first in a sequence with `follow` after it."""
-        sets: list[CharSet] = []
-        for item in items:
-            sets.append(self.first(item))
-            if not self.nullable(item):
-                return union(*sets)
-        return union(*sets, follow)
+                last = next((i for i, item in enumerate(items) if not self.nullable(item)), len(items))
+                return union(*(self._first(item, known) for item in items[: last + 1]))
+            case _:
+                return union(*(self._first(child, known) for child in children(node)))
 
     def _propagate(self, node: Node, follow: CharSet) -> None:
-        match node:
-            case Reference(name):
-                self.follows[name] = union(self.follows[name], follow)
-            case Sequence(items):
-                for i, item in enumerate(items):
-                    self._propagate(item, self.first_of(items[i + 1 :], follow))
-            case Choice(options):
-                for option in options:
-                    self._propagate(option, follow)
-            case Repeat(item, _, most):
-                self._propagate(item, follow if most == 1 else union(self.first(item), follow))
-            case _:
-                pass
+        if isinstance(node, Reference):
+            self.follows[node.name] = union(self.follows[node.name], follow)
+        for part, after in self.parts(node, follow):
+            self._propagate(part, after)
 
 
-def _closure(rules: dict[str, Node], holds: Callable[[Node, Collection[str]], bool]) -> set[str]:
-    """The rules for which `holds`, given the rules for which it does: the least such set. Grammars are mostly
+def _least(
+    rules: Mapping[str, Node], bottom: _Value, value: Callable[[Node, Mapping[str, _Value]], _Value]
+) -> dict[str, _Value]:
+    """The least fixed point of `value`, which takes a node and the values of the rules. Grammars are mostly
     written from the top down, so it is gathered from the last rule on."""
-    found: set[str] = set()
-    num_before = -1
-    while len(found) > num_before:
-        num_before = len(found)
+    known = dict.fromkeys(rules, bottom)
+    before: dict[str, _Value] = {}
+    while before != known:
+        before = dict(known)
         for name, node in reversed(rules.items()):
-            if name not in found and holds(node, found):
-                found.add(name)
-    return found
+            known[name] = value(node, known)
+    return known
 
 
-def _is_regular(node: Node, regular: Collection[str]) -> bool:
-    match node:
-        case Token():
-            return False
-        case Reference(name):
-            return name in regular
-        case _:
-            return all(_is_regular(child, regular) for child in children(node))
+def _is_regular(node: Node, regular: Mapping[str, bool]) -> bool:
+    if isinstance(node, Reference):
+        return regular[node.name]
+    return not isinstance(node, Token) and all(_is_regular(child, regular) for child in children(node))
 
 
-def _completes(node: Node, known: Collection[str], *, empty: bool) -> bool:
+def _completes(node: Node, known: Mapping[str, bool], *, empty: bool) -> bool:
     """Whether the part matches some finite text (`empty`: the empty one), given the rules that do."""
     match node:
         case Chars() | Token():
             return not empty
         case Reference(name):
-            return name in known
+            return known[name]
         case Choice(options):
             return any(_completes(option, known, empty=empty) for option in options)
         case Repeat(item, least):
             return least == 0 or _completes(item, known, empty=empty)
         case Sequence(items):
             return all(_completes(item, known, empty=empty) for item in items)
-
-
-_ends = partial(_completes, empty=False)
-_is_nullable = partial(_completes, empty=True)

@@ -75,22 +75,18 @@ def overlap(one: CharSet, other: CharSet) -> bool:
 
 def union(*sets: CharSet) -> CharSet:
     """The characters of all, as ascending ranges that do not touch."""
-    merged: list[list[int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(piece for ranges in sets for piece in ranges):
         if merged and first <= merged[-1][1] + 1:
-            merged[-1][1] = max(merged[-1][1], last)
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            merged.append([first, last])
-    return tuple((first, last) for first, last in merged)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def complement(ranges: CharSet) -> CharSet:
     """All other characters."""
-    others, start = [], 0
-    for first, last in union(ranges):
-        if start < first:
-            others.append((start, first - 1))
-        start = last + 1
-    if start <= LAST_CODE_POINT:
-        others.append((start, LAST_CODE_POINT))
-    return tuple(others)
+    taken = union(ranges)
+    starts = [0, *(last + 1 for _, last in taken)]
+    ends = [*(first - 1 for first, _ in taken), LAST_CODE_POINT]
+    return tuple((start, end) for start, end in zip(starts, ends, strict=True) if start <= end)

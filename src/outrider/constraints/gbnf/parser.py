@@ -27,7 +27,8 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _BLANKS_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_REPETITION = re.compile(r"\{\s*(\d+)\s*(,\s*(\d*)\s*)?\}")
+_REPETITION = re.compile(r"[*+?]|\{\s*(\d+)\s*(,\s*(\d*)\s*)?\}")
+_SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _TOKEN = re.compile(r"<(?:\[\d+\]|[^<>\[\]\s][^<>\s]*)>")
 _ANY: CharSet = ((0, LAST_CODE_POINT),)
 
@@ -65,27 +66,28 @@ class _Parser:
             self._skip(_BLANKS)
             self._expect("::=")
             self._skip(_BLANKS_AND_LINES)
-            rules[name] = self._choice(nested=False)
+            rules[name] = self._choice()
             if self._at < len(self._text) and self._peek() not in "\r\n":
                 raise self._error(f"{self._peek()!r} is not expected here")
             self._skip(_BLANKS_AND_LINES)
         return rules
 
-    def _choice(self, *, nested: bool) -> Node:
-        options = [self._sequence(nested=nested)]
+    def _choice(self) -> Node:
+        options = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
             self._skip(_BLANKS_AND_LINES)
-            options.append(self._sequence(nested=nested))
+            options.append(self._sequence())
         return options[0] if len(options) == 1 else Choice(tuple(options))
 
-    def _sequence(self, *, nested: bool) -> Node:
-        blanks = _BLANKS_AND_LINES if nested else _BLANKS
+    def _sequence(self) -> Node:
+        blanks = _BLANKS_AND_LINES if self._depth else _BLANKS
         items: list[Node] = []
         while (item := self._item()) is not None:
             self._skip(blanks)
-            while (repeated := self._repetition(item)) is not None:
-                item = repeated
+            while (found := _REPETITION.match(self._text, self._at)) is not None:
+                item = Repeat(item, *self._times(found))
+                self._at = found.end()
                 self._skip(blanks)
             items.append(item)
         return items[0] if len(items) == 1 else Sequence(tuple(items))
@@ -118,7 +120,7 @@ class _Parser:
             raise self._error(f"it nests more than {_MAX_NESTING} levels deep")
         self._at += 1
         self._skip(_BLANKS_AND_LINES)
-        inner = self._choice(nested=True)
+        inner = self._choice()
         self._expect(")")
         self._depth -= 1
         return inner
@@ -169,14 +171,10 @@ class _Parser:
             raise self._error(f"\\{escape}{digits} is no character")
         return point
 
-    def _repetition(self, item: Node) -> Node | None:
-        sign = self._peek()
-        if sign and sign in "*+?":
-            self._at += 1
-            return Repeat(item, int(sign == "+"), 1 if sign == "?" else None)
-        found = _REPETITION.match(self._text, self._at) if sign == "{" else None
-        if found is None:
-            return None
+    def _times(self, found: re.Match[str]) -> tuple[int, int | None]:
+        """At least and at most how often."""
+        if found[0] in _SIGNS:
+            return _SIGNS[found[0]]
         if max(map(len, (found[1], found[3] or ""))) > _MAX_DIGITS:
             raise self._error(f"more than {_MAX_REPETITIONS:,} repetitions")
         least = int(found[1])
@@ -185,8 +183,7 @@ class _Parser:
             raise self._error(f"more than {_MAX_REPETITIONS:,} repetitions")
         if most is not None and most < least:
             raise self._error(f"at least {least} and at most {most} times cannot be")
-        self._at = found.end()
-        return Repeat(item, least, most)
+        return least, most
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 
 from outrider.constraints.gbnf.analysis import Analysis
 from outrider.constraints.gbnf.nodes import (
@@ -16,6 +14,7 @@ from outrider.constraints.gbnf.nodes import (
     Repeat,
     Sequence,
     Token,
+    children,
     overlap,
     union,
 )
@@ -40,27 +39,24 @@ def gbnf_to_lark(text: str) -> str:
 
 
 class _Writer:
-    def __init__(self, rules: dict[str, Node], analysis: Analysis, cut: set[Node]) -> None:
+    def __init__(self, rules: Mapping[str, Node], analysis: Analysis, cut: set[Node]) -> None:
         self.follows: dict[Node, CharSet] = {}
         """the characters that can follow each lexeme"""
         self._rules = rules
         self._analysis = analysis
         self._cut = cut
-        self._names: dict[str, str] = {}
-        self._terminals: dict[Node, str] = {}
-        self._open_rules: deque[str] = deque()
-        self._open_terminals: deque[Node] = deque()
+        self._names: dict[Node, str] = {}
+        """of rules (by their references) and of lexemes and parts of them"""
+        self._to_write: list[Node] = []
 
     def write(self) -> str:
         lines = [f"start: {self._expression(Reference('root'), ())}"]
-        while self._open_rules:
-            name = self._open_rules.popleft()
-            lines.append(
-                f"{self._names[name]}: {self._expression(self._rules[name], self._analysis.follows[name])}"
-            )
-        while self._open_terminals:
-            node = self._open_terminals.popleft()
-            lines.append(f"{self._terminals[node]}: {self._lexical(node)}")
+        for node in self._to_write:  # which grows meanwhile
+            if isinstance(node, Reference):
+                body = self._expression(self._rules[node.name], self._analysis.follows[node.name])
+            else:
+                body = self._lexical(node)
+            lines.append(f"{self._names[node]}: {body}")
         return "\n".join([*lines, ""])
 
     def _expression(self, node: Node, follow: CharSet) -> str:
@@ -69,61 +65,43 @@ class _Writer:
             lexeme = self._body(node)
             if lexeme not in self._cut:
                 self.follows[lexeme] = union(self.follows.get(lexeme, ()), follow)
-                return self._terminal(lexeme)
-        match node:
-            case Sequence(items):
-                after = [self._analysis.first_of(items[i + 1 :], follow) for i in range(len(items))]
-                return _joined(list(map(self._expression, items, after)))
-            case Choice(options):
-                return f"({' | '.join(self._expression(option, follow) for option in options)})"
-            case Repeat(item, least, most):
-                again = follow if most == 1 else union(self._analysis.first(item), follow)
-                return f"({self._expression(item, again)}){_times(least, most)}"
-            case Reference(name):
-                return self._rule(name)
-            case Token(spelling):
-                return spelling
-            case Chars():
-                return self._terminal(node)
+                return self._name("T", lexeme)
+        if isinstance(node, Reference):
+            return self._name("r", node)
+        if isinstance(node, Token):
+            return node.spelling
+        parts = self._analysis.parts(node, follow)
+        return _composed(node, [self._expression(part, after) for part, after in parts])
+
+    def _lexical(self, node: Node) -> str:
+        """The part as the body of a lexeme."""
+        if isinstance(node, Reference):
+            return self._name("T", self._body(node))
+        if isinstance(node, Chars):
+            return f"/[{''.join(map(_range, node.ranges))}]/"
+        return _composed(node, [self._lexical(child) for child in children(node)])
 
     def _body(self, node: Node) -> Node:
         while isinstance(node, Reference):
             node = self._rules[node.name]
         return node
 
-    def _rule(self, name: str) -> str:
-        if name not in self._names:
-            self._names[name] = f"r{len(self._names)}"
-            self._open_rules.append(name)
-        return self._names[name]
-
-    def _terminal(self, node: Node) -> str:
-        """The name of a lexeme, or of a part of one."""
-        if node not in self._terminals:
-            self._terminals[node] = f"T{len(self._terminals)}"
-            self._open_terminals.append(node)
-        return self._terminals[node]
-
-    def _lexical(self, node: Node) -> str:
-        match node:
-            case Chars(ranges):
-                return f"/[{''.join(map(_range, ranges))}]/"
-            case Sequence(items):
-                return _joined(list(map(self._lexical, items)))
-            case Choice(options):
-                return f"({' | '.join(map(self._lexical, options))})"
-            case Repeat(item, least, most):
-                return f"({self._lexical(item)}){_times(least, most)}"
-            case _:
-                return self._terminal(self._body(node))
+    def _name(self, kind: str, node: Node) -> str:
+        if node not in self._names:
+            self._names[node] = f"{kind}{len(self._names)}"
+            self._to_write.append(node)
+        return self._names[node]
 
 
-def _joined(parts: list[str]) -> str:
-    return f"({' '.join(parts)})" if len(parts) > 1 else "".join(parts) or '""'
-
-
-def _times(least: int, most: int | None) -> str:
-    return f"{{{least},{'' if most is None else most}}}"
+def _composed(node: Node, parts: list[str]) -> str:
+    """The node in Lark, of its parts in Lark."""
+    match node:
+        case Choice():
+            return f"({' | '.join(parts)})"
+        case Repeat(_, least, most):
+            return f"({parts[0]}){{{least},{'' if most is None else most}}}"
+        case _:
+            return f"({' '.join(parts)})" if len(parts) > 1 else "".join(parts) or '""'
 
 
 def _range(ends: tuple[int, int]) -> str:
@@ -147,51 +125,34 @@ class _TooLarge(Exception):
 
 
 class _Automaton:
-    """Glushkov's automaton of some lexemes: a state for each of their character sets ("position")."""
+    """Glushkov's automaton of all lexemes: a state for each of their character sets ("position"), and one
+    for the end of each, where the characters are those that can follow."""
 
     def __init__(
         self, rules: Mapping[str, Node], analysis: Analysis, follows: Mapping[Node, CharSet]
     ) -> None:
         self._rules = rules
-        self._nullable = analysis.nullable
+        self._analysis = analysis
         self._chars: list[CharSet] = []
-        self._next: list[set[int]] = []
-        self._num_parts = 0
+        self._next: dict[int, CharSet] = {}
+        """the positions that may come after each but the ends"""
         self._owners: list[Node] = []
-        self._follow_at: dict[int, CharSet] = {}
-        """by the positions that a lexeme may end with: what can follow it"""
-        self._firsts: set[int] = set()
-        for node, follow in follows.items():
+        self._firsts: CharSet = ()
+        for lexeme, follow in follows.items():
             before, self._num_parts = len(self._chars), 0
-            with suppress(_TooLarge):
-                firsts, lasts = self._add(node, 0)
-                self._firsts |= firsts
-                self._follow_at |= dict.fromkeys(lasts, follow)
-            self._owners += [node] * (len(self._chars) - before)
+            try:
+                marked = self._marked(lexeme, 0)
+            except _TooLarge:
+                del self._chars[before:]
+                continue
+            end = ((len(self._chars), len(self._chars)),)
+            self._chars.append(follow)
+            self._owners += [lexeme] * (len(self._chars) - before)
+            self._link(marked, end)
+            self._firsts = union(self._firsts, analysis.first(marked, end))
 
-    def too_greedy(self) -> set[Node]:
-        greedy: set[Node] = set()
-        open_states = [frozenset(self._firsts)]
-        """by the positions that may be read next"""
-        seen = set(open_states)
-        while open_states and len(seen) <= _MAX_STATES:
-            for read in self._steps(open_states.pop()):
-                following = frozenset(j for i in read for j in self._next[i])
-                follow = union(*(self._follow_at[i] for i in read if i in self._follow_at))
-                greedy.update(self._owners[j] for j in following if overlap(self._chars[j], follow))
-                if following not in seen:
-                    seen.add(following)
-                    open_states.append(following)
-        return greedy
-
-    def _steps(self, positions: frozenset[int]) -> set[frozenset[int]]:
-        """Which of the positions are read together by one character."""
-        edges = sorted({point for i in positions for a, b in self._chars[i] for point in (a, b + 1)})
-        together = (frozenset(i for i in positions if overlap(self._chars[i], ((e, e),))) for e in edges)
-        return {read for read in together if read}
-
-    def _add(self, node: Node, depth: int) -> tuple[set[int], set[int]]:
-        """The positions that a part may begin and end with."""
+    def _marked(self, node: Node, depth: int) -> Node:
+        """The part with all references resolved and a position in place of each character set."""
         self._num_parts += 1
         is_large = len(self._chars) >= _MAX_POSITIONS or self._num_parts > _MAX_PARTS
         if is_large or depth > _MAX_REFERENCES:
@@ -199,38 +160,47 @@ class _Automaton:
         match node:
             case Chars(ranges):
                 self._chars.append(ranges)
-                self._next.append(set())
-                here = len(self._chars) - 1
-                return {here}, {here}
-            case Sequence(items):
-                return self._sequence(items, depth)
-            case Choice(options):
-                ends = [self._add(option, depth) for option in options]
-                return set().union(*(first for first, _ in ends)), set().union(*(last for _, last in ends))
-            case Repeat(item, least, most) if most == least <= _UNROLLED:
-                return self._sequence((item,) * least, depth)
-            case Repeat(item, _, most):
-                firsts, lasts = self._add(item, depth)
-                if most != 1:
-                    self._link(lasts, firsts)
-                return firsts, lasts
+                return Chars(((len(self._chars) - 1, len(self._chars) - 1),))
             case Reference(name):
-                return self._add(self._rules[name], depth + 1)
-            case Token():
-                raise _TooLarge  # no lexeme has one
+                return self._marked(self._rules[name], depth + 1)
+            case Repeat(item, least, most) if most == least <= _UNROLLED:
+                return Sequence(tuple(self._marked(item, depth) for _ in range(least)))
+            case Repeat(item, least, most):
+                return Repeat(self._marked(item, depth), least, most)
+            case Choice(options):
+                return Choice(tuple(self._marked(option, depth) for option in options))
+            case _:  # no lexeme has tokens
+                return Sequence(tuple(self._marked(child, depth) for child in children(node)))
 
-    def _sequence(self, items: tuple[Node, ...], depth: int) -> tuple[set[int], set[int]]:
-        firsts: set[int] = set()
-        lasts: set[int] = set()
-        is_start = True
-        for item in items:
-            first, last = self._add(item, depth)
-            self._link(lasts, first)
-            firsts |= first if is_start else set()
-            lasts = last | lasts if self._nullable(item) else last
-            is_start = is_start and self._nullable(item)
-        return firsts, lasts
+    def _link(self, marked: Node, follow: CharSet) -> None:
+        if isinstance(marked, Chars):
+            self._next[marked.ranges[0][0]] = follow
+        for part, after in self._analysis.parts(marked, follow):
+            self._link(part, after)
 
-    def _link(self, lasts: set[int], firsts: set[int]) -> None:
-        for last in lasts:
-            self._next[last] |= firsts
+    def too_greedy(self) -> set[Node]:
+        greedy: set[Node] = set()
+        open_states = [_members(self._firsts)]
+        """by the positions that may be read next"""
+        seen = set(open_states)
+        while open_states and len(seen) <= _MAX_STATES:
+            for read in self._steps(open_states.pop()):
+                state = _members(union(*(self._next[i] for i in read)))
+                follow = union(*(self._chars[i] for i in state if i not in self._next))
+                inside = state & self._next.keys()
+                greedy.update(self._owners[i] for i in inside if overlap(self._chars[i], follow))
+                if state not in seen:
+                    seen.add(state)
+                    open_states.append(state)
+        return greedy
+
+    def _steps(self, state: frozenset[int]) -> set[frozenset[int]]:
+        """Which positions are read together by one character."""
+        positions = state & self._next.keys()
+        edges = sorted({point for i in positions for a, b in self._chars[i] for point in (a, b + 1)})
+        together = (frozenset(i for i in positions if overlap(self._chars[i], ((e, e),))) for e in edges)
+        return {read for read in together if read}
+
+
+def _members(positions: CharSet) -> frozenset[int]:
+    return frozenset(i for first, last in positions for i in range(first, last + 1))
