@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -60,10 +61,8 @@ def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
         raise PromptError(place, "it names no function", 'Give {"function": {"name": …, "arguments": …}}.')
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError):
             arguments = parse_json(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
     if not isinstance(arguments, dict):
         raise PromptError(f"{place}.function.arguments", "it is no JSON object", "Send it as it came.")
     return {
@@ -75,18 +74,34 @@ def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_argument_texts(messages: Sequence[Message]) -> list[Message]:
     """The arguments of calls as JSON text, for templates that put them in as they are."""
-    return [_each_call(message, _argument_text) for message in messages]
+
+    def changed(call: dict[str, Any]) -> dict[str, Any]:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": text}}
+
+    return [_each_call(message, changed) for message in messages]
 
 
 def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     """Calls and results with ids as Mistral's templates demand them: nine letters and digits."""
-    shortened = [_each_call(message, lambda call: {**call, "id": _short(call["id"])}) for message in messages]
-    return [
-        {**message, "tool_call_id": _short(str(message.get("tool_call_id", "")))}
-        if message.get("role") == "tool"
-        else message
-        for message in shortened
-    ]
+    shortened = []
+    for given in messages:
+        message = _each_call(given, lambda call: {**call, "id": _short(call["id"])})
+        if message.get("role") == "tool":
+            message = {**message, "tool_call_id": _short(str(message.get("tool_call_id", "")))}
+        shortened.append(message)
+    return shortened
+
+
+def _each_call(message: Message, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Message:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [change(call) for call in calls]} if calls else message
+
+
+def _short(given: str) -> str:
+    if len(given) == 9 and given.isascii() and given.isalnum():
+        return given
+    return base64.b32encode(hashlib.sha256(given.encode()).digest())[:9].decode()
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
@@ -94,24 +109,20 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
     split: list[Message] = []
     waiting: list[Message] = []
     for message in messages:
-        calls = message.get("tool_calls") or ()
         if message.get("role") == "tool":
-            found = next((i for i, call in enumerate(waiting) if _answers(message, call)), None)
-            if found is not None:
-                split.append(waiting.pop(found))
+            asked = message.get("tool_call_id")
+            if call := next((one for one in waiting if one["tool_calls"][0]["id"] == asked), None):
+                waiting.remove(call)
+                split.append(call)
             split.append(message)
             continue
         split += waiting
         waiting = [
             {**message, "content": "" if i else message["content"], "tool_calls": [call]}
-            for i, call in enumerate(calls)
+            for i, call in enumerate(message.get("tool_calls") or ())
         ]
-        split += () if calls else (message,)
+        split += () if waiting else (message,)
     return split + waiting
-
-
-def _answers(result: Message, message: Message) -> bool:
-    return bool(message["tool_calls"][0]["id"] == result.get("tool_call_id"))
 
 
 def described(
@@ -125,35 +136,33 @@ def described(
     turns are text as `as_text` writes it, and results come from the user."""
     turns: list[Message] = []
     was_result = False
-    for message, is_result in _as_text(messages, as_text):
+    for given in messages:
+        is_result = given.get("role") == "tool"
+        message = _result_text(given) if is_result else _calls_text(given, as_text)
         # Templates want users and assistants to take turns.
         if (is_result or was_result) and turns and turns[-1]["role"] == message["role"] == "user":
-            turns[-1] = {**message, "content": f"{turns[-1]['content']}\n\n{message['content']}"}
-        else:
-            turns.append(message)
+            message["content"] = f"{turns.pop()['content']}\n\n{message['content']}"
+        turns.append(message)
         was_result = is_result
     if tools:
         guide = _guide(tools, as_text, parallel)
         if turns and turns[0]["role"] == "system":
-            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{guide}"}
+            turns[0]["content"] += f"\n\n{guide}"
         else:
             turns.insert(0, {"role": "system", "content": guide})
     return turns
 
 
-def _as_text(
-    messages: Sequence[Message], as_text: Callable[[str, str], str]
-) -> Iterator[tuple[Message, bool]]:
-    """Messages without calls and roles that only tools have, and which of them are results."""
-    for message in messages:
-        if message.get("role") == "tool":
-            name = message.get("name", "the function")
-            yield {"role": "user", "content": f"Result of {name}: {message['content']}"}, True
-            continue
-        functions = [call["function"] for call in message.get("tool_calls", ())]
-        lines = [as_text(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]
-        others = {key: value for key, value in message.items() if key != "tool_calls"}
-        yield {**others, "content": "\n".join(filter(None, [message["content"], *lines]))}, False
+def _result_text(message: Message) -> Message:
+    name = message.get("name", "the function")
+    return {"role": "user", "content": f"Result of {name}: {message['content']}"}
+
+
+def _calls_text(message: Message, as_text: Callable[[str, str], str]) -> Message:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    lines = [as_text(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]
+    others = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**others, "content": "\n".join(filter(None, [message["content"], *lines]))}
 
 
 def _guide(tools: Sequence[ToolSpec], as_text: Callable[[str, str], str], parallel: bool) -> str:
@@ -169,22 +178,6 @@ def _guide(tools: Sequence[ToolSpec], as_text: Callable[[str, str], str], parall
             f"Its result is then told to you.{several} If no function is of use, answer in plain text.",
         ]
     )
-
-
-def _each_call(message: Message, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Message:
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": [change(call) for call in calls]} if calls else message
-
-
-def _argument_text(call: dict[str, Any]) -> dict[str, Any]:
-    text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": text}}
-
-
-def _short(given: str) -> str:
-    if len(given) == 9 and given.isascii() and given.isalnum():
-        return given
-    return base64.b32encode(hashlib.sha256(given.encode()).digest())[:9].decode()
 
 
 # What a client says about tools, and what a reader finds in an answer.

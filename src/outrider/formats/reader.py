@@ -6,7 +6,7 @@ Text is held back only as long as it may turn out to be something else than cont
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from itertools import groupby
 from typing import Literal
 
@@ -32,43 +32,24 @@ class EventBuffer:
     """Events since the last `take`; neighbours of one kind, call and source are joined."""
 
     def __init__(self) -> None:
-        self._pieces: list[tuple[type[Event], int, str, str]] = []
+        self._pieces: list[tuple[Callable[..., Event], tuple[int, ...], str, str]] = []
 
     def content(self, texts: Iterable[Character]) -> None:
         """Text of the answer, with its sources."""
-        self._add(ContentDelta, 0, texts)
+        self.add(ContentDelta, texts)
 
-    def reasoning(self, texts: Iterable[Character]) -> None:
-        """Text before the answer, with its sources."""
-        self._add(ReasoningDelta, 0, texts)
-
-    def start(self, index: int, name: str) -> None:
-        """A call begins."""
-        self._add(ToolCallStart, index, [(name, "")])
-
-    def arguments(self, index: int, texts: Iterable[Character]) -> None:
-        """Text of its arguments, with its sources."""
-        self._add(ToolArgumentsDelta, index, texts)
+    def add(self, kind: Callable[..., Event], texts: Iterable[Character], *index: int) -> None:
+        """Text of any kind, with its sources; `index` is the call's that it belongs to."""
+        self._pieces += ((kind, index, source, text) for text, source in texts)
 
     def take(self) -> list[Event]:
         """All events so far, which are forgotten."""
         pieces, self._pieces = self._pieces, []
         joined = groupby(pieces, key=lambda piece: piece[:3])
         return [
-            _event(kind, index, source, "".join(text for *_, text in group))
+            kind(*index, "".join(text for *_, text in group), source)
             for (kind, index, source), group in joined
         ]
-
-    def _add(self, kind: type[Event], index: int, texts: Iterable[Character]) -> None:
-        self._pieces += ((kind, index, source, text) for text, source in texts)
-
-
-def _event(kind: type[Event], index: int, source: str, text: str) -> Event:
-    if kind is ToolCallStart:
-        return ToolCallStart(index, text)
-    if kind is ToolArgumentsDelta:
-        return ToolArgumentsDelta(index, text, source)
-    return ContentDelta(text, source) if kind is ContentDelta else ReasoningDelta(text, source)
 
 
 class Reader:
@@ -99,26 +80,25 @@ class Reader:
         """The events that are certain now that these texts have come, each with who drafted it."""
         for text, source in pieces:
             for character in text:
-                for known in self._reasoning.read((character, source)):
-                    self._read_answer(known)
+                self._read_answer(self._reasoning.read((character, source)))
         return self._events.take()
 
     def end(self) -> list[Event]:
         """The events of what was held back, when no text will follow."""
-        for character in self._reasoning.end():
-            self._read_answer(character)
+        self._read_answer(self._reasoning.end())
         if self._calls is not None:
             self._calls.end()
         return self._events.take()
 
-    def _read_answer(self, character: Character) -> None:
-        if self._is_fresh and self._reasoning.found and character[0] in BLANKS:
-            return
-        self._is_fresh = False
-        if self._calls is None:
-            self._events.content([character])
-        else:
-            self._calls.read(character)
+    def _read_answer(self, characters: Iterable[Character]) -> None:
+        for character in characters:
+            if self._is_fresh and self._reasoning.found and character[0] in BLANKS:
+                continue
+            self._is_fresh = False
+            if self._calls is None:
+                self._events.content([character])
+            else:
+                self._calls.read(character)
 
 
 class _ReasoningReader:
@@ -135,10 +115,10 @@ class _ReasoningReader:
         self._events = events
         self._opened = opened
         self._separates = separates
+        self._expected: tuple[str, ...] = markers if opened else (markers.opener,)
         self._state: Literal["before", "inside", "after"] = "before"
-        self._blanks: list[Character] = []
-        self._partial: list[Character] = []
-        """what may be the beginning of a marker"""
+        self._held: list[Character] = []
+        """blanks, and what may be the beginning of a marker"""
         self._is_fresh = True
         """whether no reasoning was emitted"""
         self.found = False
@@ -148,60 +128,47 @@ class _ReasoningReader:
         """The characters of the answer that are known now that this one has come."""
         if self._state == "after":
             yield character
-        elif self._may_be_marker(character):
-            self._partial.append(character)
-            self._pass_marker()
-        elif self._partial:
-            first, *following = self._partial
-            self._partial = []
-            yield from self._read_text(first)
-            for held in (*following, character):
-                yield from self.read(held)
-        elif character[0] in BLANKS:
-            self._blanks.append(character)
-        else:
-            yield from self._read_text(character)
+            return
+        self._held.append(character)
+        text = _joined(self._held).lstrip(BLANKS)
+        if text in self._expected:
+            self._pass_marker(text)
+        elif not any(marker.startswith(text) for marker in self._expected):
+            held, self._held = self._held, []
+            if self._state == "before" and not self._opened:
+                self._state = "after"
+                yield from held
+                return
+            self._enter()
+            known = len(held) - len(text) + 1  # the first that is no blank belongs to no marker
+            self._emit(held[known - 1 : known] if self._is_fresh and self._separates else held[:known])
+            for again in held[known:]:
+                yield from self.read(again)
 
     def end(self) -> list[Character]:
         """What of the answer was held back."""
-        held, self._blanks, self._partial = [*self._blanks, *self._partial], [], []
+        held, self._held = self._held, []
         if self._state == "inside" or self._opened:
             self._emit(held)
             return []
         return held
 
-    def _expected(self) -> tuple[str, ...]:
-        if self._state == "inside":
-            return (self._markers.closer,)
-        return self._markers if self._opened else (self._markers.opener,)
-
-    def _may_be_marker(self, character: Character) -> bool:
-        so_far = _joined(self._partial) + character[0]
-        return any(marker.startswith(so_far) for marker in self._expected())
-
-    def _pass_marker(self) -> None:
-        marker = _joined(self._partial)
-        if marker not in self._expected():
-            return
-        self._state = "inside" if marker == self._markers.opener else "after"
+    def _pass_marker(self, marker: str) -> None:
+        if marker == self._markers.opener:
+            self._enter()
+        else:
+            self._state = "after"
         self.found = self._separates
         if not self._separates:
-            self._events.content((*self._blanks, *self._partial))
-        self._blanks, self._partial = [], []
+            self._events.content(self._held)
+        self._held = []
 
-    def _read_text(self, character: Character) -> Iterator[Character]:
-        """A character that is neither blank nor the beginning of a marker."""
-        blanks, self._blanks = self._blanks, []
-        if self._state == "before" and not self._opened:
-            self._state = "after"
-            yield from (*blanks, character)
-            return
-        self._state = "inside"
-        self._emit([character] if self._is_fresh and self._separates else [*blanks, character])
+    def _enter(self) -> None:
+        self._state, self._expected = "inside", (self._markers.closer,)
 
     def _emit(self, characters: list[Character]) -> None:
         self._is_fresh = False
-        (self._events.reasoning if self._separates else self._events.content)(characters)
+        self._events.add(ReasoningDelta if self._separates else ContentDelta, characters)
 
 
 def _joined(characters: Iterable[Character]) -> str:
@@ -219,9 +186,10 @@ class _CallReader:
         self._syntax = syntax
         self._names = names
         self._events = events
-        self._queue: deque[Character] = deque()
         self._source = ""
         self._scan: Generator[None, str, None] | None = None
+        self._scanned_calls = 0
+        """those that the scan has begun"""
         self._held: list[Character] = []
         """what the scan has read and is not certain of"""
         self._blanks: list[Character] = []
@@ -232,7 +200,6 @@ class _CallReader:
         self._is_last_call = False
         """whether no content has followed a call"""
         self._num_calls = 0
-        self._num_before_scan = 0
         self._name = ""
         self._early: list[Character] = []
         """arguments that came before the name"""
@@ -240,16 +207,26 @@ class _CallReader:
         """whether a call has begun and not ended"""
         self.is_after_call = False
 
-    def read(self, character: Character) -> None:
-        """The next character of the answer."""
-        self._queue.append(character)
-        self._work()
+    def read(self, *characters: Character) -> None:
+        """The next characters of the answer."""
+        queue = deque(characters)
+        while queue:
+            character = queue.popleft()
+            self._source = character[1]
+            if self._scan is not None:
+                queue.extendleft(reversed(self._continue_scan(self._scan, character)))
+            elif self._syntax.begins(character[0], line_start=self._line_start):
+                self._scan = self._syntax.scan(character[0], self, self._names)
+                self._scanned_calls = 0
+                self._held.append(character)
+                next(self._scan)
+            else:
+                self._write(character)
 
     def end(self) -> None:
         """The answer is over."""
         while self._scan is not None and not (self._is_open or self._is_in_closer()):
-            self._give_up()
-            self._work()
+            self.read(*self._give_up())
         if not self._is_last_call:
             self._events.content(self._blanks)
 
@@ -260,7 +237,7 @@ class _CallReader:
         self._name = name
         if self._early:
             self._begin_call()
-            self._events.arguments(self._num_calls - 1, self._early)
+            self._events.add(ToolArgumentsDelta, self._early, self._num_calls - 1)
             self._early = []
 
     def arguments(self, text: str) -> None:
@@ -270,7 +247,7 @@ class _CallReader:
         if not self._is_open:
             self._begin_call()
         self._held.clear()
-        self._events.arguments(self._num_calls - 1, [(text, self._source)])
+        self._events.add(ToolArgumentsDelta, [(text, self._source)], self._num_calls - 1)
 
     def close(self) -> None:
         if not self._is_open:
@@ -290,8 +267,9 @@ class _CallReader:
         )
 
     def _begin_call(self) -> None:
-        self._events.start(self._num_calls, self._name)
+        self._events.add(_started, [(self._name, "")], self._num_calls)
         self._num_calls += 1
+        self._scanned_calls += 1
         self._is_open = self._is_last_call = True
         self._line_start = False
         self._held.clear()
@@ -301,21 +279,8 @@ class _CallReader:
 
     # Characters
 
-    def _work(self) -> None:
-        while self._queue:
-            character = self._queue.popleft()
-            self._source = character[1]
-            if self._scan is not None:
-                self._continue_scan(self._scan, character)
-            elif self._syntax.begins(character[0], line_start=self._line_start):
-                self._scan = self._syntax.scan(character[0], self, self._names)
-                self._num_before_scan = self._num_calls
-                self._held.append(character)
-                next(self._scan)
-            else:
-                self._write(character)
-
-    def _continue_scan(self, scan: Generator[None, str, None], character: Character) -> None:
+    def _continue_scan(self, scan: Generator[None, str, None], character: Character) -> list[Character]:
+        """Give it to the scan; what is to be read again is returned."""
         self._held.append(character)
         try:
             expect(len(self._held) <= _MAX_HELD)
@@ -323,16 +288,17 @@ class _CallReader:
         except StopIteration:
             self._scan = None
         except Refused:
-            self._give_up()
+            return self._give_up()
+        return []
 
-    def _give_up(self) -> None:
-        """Read what the scan was not certain of as something else."""
+    def _give_up(self) -> list[Character]:
+        """What the scan was not certain of, to be read as something else."""
         held, self._held, self._early, self._scan = self._held, [], [], None
         self.is_after_call = self.is_after_call or self._is_open
         self._is_open, self._name = False, ""
-        if held and self._num_calls == self._num_before_scan:
+        if held and not self._scanned_calls:
             self._write(held.pop(0))
-        self._queue.extendleft(reversed(held))
+        return held
 
     def _write(self, character: Character) -> None:
         """A character of the content."""
@@ -346,3 +312,7 @@ class _CallReader:
         self._num_kept_blanks = 0
         self._events.content([character])
         self._line_start, self._has_content, self._is_last_call = False, True, False
+
+
+def _started(index: int, name: str, _source: str) -> ToolCallStart:
+    return ToolCallStart(index, name)

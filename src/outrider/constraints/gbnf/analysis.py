@@ -27,7 +27,7 @@ class Analysis:
     """Sets of characters count too much rather than too little. Raises GrammarError for a rule that no finite
     text follows."""
 
-    def __init__(self, rules: Mapping[str, Node]) -> None:
+    def __init__(self, rules: dict[str, Node]) -> None:
         ending = _least(rules, False, partial(_completes, empty=False))
         if endless := [name for name in rules if not ending[name]]:
             why = f"the rule {endless[0]} can never be complete: it always leads to itself"
@@ -88,7 +88,7 @@ class Analysis:
 
 
 def _least(
-    rules: Mapping[str, Node], bottom: _Value, value: Callable[[Node, Mapping[str, _Value]], _Value]
+    rules: dict[str, Node], bottom: _Value, value: Callable[[Node, Mapping[str, _Value]], _Value]
 ) -> dict[str, _Value]:
     """The least fixed point of `value`, which takes a node and the values of the rules. Grammars are mostly
     written from the top down, so it is gathered from the last rule on."""
