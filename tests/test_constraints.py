@@ -515,22 +515,22 @@ def test_what_others_have_met_ends_no_request(monkeypatch: pytest.MonkeyPatch) -
 
 def test_long_forced_text_is_worked_out_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     worked_out: list[bool] = []
-    plain = walker.ForcedText.after
+    plain = walker.SharedMatcher.forced
 
-    def after(self: walker.ForcedText, matcher: LLMatcher) -> list[int]:
+    def forced(self: walker.SharedMatcher, matcher: LLMatcher) -> list[int]:
         worked_out.append(True)
         return plain(self, matcher)
 
-    monkeypatch.setattr(walker.ForcedText, "after", after)
+    monkeypatch.setattr(walker.SharedMatcher, "forced", forced)
     monkeypatch.setattr(walker, "_MAX_FORCING_S", 0.0)  # whatever it takes is long
     compiled = Compiler(VOCABULARY).compile(Grammar("regex", "x{500}(a|b)y{300}"))
     assert len(worked_out) == 1
     constraint = compiled.start()
     text = b""
     while not constraint.is_complete:
-        forced = constraint.forced(())
-        assert len(forced) <= 128
-        tokens = forced or tuple(allowed(constraint)[:1])
+        offered = constraint.forced(())
+        assert len(offered) <= 128
+        tokens = offered or tuple(allowed(constraint)[:1])
         constraint.accept(tokens)
         text += b"".join(VOCABULARY.piece(token) for token in tokens if token not in END_IDS)
     assert re.fullmatch(b"x{500}(a|b)y{300}", text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
@@ -15,7 +14,7 @@ from outrider.constraints.complaints import place, reason
 from outrider.constraints.sources import KINDS, lark_source
 from outrider.constraints.tokenizer import Tokenizer, tokenizer_for
 from outrider.constraints.trigger import after
-from outrider.constraints.walker import ForcedText, GrammarConstraint, Walker
+from outrider.constraints.walker import GrammarConstraint, SharedMatcher, Walker
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
@@ -34,7 +33,7 @@ _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 class Compiled:
     """A grammar that is ready to constrain requests; `notices` is what of it is not enforced.
 
-    `compile_mask` and `compile_guide` make the matchers: at once, and again whenever one has met a limit.
+    `masks` says what is allowed, `guide` (possibly the same) what is forced.
     """
 
     def __init__(
@@ -42,41 +41,20 @@ class Compiled:
         grammar: Grammar,
         notices: tuple[str, ...],
         vocabulary: Vocabulary,
-        compile_mask: Callable[[], LLMatcher],
-        compile_guide: Callable[[], LLMatcher] | None,
+        masks: SharedMatcher,
+        guide: SharedMatcher | None,
     ) -> None:
         self.grammar = grammar
+        self.notices = notices + tuple(masks.matcher.get_grammar_warnings())
         self._vocabulary = vocabulary  # the tokenizer refers to it weakly
-        self._makers = {"mask": compile_mask} | ({"guide": compile_guide} if compile_guide else {})
-        self._matchers = {name: make() for name, make in self._makers.items()}
-        forcing = (
-            self._matchers["mask"] if grammar.fast_forward == "canonical" else self._matchers.get("guide")
-        )
-        self._forced_text = ForcedText(forcing)
-        self.notices = notices + tuple(self._matchers["mask"].get_grammar_warnings())
+        self._masks = masks
+        self._guide = guide
 
     def start(self) -> GrammarConstraint:
         """A constraint for one request; takes microseconds."""
-        tokenizer = tokenizer_for(self._vocabulary)
-        forcing = self.grammar.fast_forward == "canonical"
-        walkers = {
-            name: Walker(
-                matcher,
-                partial(self._renew, name),
-                tokenizer.size,
-                tokenizer.ends,
-                by_mask=forcing and name == "mask",
-                forced_text=self._forced_text,
-            )
-            for name, matcher in self._matchers.items()
-        }
-        return GrammarConstraint(
-            walkers["mask"], walkers.get("guide"), tokenizer.ends, forcing=forcing, keeps=self._vocabulary
-        )
-
-    def _renew(self, name: str) -> LLMatcher:
-        self._matchers[name] = matcher = self._makers[name]()
-        return matcher
+        masks = Walker(self._masks)
+        guide = masks if self._guide is self._masks else Walker(self._guide) if self._guide else None
+        return GrammarConstraint(masks, guide, keeps=self._vocabulary)
 
 
 class Compiler:
@@ -122,8 +100,11 @@ class Compiler:
             head = after(grammar.after, self._vocabulary, tokenizer.controls, optional=grammar.optional)
             _matcher(tokenizer, grammar, None, body, forces=forces)  # a body that is wrong is so at once
         make = partial(_matcher, tokenizer, grammar, head, body)
-        guide = partial(make, forces=True) if grammar.fast_forward == "exact" else None
-        return Compiled(grammar, notices, self._vocabulary, partial(make, forces=forces), guide)
+        masks = SharedMatcher(partial(make, forces=forces), tokenizer, forces=forces, by_mask=forces)
+        guide = masks if forces else None
+        if grammar.fast_forward == "exact":
+            guide = SharedMatcher(partial(make, forces=True), tokenizer, forces=True, by_mask=False)
+        return Compiled(grammar, notices, self._vocabulary, masks, guide)
 
 
 def _matcher(

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from time import perf_counter
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from llguidance import LLMatcher
 
 from outrider.constraints.complaints import dead_end
+from outrider.constraints.tokenizer import Tokenizer
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
 
-_Answer = TypeVar("_Answer")
-_Asked = ParamSpec("_Asked")
+_Question = TypeVar("_Question", bound=Callable[..., Any])
 
 _MAX_FORCED = 128
 """tokens of forced text for one draft"""
@@ -30,16 +30,27 @@ _MAX_FORCING_S = 0.02
 while other requests wait."""
 
 
-class ForcedText:
-    """The forced text at a grammar's start, worked out when it is compiled, and whether that takes long; all
-    requests of the grammar share it."""
+class SharedMatcher:
+    """A compiled grammar, of whose matcher every request takes a copy.
 
-    def __init__(self, matcher: LLMatcher | None) -> None:
+    `make` compiles the matcher, again whenever a copy has met a limit. `forces`: it is asked for forced text,
+    of which the `first`, at the grammar's start, is worked out here. `by_mask` looks every token up in the
+    mask before it: a matcher with forcing takes other splits of the forced text than its mask allows.
+    """
+
+    def __init__(
+        self, make: Callable[[], LLMatcher], tokenizer: Tokenizer, *, forces: bool, by_mask: bool
+    ) -> None:
+        self.make = make
+        self.tokenizer = tokenizer
+        self.by_mask = by_mask
+        self.matcher = make()
         self.is_slow = False
-        self.first = self.after(matcher.deep_copy()) if matcher is not None else []
+        """whether forced text takes long to work out"""
+        self.first = self.forced(self.matcher.deep_copy()) if forces else []
 
-    def after(self, matcher: LLMatcher) -> list[int]:
-        """The tokens that the matcher forces next, to the end of the forced text."""
+    def forced(self, matcher: LLMatcher) -> list[int]:
+        """The tokens that a copy forces next, to the end of the forced text."""
         began_s = perf_counter()
         tokens: list[int] = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
         self.is_slow |= perf_counter() - began_s > _MAX_FORCING_S
@@ -50,53 +61,33 @@ class _Worn(Exception):
     """A matcher failed that other requests had used before."""
 
 
-def _again(
-    question: Callable[Concatenate[Walker, _Asked], _Answer],
-) -> Callable[Concatenate[Walker, _Asked], _Answer]:
+def _again(question: _Question) -> _Question:
     """Ask again where the first answer failed because of what other requests had left."""
 
     @wraps(question)
-    def asked(walker: Walker, /, *args: _Asked.args, **kwargs: _Asked.kwargs) -> _Answer:
+    def asked(*args: Any, **kwargs: Any) -> Any:
         try:
-            return question(walker, *args, **kwargs)
+            return question(*args, **kwargs)
         except _Worn:
-            return question(walker, *args, **kwargs)
+            return question(*args, **kwargs)
 
-    return asked
+    return cast(_Question, asked)
 
 
 class Walker:
-    """One matcher and the drafted tokens that it is known to take. It must never see an end token:
-    that matchers can be taken back over one is not to be relied on.
+    """One copy of a matcher and the drafted tokens that it is known to take. It must never see an end token:
+    that matchers can be taken back over one is not to be relied on."""
 
-    `renew` compiles the matcher again. `by_mask` looks every token up in the mask before it: a matcher
-    with forcing takes other splits of the forced text than its mask allows. `forced_text` is that of the
-    grammar, for a walker that is asked for it.
-    """
-
-    def __init__(
-        self,
-        pristine: LLMatcher,
-        renew: Callable[[], LLMatcher],
-        size: int,
-        ends: Sequence[int],
-        *,
-        by_mask: bool = False,
-        forced_text: ForcedText | None = None,
-    ) -> None:
-        self._pristine = pristine
-        self._renew = renew
+    def __init__(self, shared: SharedMatcher) -> None:
+        self.ends = frozenset(shared.tokenizer.ends)
+        self._shared = shared
         self._is_renewed = False
-        self._matcher = pristine.deep_copy()
-        self._size = size
-        self._ends = list(ends)
-        self._by_mask = by_mask
+        self._matcher = shared.matcher.deep_copy()
         self._final: list[int] = []
         self._path: list[int] = []
         self._masks: list[Mask | None] = [None]
         self._at = 0
         """so many tokens of the path has the matcher read"""
-        self._forced_text = forced_text or ForcedText(None)
 
     @_again
     def reach(self, drafted: Sequence[int]) -> int:
@@ -108,7 +99,7 @@ class Walker:
         self._go(known)
         del self._path[known:], self._masks[known + 1 :]
         for i in range(known, len(drafted)):
-            if self._by_mask and not self.mask(drafted[:i])[drafted[i]]:
+            if self._shared.by_mask and not self.mask(drafted[:i])[drafted[i]]:
                 return i
             if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([drafted[i]]):
                 self._check()
@@ -133,13 +124,13 @@ class Walker:
     def forced(self, drafted: Sequence[int]) -> list[int]:
         """The tokens that the matcher would force after these, 128 at most; none if they may not follow, or
         where working them out again would take long."""
-        if self._forced_text.is_slow:  # only what was worked out when the grammar was compiled
-            first, place = self._forced_text.first, len(self._final) + len(drafted)
+        if self._shared.is_slow:  # only what was worked out when the grammar was compiled
+            first, place = self._shared.first, len(self._final) + len(drafted)
             return first[place : place + _MAX_FORCED] if first[:place] == [*self._final, *drafted] else []
         if self.reach(drafted) < len(drafted):
             return []
         self._go(len(drafted))
-        tokens = self._forced_text.after(self._matcher)
+        tokens = self._shared.forced(self._matcher)
         self._check()
         return tokens[:_MAX_FORCED]
 
@@ -175,15 +166,15 @@ class Walker:
         self._at = place
 
     def _work_out(self) -> Mask:
-        matcher = self._matcher
+        matcher, size = self._matcher, self._shared.tokenizer.size
         if matcher.is_stopped():
             self._check()
-            mask = np.zeros(self._size, dtype=np.bool_)
+            mask = np.zeros(size, dtype=np.bool_)
         else:
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
             self._check()
-            mask = np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
-        mask[self._ends] = matcher.is_accepting()
+            mask = np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+        mask[list(self.ends)] = matcher.is_accepting()
         mask.flags.writeable = False
         return mask
 
@@ -191,8 +182,9 @@ class Walker:
         if not self._matcher.is_error():
             return
         why = dead_end(self._matcher.get_error())
-        self._pristine, was_renewed, self._is_renewed = self._renew(), self._is_renewed, True
-        self._matcher = self._pristine.deep_copy()
+        was_renewed, self._is_renewed = self._is_renewed, True
+        self._shared.matcher = self._shared.make()
+        self._matcher = self._shared.matcher.deep_copy()
         self._matcher.try_consume_tokens(self._final)
         self._path, self._masks, self._at = [], [None], 0
         error = ConstraintError("constrained output", why, "Change the grammar.")
@@ -207,30 +199,17 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-# The constraint of one request: what its output may be, after any draft.
-
-
 class GrammarConstraint:
-    """Fulfils `core.contracts.Constraint` on llguidance.
+    """Fulfils `core.contracts.Constraint` on llguidance: what one request's output may be, after any draft.
 
-    `masks` walks the matcher whose masks are the truth, with forcing or without; `guide`, if there is one,
-    says what is forced. End tokens are kept here, away from the matchers. `keeps` lives as long as the
-    constraint does.
+    The masks of `masks` are the truth; `guide`, possibly the same walker, says what is forced. End tokens are
+    kept here, away from the matchers. `keeps` lives as long as the constraint does.
     """
 
-    def __init__(
-        self,
-        masks: Walker,
-        guide: Walker | None,
-        ends: Sequence[int],
-        *,
-        forcing: bool,
-        keeps: object = None,
-    ) -> None:
-        self._ends = frozenset(ends)
+    def __init__(self, masks: Walker, guide: Walker | None, *, keeps: object = None) -> None:
+        self._ends = masks.ends
         self._walker = masks
         self._guide = guide
-        self._forcing = forcing
         self._keeps = keeps
         self._ended = False
 
@@ -254,11 +233,10 @@ class GrammarConstraint:
         return max(n, 0)
 
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
-        guide = self._walker if self._forcing else self._guide
-        if guide is None or self._after_end(drafted):
+        if self._guide is None or self._after_end(drafted):
             return ()
         try:
-            tokens = guide.forced(drafted)
+            tokens = self._guide.forced(drafted)
         except ConstraintError:  # the guide is lost; what is allowed does not depend on it
             return ()
         return tuple(tokens[: self.permits(drafted, tokens)])
@@ -271,7 +249,7 @@ class GrammarConstraint:
         self._ended = any(token in self._ends for token in tokens)
         text = tokens[: len(tokens) - self._ended]
         self._walker.advance(text)
-        if self._guide is not None:
+        if self._guide not in (None, self._walker):
             try:
                 self._guide.advance(text)
             except ConstraintError:
@@ -279,17 +257,14 @@ class GrammarConstraint:
 
     @property
     def is_complete(self) -> bool:
-        return self._ended or self._only_ends()
+        if self._ended or not self._walker.is_accepting():
+            return self._ended
+        mask = self._walker.mask(())
+        return bool(np.count_nonzero(mask) == sum(mask[end] for end in self._ends))
 
     @property
     def is_accepted(self) -> bool:
         return self._ended or self._walker.is_accepting()
-
-    def _only_ends(self) -> bool:
-        if not self._walker.is_accepting():
-            return False
-        mask = self._walker.mask(())
-        return bool(np.count_nonzero(mask) == sum(mask[end] for end in self._ends))
 
     def _after_end(self, drafted: Sequence[int]) -> bool:
         return self._ended or not self._ends.isdisjoint(drafted)
