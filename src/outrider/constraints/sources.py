@@ -10,7 +10,7 @@ from typing import NamedTuple
 from llguidance import regex_to_lark
 
 from outrider.constraints.gbnf import gbnf_to_lark
-from outrider.constraints.json_schema import prepare, writing_options
+from outrider.constraints.json_schema import prepare
 from outrider.constraints.json_schema.merging import check_merging
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
@@ -42,7 +42,7 @@ def _check_unicode(name: str, text: str) -> None:
 
 def _schema(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
     text = "{}" if grammar.kind == "json" else grammar.text
-    schema, notices = prepare(text, writing_options(grammar.style), lenient=grammar.lenient)
+    schema, notices = prepare(text, grammar.style, lenient=grammar.lenient)
     return f"start: %json {schema}\n", notices
 
 

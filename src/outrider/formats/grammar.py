@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from outrider.constraints.json_schema import prepare, writing_options
+from outrider.constraints.json_schema import prepare
 from outrider.core.errors import GrammarError
 from outrider.formats.conversation import ReasoningMarkers, ToolSpec
 
@@ -37,14 +37,12 @@ def arguments_schema(tool: ToolSpec) -> tuple[str, tuple[str, ...]]:
 @lru_cache(maxsize=512)
 def _prepared(name: str, text: str, strict: bool) -> tuple[str, tuple[str, ...]]:
     try:
-        schema, notices = prepare(
-            json.dumps(_object(json.loads(text))), writing_options("spaced"), lenient=not strict
-        )
+        schema, notices = prepare(json.dumps(_object(json.loads(text))), "spaced", lenient=not strict)
     except GrammarError as error:
         if strict:
             way_out = f"{error.way_out} Or leave out strict.".strip()
             raise GrammarError(f"tool {name}", f"{error.what} {error.why}", way_out) from None
-        schema, _ = prepare('{"type": "object"}', writing_options("spaced"), lenient=False)
+        schema, _ = prepare('{"type": "object"}', "spaced", lenient=False)
         why = f"{error.what} {error.why}"
         return schema, (f"tool {name}: {why}; its arguments may be any object",)
     return schema, tuple(f"tool {name}: {notice}" for notice in notices)

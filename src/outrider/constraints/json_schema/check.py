@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from outrider.constraints.json_schema.document import Node, escaped, inside, target
+from outrider.constraints.json_schema.document import Node, children, target, walk
 from outrider.constraints.json_schema.keywords import (
     ANNOTATIONS,
     BOUNDS,
@@ -21,7 +20,6 @@ from outrider.constraints.json_schema.keywords import (
     NUMBERS,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
-    SCHEMAS,
     STANDARD,
     TYPES,
 )
@@ -73,8 +71,8 @@ class SchemaCheck:
         self.parts[pointer] = node
         self._check_keywords(pointer, node)
         self._check_values(pointer, node)
-        for inner, child in _children(pointer, node):
-            self._visit(inner, child)
+        for place, child in children(node):
+            self._visit(f"{pointer}/{place}", child)
         if "$ref" in node:
             self._visit(*target(self.root, pointer, node["$ref"]))
 
@@ -94,13 +92,14 @@ class SchemaCheck:
             self.leave_out(pointer, "format", f"is {name!r}, which cannot be enforced")
 
     def _check_values(self, pointer: str, node: Node) -> None:
-        _check_type(pointer, node)
-        for keyword in (*NUMBERS, "const"):
-            _check_constant(f"{pointer}/{keyword}", node.get(keyword))
-        if "enum" in node:
-            _check_enum(f"{pointer}/enum", node["enum"])
+        _check_shapes(pointer, node)
+        for keyword in (*NUMBERS, "const", "enum"):
+            for place, value in walk(node.get(keyword), f"{pointer}/{keyword}"):
+                _check_constant(place, value)
         for low, high in BOUNDS:
-            _check_bounds(pointer, node, low, high)
+            least, most = node.get(low), node.get(high)
+            if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
+                raise _impossible(f"{pointer}/{low}", f"is {least}, more than {high}, {most}")
         # Keys that the schema does not name may come twice, and count once.
         least = node.get("minProperties", 0)
         if isinstance(least, int) and least > max(1, len(node.get("required", ()))):
@@ -113,30 +112,7 @@ class SchemaCheck:
             node.update(items)
 
 
-def _children(pointer: str, node: Node) -> Iterator[tuple[str, Any]]:
-    for keyword in SCHEMA_MAPS:
-        if keyword in node:
-            if not isinstance(node[keyword], dict):
-                raise _broken(f"{pointer}/{keyword}", "has to be an object")
-            if (count := len(node[keyword])) > MAX_PROPERTIES:
-                why = f"{pointer}/{keyword} names {count:,} properties, {MAX_PROPERTIES:,} are the most"
-                raise GrammarError("schema", why, "Leave out what the output does not need.")
-            yield from (
-                (f"{pointer}/{keyword}/{escaped(key)}", child) for key, child in node[keyword].items()
-            )
-    for keyword in (*SCHEMA_LISTS, *SCHEMAS):
-        if keyword not in node:
-            continue
-        value = node[keyword]
-        if isinstance(value, list) and keyword != "additionalProperties":
-            yield from ((f"{pointer}/{keyword}/{i}", child) for i, child in enumerate(value))
-        elif keyword in SCHEMA_LISTS:
-            raise _broken(f"{pointer}/{keyword}", "has to be a list")
-        else:
-            yield f"{pointer}/{keyword}", value
-
-
-def _check_type(pointer: str, node: Node) -> None:
+def _check_shapes(pointer: str, node: Node) -> None:
     named = node.get("type", [])
     for name in named if isinstance(named, list) else [named]:
         if not isinstance(name, str) or name not in TYPES:
@@ -144,16 +120,24 @@ def _check_type(pointer: str, node: Node) -> None:
     required = node.get("required", [])
     if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
         raise _broken(f"{pointer}/required", "has to be a list of keys")
+    for keyword in ("enum", *SCHEMA_LISTS):
+        if not isinstance(node.get(keyword, []), list):
+            raise _broken(f"{pointer}/{keyword}", "has to be a list")
+    if node.get("enum") == []:
+        raise _impossible(f"{pointer}/enum", "is empty")
+    for keyword in SCHEMA_MAPS:
+        if not isinstance(node.get(keyword, {}), dict):
+            raise _broken(f"{pointer}/{keyword}", "has to be an object")
+        if (count := len(node.get(keyword, ()))) > MAX_PROPERTIES:
+            why = f"{pointer}/{keyword} names {count:,} properties, {MAX_PROPERTIES:,} are the most"
+            raise GrammarError("schema", why, "Leave out what the output does not need.")
 
 
 def _check_constant(place: str, value: object) -> None:
-    if isinstance(value, list | dict):
-        for key, inner in inside(value):
-            _check_constant(f"{place}/{escaped(str(key))}", inner)
-    elif isinstance(value, str) and (found := _CONTROL_CHARACTERS.search(value)):
+    if isinstance(value, str) and (found := _CONTROL_CHARACTERS.search(value)):
         why = f"holds the control character U+{ord(found[0]):04X}, which is never written"
         raise GrammarError("schema", f"{place} {why}", "Leave it out.")
-    elif isinstance(value, int | float) and (
+    if isinstance(value, int | float) and (
         (isinstance(value, float) and not math.isfinite(value))
         or (abs(value) > _EXACT_INTEGERS and value == int(value))
     ):
@@ -163,24 +147,9 @@ def _check_constant(place: str, value: object) -> None:
         raise GrammarError("schema", f"{place} {why}", "Choose a smaller one, or leave it out.")
 
 
-def _check_enum(place: str, values: object) -> None:
-    if not isinstance(values, list):
-        raise _broken(place, "has to be a list")
-    if not values:
-        raise _impossible(place, "is empty")
-    for i, value in enumerate(values):
-        _check_constant(f"{place}/{i}", value)
-
-
-def _check_bounds(pointer: str, node: Node, low: str, high: str) -> None:
-    least, most = node.get(low), node.get(high)
-    if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
-        raise _impossible(f"{pointer}/{low}", f"is {least}, more than {high}, {most}")
-
-
 def _broken(place: str, why: str) -> GrammarError:
     return GrammarError("schema", f"{place} {why}", "Correct it.")
 
 
 def _impossible(place: str, why: str) -> GrammarError:
-    return GrammarError("schema", f"{place} {why}: nothing fits", "Correct it.")
+    return _broken(place, f"{why}: nothing fits")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from outrider.constraints.json_schema.keywords import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS
 from outrider.core.errors import GrammarError
 
 MAX_CHARACTERS = 1_000_000
@@ -26,19 +27,22 @@ def read(text: str) -> Node | bool:
     try:
         root = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(root, ensure_ascii=False).encode()
+        if any(pointer.count("/") > MAX_DEPTH for pointer, _ in walk(root)):
+            raise RecursionError
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise GrammarError("schema", f"it is not JSON ({error.msg}: {where})", "Correct it.") from error
     except UnicodeEncodeError as error:
         raise GrammarError("schema", "it holds half of a surrogate pair", "Give valid Unicode.") from error
     except RecursionError:
-        raise _too_deep() from None
+        why = f"it nests more than {MAX_DEPTH} levels deep"
+        way_out = "Name the inner parts under $defs, and refer to them with $ref."
+        raise GrammarError("schema", why, way_out) from None
     except ValueError:  # Python reads no whole number of more than some thousand digits
         raise GrammarError("schema", "a number in it has too many digits", "Shorten it.") from None
     if not isinstance(root, dict | bool):
         why = f"it is {_kind(root)}, and a schema is an object (or true or false)"
         raise GrammarError("schema", why, 'Give something like {"type": "object"}.')
-    _check_depth(root)
     return root
 
 
@@ -51,24 +55,25 @@ def _kind(value: object) -> str:
     return "null" if value is None else kinds.get(type(value), "something else")
 
 
-def _too_deep() -> GrammarError:
-    why = f"it nests more than {MAX_DEPTH} levels deep"
-    return GrammarError("schema", why, "Name the inner parts under $defs, and refer to them with $ref.")
+def walk(value: object, pointer: str = "#") -> Iterator[tuple[str, Any]]:
+    """A value and all that is in it, with their JSON pointers."""
+    yield pointer, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in items:
+        yield from walk(child, f"{pointer}/{escaped(str(key))}")
 
 
-def _check_depth(root: object) -> None:
-    level, depth = [root], 0
-    while level:
-        if (depth := depth + 1) > MAX_DEPTH + 1:
-            raise _too_deep()
-        level = [child for value in level for _, child in inside(value)]
-
-
-def inside(value: object) -> Iterable[tuple[str | int, Any]]:
-    """The values in an object or a list, with their keys or places."""
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list) else ()
+def children(node: Node) -> Iterator[tuple[str, Any]]:
+    """The schemas right inside a schema, with their places in it."""
+    for keyword in SCHEMA_MAPS:
+        if isinstance(node.get(keyword), dict):
+            yield from ((f"{keyword}/{escaped(key)}", child) for key, child in node[keyword].items())
+    for keyword in (*SCHEMA_LISTS, *SCHEMAS):
+        value = node.get(keyword)
+        if isinstance(value, list) and keyword != "additionalProperties":
+            yield from ((f"{keyword}/{i}", child) for i, child in enumerate(value))
+        elif keyword in node:
+            yield keyword, value
 
 
 def escaped(key: str) -> str:
@@ -112,11 +117,9 @@ def _at(root: Node, fragment: str) -> tuple[str, Any] | None:
 
 
 def _named(root: Node, name: str) -> tuple[str, Any] | None:
-    open_nodes: list[tuple[str, Any]] = [("#", root)]
-    while open_nodes:
-        pointer, value = open_nodes.pop()
-        is_object = isinstance(value, dict)
-        if is_object and (name == value.get("$anchor") or f"#{name}" in (value.get("$id"), value.get("id"))):
+    for pointer, value in walk(root):
+        if isinstance(value, dict) and (
+            name == value.get("$anchor") or f"#{name}" in (value.get("$id"), value.get("id"))
+        ):
             return pointer, value
-        open_nodes += [(f"{pointer}/{escaped(str(key))}", child) for key, child in inside(value)]
     return None

@@ -7,10 +7,11 @@ can so come to more than any memory holds, and the compiler has no limit of its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from outrider.constraints.json_schema.document import Node, inside, target
+from outrider.constraints.json_schema.document import Node, children, target, walk
 from outrider.constraints.json_schema.keywords import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS
 from outrider.core.errors import GrammarError
 
@@ -22,13 +23,12 @@ _APPLICATORS = frozenset((*SCHEMA_MAPS, *SCHEMA_LISTS, *SCHEMAS))
 
 def check_merging(root: Node) -> None:
     """Raises GrammarError for a schema that would grow beyond bounds."""
-    sizes = _Sizes(root)
-    for node in _objects(root):
-        if _merges(node) and sizes.of(node) > _MAX_MERGED:
+    sizes: dict[int, int] = {}
+    for _, node in walk(root):
+        if isinstance(node, dict) and _merges(node) and _size(root, node, sizes) > _MAX_MERGED:
             why = f"its parts come to more than {_MAX_MERGED:,} when they are put together"
-            raise GrammarError(
-                "schema", why, "Say less of it with allOf, or with $ref beside other keywords."
-            )
+            way_out = "Say less of it with allOf, or with $ref beside other keywords."
+            raise GrammarError("schema", why, way_out)
 
 
 def _merges(node: Node) -> bool:
@@ -38,55 +38,31 @@ def _merges(node: Node) -> bool:
     return several or sides > 1
 
 
-def _objects(value: Any) -> Iterator[Node]:
-    open_values = [value]
-    while open_values:
-        here = open_values.pop()
-        if isinstance(here, dict):
-            yield here
-        open_values += [child for _, child in inside(here)]
+def _size(root: Node, start: Node, known: dict[int, int]) -> int:
+    """How many parts a part comes to with all that it refers to, up to a little beyond the bound; a way back
+    to itself counts once. `known` are the sizes so far, by the parts' ids."""
+    known.setdefault(id(start), 1)
+    path = [(start, iter(_parts(root, start)))]
+    while path:
+        node, others = path[-1]
+        child = next(others, None)
+        if child is None:
+            path.pop()
+            total = 1 + sum(known[id(part)] for part in _parts(root, node))
+            known[id(node)] = min(total, _MAX_MERGED + 1)
+        elif id(child) not in known:
+            known[id(child)] = 1
+            path.append((child, iter(_parts(root, child))))
+    return known[id(start)]
 
 
-class _Sizes:
-    """How many parts a part comes to with all that it refers to; a way back to itself counts once."""
-
-    def __init__(self, root: Node) -> None:
-        self._root = root
-        self._known: dict[int, int] = {}
-
-    def of(self, start: Node) -> int:
-        """The number of parts, up to a little beyond the bound."""
-        path = [(start, iter(self._children(start)))]
-        self._known.setdefault(id(start), 1)
-        while path:
-            node, rest = path[-1]
-            child = next(rest, None)
-            if child is None:
-                path.pop()
-                total = 1 + sum(self._known[id(one)] for one in self._children(node))
-                self._known[id(node)] = min(total, _MAX_MERGED + 1)
-            elif id(child) not in self._known:
-                self._known[id(child)] = 1
-                path.append((child, iter(self._children(child))))
-        return self._known[id(start)]
-
-    def _children(self, node: Node) -> list[Node]:
-        found: list[Any] = []
-        for keyword in SCHEMA_MAPS:
-            inner = node.get(keyword)
-            found += inner.values() if isinstance(inner, dict) else []
-        for keyword in (*SCHEMA_LISTS, *SCHEMAS):
-            inner = node.get(keyword)
-            found += inner if isinstance(inner, list) else [inner]
-        if "$ref" in node:
-            found.append(self._referred(node["$ref"]))
-        return [child for child in found if isinstance(child, dict)]
-
-    def _referred(self, reference: object) -> Any:
-        try:
-            return target(self._root, "#", reference)[1]
-        except GrammarError:  # whoever compiles it says so
-            return None
+def _parts(root: Node, node: Node) -> list[Node]:
+    """The schemas in a schema, and that which it refers to."""
+    found = [child for _, child in children(node)]
+    if "$ref" in node:
+        with suppress(GrammarError):  # whoever compiles it says so
+            found.append(target(root, "#", node["$ref"])[1])
+    return [part for part in found if isinstance(part, dict)]
 
 
 # Parts of a schema that no finite text fits, because they require themselves.

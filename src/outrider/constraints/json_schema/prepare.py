@@ -15,6 +15,7 @@ from outrider.constraints.json_schema.check import SchemaCheck
 from outrider.constraints.json_schema.document import Node, read, target
 from outrider.constraints.json_schema.merging import check_merging, endless
 from outrider.core.errors import GrammarError
+from outrider.core.params import JsonStyle
 
 _MAX_REPAIRS = 100
 _MAX_REPAIRING_S = 5.0
@@ -40,12 +41,28 @@ _CAUSES = (
 )
 """What llguidance says, which keyword it then means, and what is to be said about it."""
 
+_INDENTATION = r"\n( {2}){0,16}"
+_ONE_BREAK_OR_BLANK = r" |\n[ \t]{0,32}"
 
-def prepare(text: str, options: dict[str, object], *, lenient: bool) -> tuple[str, tuple[str, ...]]:
-    """The schema in the form that follows `%json`, and notices of what was left out.
+_STYLES: dict[JsonStyle, dict[str, object]] = {
+    "spaced": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
+    "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
+    "pretty": {
+        "item_separator": f",{_INDENTATION}",
+        "key_separator": ": ",
+        "whitespace_pattern": _INDENTATION,
+    },
+    "flexible": {"item_separator": ",", "key_separator": ":", "whitespace_pattern": _ONE_BREAK_OR_BLANK},
+}
+"""How JSON is spaced. The patterns match at most once between two tokens of JSON, and never before or after
+the whole text: nothing can go on for ever."""
 
-    `options` are llguidance's own, and replace those in the schema. Raises GrammarError.
-    """
+_ESCAPES = 'nrbtf\\"'
+"""Without \\u: with it, "\\u0061" would pass for a name that a schema with the name "a" does not know."""
+
+
+def prepare(text: str, style: JsonStyle, *, lenient: bool) -> tuple[str, tuple[str, ...]]:
+    """The schema in the form that follows `%json`, and notices of what was left out. Raises GrammarError."""
     root = read(text)
     if root is False:
         raise GrammarError("schema", "it is false, so that nothing fits", "Correct it.")
@@ -63,6 +80,7 @@ def prepare(text: str, options: dict[str, object], *, lenient: bool) -> tuple[st
         _repair(check, problem)
     if (pointer := endless(document, check.parts)) is not None:
         raise GrammarError("schema", f"{pointer} can never be complete: it requires itself", "Correct it.")
+    options = {**_STYLES[style], "json_allowed_escapes": _ESCAPES}
     return json.dumps({**document, "x-guidance": options}), tuple(check.notices)
 
 
