@@ -8,7 +8,7 @@ p-value.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def reasons(findings: Findings) -> list[str]:
     texts, logits = [], []
     if findings.bit_equal and not findings.compared_rows:
         logits.append("logits: none were compared")
-    for name, parts in _kinds(findings):
+    for name, parts in findings.kinds.items():
         failed = [part for part in parts if part.differences and not part.holds]
         if failed:
             worst = failed[0].differences[-1]
@@ -93,26 +93,19 @@ def reasons(findings: Findings) -> list[str]:
     ]
     failing = [test for test in findings.sampled if test.rejected]
     if failing:
-        worst_test = min(failing, key=lambda test: (test.p_value, -test.impossible))
-        impossible = f", {worst_test.impossible} impossible texts" if worst_test.impossible else ""
+        least = min(failing, key=lambda test: (test.p_value, -test.impossible))
+        impossible = f", {least.impossible} impossible texts" if least.impossible else ""
         lines.append(
             f"sampled: {len(failing)} of {len(findings.sampled)} tests find another distribution; for "
-            f"instance {worst_test.setting} (p = {worst_test.p_value:.1e}{impossible})"
+            f"instance {least.setting} (p = {least.p_value:.1e}{impossible})"
         )
     return lines
-
-
-def _kinds(findings: Findings) -> tuple[tuple[str, tuple[Compared, ...]], ...]:
-    return (
-        ("greedy", findings.greedy),
-        ("greedy, beside another request", findings.beside),
-        ("seed-stable", findings.stable),
-    )
 
 
 def as_json(certificate: Certificate) -> dict[str, Any]:
     """The certificate as plain data."""
     findings, plan = certificate.findings, certificate.plan
+    draft = "the target's own logits, disturbed" if findings.stand_in else "the draft model"
     return {
         "schema": SCHEMA,
         "verdict": "holds" if findings.holds else "does not hold",
@@ -140,36 +133,55 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         },
         "greedy": _compared(findings.greedy),
         "beside_another_request": _compared(findings.beside) if findings.beside else None,
-        "logits": _logits(findings),
+        "logits": _logits(findings) if findings.bit_equal else None,
         "determinism": {
             "same_seed_twice": [asdict(run) for run in findings.repeated],
             "with_and_without_drafters": _compared(findings.stable),
         },
-        "sampled": _sampled(certificate),
-        "decisions": _decisions(findings),
+        "sampled": {
+            "holds": not any(test.rejected for test in findings.sampled),
+            "method": (
+                f"chi-square of {LENGTH} tokens against their exact distribution, null distribution "
+                "simulated, rare cells pooled; the first ones, under a grammar those after `behind_tokens` "
+                "of the answer"
+            ),
+            "draft_model": draft if findings.speculates else None,
+            "significance": plan.significance,
+            "correction": "Holm",
+            "power_shift": POWER_SHIFT,
+            "tests": [asdict(test) for test in findings.sampled],
+        },
+        "decisions": {
+            "holds": not any(test.rejected for test in findings.decisions),
+            "method": (
+                "score test of every decision about a draft, repeated, against the rule's own probabilities "
+                "given p and q; tails by Chernoff's bound"
+            ),
+            "detected_with_probability": 0.95,
+            "detectable_acceptance_error": acceptance_power(findings),
+            "tests": [asdict(test) for test in findings.decisions],
+        },
         "prompts": list(certificate.prompts),
     }
 
 
-def _logits(findings: Findings) -> dict[str, Any] | None:
-    """How the bits of logits compare, position by position; None where texts need not be bit-equal."""
-    if not findings.bit_equal:
-        return None
+def _logits(findings: Findings) -> dict[str, Any]:
+    """How the bits of logits compare, position by position."""
     entries = [
         {"prompt": part.prompt, "temperature": part.temperature, "test": name, **asdict(part.rows)}
-        for name, parts in _kinds(findings)
+        for name, parts in findings.kinds.items()
         for part in parts
-        if part.rows is not None
+        if part.rows is not None and part.rows.differing
     ]
     return {
-        "holds": bool(findings.compared_rows) and not any(entry["differing"] for entry in entries),
+        "holds": bool(findings.compared_rows) and not entries,
         "compared_positions": findings.compared_rows,
         "differing_positions": sum(entry["differing"] for entry in entries),
-        "differences": [entry for entry in entries if entry["differing"]],
+        "differences": entries,
     }
 
 
-def _compared(parts: tuple[Compared, ...]) -> dict[str, Any]:
+def _compared(parts: Sequence[Compared]) -> dict[str, Any]:
     flat = [
         {"prompt": part.prompt, "temperature": part.temperature, **asdict(difference)}
         for part in parts
@@ -181,38 +193,6 @@ def _compared(parts: tuple[Compared, ...]) -> dict[str, Any]:
         "compared_tokens": sum(part.tokens for part in parts),
         "near_ties": [entry for entry in flat if entry["near_tie"]],
         "differences": [entry for entry in flat if not entry["near_tie"]],
-    }
-
-
-def _sampled(certificate: Certificate) -> dict[str, Any]:
-    findings, plan = certificate.findings, certificate.plan
-    draft = None
-    if findings.speculates:
-        draft = "the target's own logits, disturbed" if findings.stand_in else "the draft model"
-    return {
-        "holds": not any(test.rejected for test in findings.sampled),
-        "method": (
-            f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
-            "rare cells pooled; the first ones, under a grammar those after `behind_tokens` of the answer"
-        ),
-        "draft_model": draft,
-        "significance": plan.significance,
-        "correction": "Holm",
-        "power_shift": POWER_SHIFT,
-        "tests": [asdict(test) for test in findings.sampled],
-    }
-
-
-def _decisions(findings: Findings) -> dict[str, Any]:
-    return {
-        "holds": not any(test.rejected for test in findings.decisions),
-        "method": (
-            "score test of every decision about a draft, repeated, against the rule's own probabilities "
-            "given p and q; tails by Chernoff's bound"
-        ),
-        "detected_with_probability": 0.95,
-        "detectable_acceptance_error": acceptance_power(findings),
-        "tests": [asdict(test) for test in findings.decisions],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import cast
 
@@ -12,13 +13,14 @@ from outrider.certify.faults import CALL_FAULTS, break_calls, break_masks, check
 from outrider.certify.plan import CertifyPlan, Findings, Progress, Subject
 from outrider.certify.runs import RowRecorder
 from outrider.certify.sampled import sampled_tests
-from outrider.certify.text_equality import Compared, Repeated, compare_texts, repeat
+from outrider.certify.text_equality import compare_texts, repeat
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
 
+_GREEDY = SamplingParams(temperature=0)
 _TEMPERATURES = (0.7, 1.0)
 
 
@@ -46,8 +48,24 @@ def certify(
         constrain=break_masks(plan.fault, subject.constrain),
     )
 
-    greedy, beside = _greedy(engine, subject, prompts, plan, progress)
-    stable, repeated = _seeded(engine, subject, prompts, plan, progress)
+    compare = partial(compare_texts, engine, constrain=subject.constrain)
+    requests = [
+        Request(prompt, _GREEDY, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
+        for prompt in prompts
+    ]
+    few = requests[: plan.num_repeated]
+    greedy = [compare(request, i) for i, request in _each("greedy", requests, progress)]
+    beside = []
+    if subject.bit_equal and target.max_sequences > 1:
+        for i, request in _each("beside", few, progress):
+            other = replace(requests[(i + 1) % len(requests)], grammar=None, ignore_end=True)
+            beside.append(compare(request, i, beside=other))
+    stable, repeated = [], []
+    for i, request in _each("seeds", few, progress):
+        for seeded in _seeded(request, plan.seed + i, plan):
+            repeated.append(repeat(engine, seeded, i))
+            if seeded.verification.rule == "stable":
+                stable.append(compare(seeded, i))
     check_shown(plan.fault, target)
     engine.reset()
     sampled, decisions, calls = sampled_tests(subject, prompts, plan, progress) if speculates else ((), (), 0)
@@ -65,63 +83,25 @@ def certify(
     )
 
 
-def _numbers(stage: str, count: int, progress: Progress) -> Iterator[int]:
-    """The first prompts' numbers, each reported."""
-    for i in range(count):
-        progress(stage, i, count)
-        yield i
+def _each(stage: str, requests: Sequence[Request], progress: Progress) -> Iterator[tuple[int, Request]]:
+    """The requests with their numbers, each reported."""
+    for i, request in enumerate(requests):
+        progress(stage, i, len(requests))
+        yield i, request
 
 
-def _request(prompt: tuple[int, ...], plan: CertifyPlan) -> Request:
-    greedy = SamplingParams(temperature=0)
-    return Request(prompt, greedy, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)
-
-
-def _greedy(
-    engine: Engine,
-    subject: Subject,
-    prompts: Sequence[tuple[int, ...]],
-    plan: CertifyPlan,
-    progress: Progress,
-) -> tuple[list[Compared], list[Compared]]:
-    """Every prompt's greedy text; and, where texts must be bit-equal and the target has room for two, some
-    that are generated while the next prompt's is."""
-    requests = [_request(prompt, plan) for prompt in prompts]
-    alone = [
-        compare_texts(engine, requests[i], i, subject.constrain)
-        for i in _numbers("greedy", len(prompts), progress)
-    ]
-    beside: list[Compared] = []
-    if subject.bit_equal and engine.target.max_sequences > 1:
-        for i in _numbers("beside", min(plan.num_repeated, len(prompts)), progress):
-            other = replace(requests[(i + 1) % len(prompts)], grammar=None, ignore_end=True)
-            beside.append(compare_texts(engine, requests[i], i, subject.constrain, other))
-    return alone, beside
-
-
-def _seeded(
-    engine: Engine,
-    subject: Subject,
-    prompts: Sequence[tuple[int, ...]],
-    plan: CertifyPlan,
-    progress: Progress,
-) -> tuple[list[Compared], list[Repeated]]:
-    """The same seed twice, and with and without the drafters where the rule promises that."""
+def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]:
+    """Sampled ways of a request; also under the seed-stable rule, which promises the same text without
+    drafters."""
     both = plan.rule == "auto" and plan.lenience == 1
     rules: tuple[Rule, ...] = ("auto", "stable") if both else (plan.rule,)
-    stable, repeated = [], []
-    for i in _numbers("seeds", min(plan.num_repeated, len(prompts)), progress):
-        for temperature, rule in product(_TEMPERATURES, rules):
-            request = replace(
-                _request(prompts[i], plan),
-                sampling=SamplingParams(temperature=temperature, seed=plan.seed + i),
-                max_tokens=plan.num_seeded,
-                verification=Verification(rule, lenience=plan.lenience),
-            )
-            repeated.append(repeat(engine, request, i))
-            if rule == "stable":
-                stable.append(compare_texts(engine, request, i, subject.constrain))
-    return stable, repeated
+    for temperature, rule in product(_TEMPERATURES, rules):
+        yield replace(
+            request,
+            sampling=SamplingParams(temperature=temperature, seed=seed),
+            max_tokens=plan.num_seeded,
+            verification=Verification(rule, lenience=plan.lenience),
+        )
 
 
 def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPlan) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import numpy as np
@@ -30,24 +29,15 @@ RULES = ("token", "block", "stable")
 
 MakeVerifier = Callable[[Request, int], VerificationRule]
 ScoreTests = dict[tuple[str, Kind], ScoreTest]
-
-
-@dataclass(slots=True)
-class _Context:
-    """What a decision depends on, and the verdicts that were given."""
-
-    targets: list[Distribution]
-    draft: Draft
-    position: int
-    verdicts: Counter[tuple[int, int]] = field(default_factory=Counter)
+_Key = tuple[tuple[int, ...], tuple[int, ...], bool]
 
 
 class Decisions:
-    """The verdicts under one rule on one prompt, by what they depend on."""
+    """The verdicts under one rule on one prompt, by what they depend on: the tokens before, and the draft."""
 
     def __init__(self, rule: str) -> None:
         self._rule = rule
-        self._contexts: dict[tuple[object, ...], _Context] = {}
+        self._verdicts: dict[_Key, tuple[_Law, Counter[tuple[int, int]]]] = {}
 
     def recorded(self, make: MakeVerifier) -> MakeVerifier:
         """Makes the same verifiers, whose verdicts are recorded."""
@@ -59,11 +49,11 @@ class Decisions:
         if not draft.tokens or verdict.token is None:
             return
         key = (before, draft.tokens, draft.probs is None)
-        context = self._contexts.get(key)
-        if context is None:
-            rows = [target[i] for i in range(len(draft) + 1)]
-            context = self._contexts[key] = _Context(rows, draft, len(before))
-        context.verdicts[verdict.num_accepted, verdict.token] += 1
+        if key not in self._verdicts:
+            rule = "token" if self._rule == "block" and draft.probs is None else self._rule
+            targets = [target[i] for i in range(len(draft) + 1)]
+            self._verdicts[key] = _Law(rule, targets, draft), Counter()
+        self._verdicts[key][1][verdict.num_accepted, verdict.token] += 1
 
     def repeat(self, make: MakeVerifier, request: Request, times: int, seed: int) -> None:
         """Ask for each verdict so many times again; not under the seed-stable rule, where a draft belongs
@@ -71,32 +61,28 @@ class Decisions:
         if self._rule == "stable":
             return
         verifier = make(request, seed)
-        for context in self._contexts.values():
-            for _ in range(times * context.verdicts.total()):
-                found = verifier.verify(context.targets, context.draft, context.position)  # type: ignore[arg-type]
+        for (before, _, _), (law, verdicts) in self._verdicts.items():
+            for _ in range(times * verdicts.total()):
+                found = verifier.verify(law.targets, law.draft, len(before))  # type: ignore[arg-type]
                 if found.token is not None:
-                    context.verdicts[found.num_accepted, found.token] += 1
+                    verdicts[found.num_accepted, found.token] += 1
 
     def add_to(self, tests: ScoreTests) -> None:
         """Add all verdicts to the tests of this rule."""
-        for context in self._contexts.values():
-            targets, draft, length = context.targets, context.draft, len(context.draft)
-            rule = "token" if self._rule == "block" and draft.probs is None else self._rule
-            accepted = np.zeros(length + 1, dtype=np.int64)
+        for law, verdicts in self._verdicts.values():
+            accepted = np.zeros(len(law.draft) + 1, dtype=np.int64)
             followed: defaultdict[int, Counter[int]] = defaultdict(Counter)
-            for (num_accepted, token), count in context.verdicts.items():
+            for (num_accepted, token), count in verdicts.items():
                 accepted[num_accepted] += count
                 followed[num_accepted][token] += count
-            law = _Law(rule, targets, draft)
-            tests[rule, "acceptance"].add([law.accepted(error) for error in ERRORS], accepted)
+            tests[law.rule, "acceptance"].add([law.accepted(error) for error in ERRORS], accepted)
             for num_accepted, tokens in followed.items():
-                if num_accepted < length and rule == "stable" and draft.probs is not None:
+                kind: Kind = "bonus" if num_accepted == len(law.draft) else "recovered"
+                if kind == "recovered" and law.rule == "stable" and law.draft.probs is not None:
                     continue  # target and draft are coupled: this law has no short form
-                p = targets[num_accepted]
-                counts = np.array([tokens.pop(int(token), 0) for token in p.tokens])
-                kind: Kind = "bonus" if num_accepted == length else "recovered"
+                counts = np.array([tokens.pop(int(t), 0) for t in law.targets[num_accepted].tokens])
                 laws = [law.following(num_accepted, error) for error in ERRORS]
-                tests[rule, kind].add(laws, counts, impossible=tokens.total())
+                tests[law.rule, kind].add(laws, counts, impossible=tokens.total())
 
 
 class _Recorded(Wrapped):
@@ -121,9 +107,9 @@ class _Law:
 
     def __init__(self, rule: str, targets: Sequence[Distribution], draft: Draft) -> None:
         offered = draft.probs or tuple(map(point_mass, draft.tokens))
-        self._rule = rule
-        self._targets = targets
-        self._draft = draft
+        self.rule = rule
+        self.targets = targets
+        self.draft = draft
         self._ratios = []
         self._offered = []
         """q of the tokens of p, at each position"""
@@ -137,9 +123,9 @@ class _Law:
 
     def accepted(self, error: float) -> Probs:
         """The probability of each number of accepted tokens."""
-        length, left = len(self._draft), 1.0
+        length, left = len(self.draft), 1.0
         law = np.zeros(length + 1)
-        if self._rule == "block":
+        if self.rule == "block":
             running = self._running(error)
             for i in range(length, 0, -1):
                 chance = running[i]
@@ -157,12 +143,12 @@ class _Law:
 
     def following(self, num_accepted: int, error: float) -> Probs:
         """The distribution, over the target's tokens, of what follows so many accepted ones."""
-        p = self._targets[num_accepted].probs
-        if num_accepted == len(self._draft):
+        p = self.targets[num_accepted].probs
+        if num_accepted == len(self.draft):
             tempered: Probs = p ** (1 + error)
             tempered /= tempered.sum()
             return tempered
-        if self._rule == "stable":  # a point mass: any other token of the target's
+        if self.rule == "stable":  # a point mass: any other token of the target's
             rest = np.where(self._offered[num_accepted] > 0, 0.0, p)
         else:
             rest = self._excess(num_accepted, error)
@@ -178,8 +164,8 @@ class _Law:
 
     def _excess(self, i: int, error: float) -> Probs:
         """max(0, p - q) at position i, of which block verification first scales p."""
-        scale = self._running(error)[i] if self._rule == "block" else 1.0
-        rest: Probs = np.maximum(scale * self._targets[i].probs - self._offered[i] / (1 + error), 0.0)
+        scale = self._running(error)[i] if self.rule == "block" else 1.0
+        rest: Probs = np.maximum(scale * self.targets[i].probs - self._offered[i] / (1 + error), 0.0)
         return rest
 
 

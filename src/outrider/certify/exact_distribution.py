@@ -13,7 +13,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +67,7 @@ class Start:
         return self.prompt[len(self.prompt) - self.num_answer :]
 
 
-def find_start(rows: RowSource, vocabulary: Vocabulary, prompt: Text, constrain: MakeConstraint) -> Start:
+def find_start(rows: LogitsCache, vocabulary: Vocabulary, prompt: Text, constrain: MakeConstraint) -> Start:
     """Where the answer to this prompt is tested."""
     constraint = constrain() if constrain is not None else None
     sampler = RequestSampler(SamplingParams(temperature=1.0), vocabulary, prompt, constraint)
@@ -100,38 +99,29 @@ def find_start(rows: RowSource, vocabulary: Vocabulary, prompt: Text, constrain:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The exact distribution over beginnings of a text: `cells` are texts of which none begins
-    another, and every text begins with one of them. `pooled[i]` is the cell of the test that
-    cell i belongs to."""
+    """The exact distribution over beginnings of a text: `cells` are texts of which none begins another, and
+    every text begins with one of them; each has its cell of the test, which rare ones share."""
 
     cells: dict[Text, int]
-    pooled: tuple[int, ...]
     null: Null
     power: float
     detectable_shift: float | None
 
     def cell(self, tokens: Sequence[int]) -> int | None:
         """The test's cell of a text; None for one that plain decoding never gives."""
-        for length in range(len(tokens) + 1):
-            if (found := self.cells.get(tuple(tokens[:length]))) is not None:
-                return self.pooled[found]
-        return None
+        beginnings = (tuple(tokens[:length]) for length in range(len(tokens) + 1))
+        return next((self.cells[text] for text in beginnings if text in self.cells), None)
 
     def counts(self, texts: Counter[Text]) -> tuple[npt.NDArray[np.int64], int]:
         """Samples in each of the test's cells, and how many lie in none."""
-        counts = np.zeros(len(self.null.probs), dtype=np.int64)
-        impossible = 0
+        counts: Counter[int | None] = Counter()
         for text, count in texts.items():
-            cell = self.cell(text)
-            if cell is None:
-                impossible += count
-            else:
-                counts[cell] += count
-        return counts, impossible
+            counts[self.cell(text)] += count
+        return np.array([counts[cell] for cell in range(len(self.null.probs))]), counts[None]
 
 
 def exact_distribution(
-    rows: RowSource,
+    rows: LogitsCache,
     vocabulary: Vocabulary,
     prompt: Text,
     sampling: SamplingParams,
@@ -148,8 +138,7 @@ def exact_distribution(
     masses = np.bincount(groups, weights=probs).astype(np.float64)
     null = simulate_null(masses, num_samples, math.ceil(_DRAWS_PER_LEVEL / level), rng)
     return Exact(
-        cells={text: i for i, text in enumerate(cells)},
-        pooled=tuple(groups.tolist()),
+        cells=dict(zip(cells, groups.tolist(), strict=True)),
         null=null,
         power=null.power(POWER_SHIFT, level, rng),
         detectable_shift=null.detectable_shift(level, rng),
@@ -157,7 +146,7 @@ def exact_distribution(
 
 
 def _chain_rule(
-    rows: RowSource,
+    rows: LogitsCache,
     vocabulary: Vocabulary,
     prompt: Text,
     sampling: SamplingParams,
@@ -199,20 +188,8 @@ def _chain_rule(
 _CHUNK_TOKENS = 256
 
 
-class RowSource(Protocol):
-    """A source of logits by prefix."""
-
-    def after(self, tokens: Sequence[int], count: int) -> list[Row]:
-        """The rows after the last `count` prefixes of `tokens`, the whole of it included."""
-        ...
-
-    def forget(self) -> None:
-        """Free the rows."""
-        ...
-
-
 class LogitsCache:
-    """The rows of a real model, by prefix; it uses the model's sequence 0. `calls` counts the
+    """The rows of a model by prefix, each asked for once; it uses the model's sequence 0. `calls` counts the
     model calls that it took."""
 
     def __init__(self, model: Model) -> None:
@@ -223,13 +200,13 @@ class LogitsCache:
         """the text of which the model holds the beginning"""
 
     def after(self, tokens: Sequence[int], count: int) -> list[Row]:
+        """The rows after the last `count` prefixes of `tokens`, the whole of it included."""
         text = tuple(tokens)
-        first = len(text) - count
-        prefixes = [text[: first + i + 1] for i in range(count)]
-        missing = next((i for i, prefix in enumerate(prefixes) if prefix not in self._rows), None)
+        ends = range(len(text) - count + 1, len(text) + 1)
+        missing = next((end for end in ends if text[:end] not in self._rows), None)
         if missing is not None:
-            self._evaluate(text, first + missing)
-        return [self._rows[prefix] for prefix in prefixes]
+            self._evaluate(text, missing - 1)
+        return [self._rows[text[:end]] for end in ends]
 
     def _evaluate(self, text: Text, start: int) -> None:
         """Ask the model for the rows from `start` on, in one call where the tokens before are stored."""
@@ -254,33 +231,28 @@ class LogitsCache:
         self.model.truncate(0, 0)
 
 
-class DisturbedLogits:
-    """Another source's rows, flattened and with normal noise of its own on every logit: a draft model
-    that is right often enough to be accepted, and wrong often enough to be rejected."""
+class DisturbedLogits(LogitsCache):
+    """Another cache's rows, flattened and with normal noise of its own on every logit: a draft model that is
+    right often enough to be accepted, and wrong often enough to be rejected. It makes no calls of its own."""
 
     SCALE = 0.8
     NOISE = 1.0
-    calls = 0
-    """of a real model: none of its own"""
 
-    def __init__(self, source: RowSource, seed: int) -> None:
+    def __init__(self, source: LogitsCache, seed: int) -> None:
+        super().__init__(source.model)
         self._source = source
         self._seed = seed
-        self._rows: dict[Text, Row] = {}
 
-    def after(self, tokens: Sequence[int], count: int) -> list[Row]:
-        found = []
-        for end in range(len(tokens) - count + 1, len(tokens) + 1):
-            prefix = tuple(tokens[:end])
-            if prefix not in self._rows:
-                [row] = self._source.after(prefix, 1)
-                rng = np.random.default_rng((self._seed, *prefix))
+    def _evaluate(self, text: Text, start: int) -> None:
+        for end in range(start + 1, len(text) + 1):
+            if text[:end] not in self._rows:
+                [row] = self._source.after(text[:end], 1)
+                rng = np.random.default_rng((self._seed, *text[:end]))
                 noise = rng.standard_normal(len(row), dtype=np.float32) * np.float32(self.NOISE)
-                self._rows[prefix] = row * np.float32(self.SCALE) + noise
-            found.append(self._rows[prefix])
-        return found
+                self._rows[text[:end]] = row * np.float32(self.SCALE) + noise
 
     def forget(self) -> None:
+        """Free the rows."""
         self._rows.clear()
 
 
@@ -291,7 +263,7 @@ class CachedModel:
     max_sequences = 1
     rewind: RewindKind = "free"
 
-    def __init__(self, model: Model, rows: RowSource) -> None:
+    def __init__(self, model: Model, rows: LogitsCache) -> None:
         self.name = model.name
         self.vocabulary: Vocabulary = model.vocabulary
         self.context_length = self.capacity_tokens = model.context_length

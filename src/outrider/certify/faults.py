@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -91,15 +92,8 @@ def _rejection(
 
 
 def _reuse_random(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
-    class Stuck:
-        """A generator whose every uniform is the same."""
-
-        value = rng.random()
-
-        def random(self) -> float:
-            return self.value
-
-    return verify_tokens(target, draft, cast(np.random.Generator, Stuck()))
+    value = rng.random()
+    return verify_tokens(target, draft, cast(np.random.Generator, SimpleNamespace(random=lambda: value)))
 
 
 def _keep_rejected(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
@@ -130,21 +124,16 @@ RULE_FAULTS: Mapping[Fault, Rule] = {
 def judge_with(fault: Fault | None) -> Callable[[Request, int], VerificationRule]:
     """What makes an engine's judges: broken ones for requests that speculate, sound ones otherwise."""
     factor = _ratio_factor(fault)
-    if factor is not None:
 
-        def make(request: Request, seed: int) -> VerificationRule:
-            rule = Verifier.of(request, seed)
-            has_ratio = request.speculate and request.verification.rule != "stable"
-            if request.sampling.is_greedy or not has_ratio:
-                return rule
+    def make(request: Request, seed: int) -> VerificationRule:
+        rule, has_ratio = Verifier.of(request, seed), request.verification.rule != "stable"
+        if request.speculate and fault is not None and fault in RULE_FAULTS:
+            return BrokenJudge(fault, request, seed)
+        if request.speculate and factor is not None and has_ratio and not request.sampling.is_greedy:
             return cast(VerificationRule, _WrongRatio(rule, factor, seed))
+        return rule
 
-        return make
-    if fault is None or fault not in RULE_FAULTS:
-        return Verifier.of
-    return lambda request, seed: (
-        BrokenJudge(fault, request, seed) if request.speculate else Verifier.of(request, seed)
-    )
+    return make
 
 
 class BrokenJudge:
@@ -311,7 +300,6 @@ class _UnequalCalls(Wrapped):
             self.inner.sizes = equal
 
     def _fits(self, span: Span) -> bool:
-        """Whether the padding has room in the context."""
         taken, size = self._unequal.parts(len(span.tokens))[-1]
         return bool(span.start + len(span.tokens) - taken + size <= self.context_length)
 

@@ -159,9 +159,15 @@ class Findings:
     """greedy texts that were generated while another request ran, where the target has room for two"""
 
     @property
-    def texts(self) -> tuple[Compared, ...]:
-        """All that was compared with plain decoding, token by token."""
-        return (*self.greedy, *self.beside, *self.stable)
+    def kinds(self) -> dict[str, tuple[Compared, ...]]:
+        """All that was compared with plain decoding, token by token, by what it is called."""
+        beside = "greedy, beside another request"
+        return {"greedy": self.greedy, beside: self.beside, "seed-stable": self.stable}
+
+    @property
+    def texts(self) -> list[Compared]:
+        """The same, without names."""
+        return [part for parts in self.kinds.values() for part in parts]
 
     @property
     def compared_rows(self) -> int:

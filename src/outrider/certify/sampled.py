@@ -72,7 +72,7 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     """Every rule with both kinds of draft at two temperatures, and one with penalties; of a rule
     that is asked for (not auto) only the settings with that rule. Under a grammar that forces text also
     what that does alone, without a drafter."""
-    rule, is_lossy = plan.rule, plan.lenience < 1
+    wanted, is_lossy = plan.rule, plan.lenience < 1
     kinds: list[tuple[str, Rule, DraftSampling]] = [
         ("model", "token", "sampled"),
         ("model", "token", "greedy"),
@@ -84,11 +84,11 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     ]
     if is_lossy:
         kinds = [kind for kind in kinds if kind[1] in ("token", "auto")]
-    if rule != "auto":
-        kinds = [kind for kind in kinds if kind[1] == rule] + [("lookup", rule, "auto")]
+    if wanted != "auto":
+        kinds = [kind for kind in kinds if kind[1] == wanted] + [("lookup", wanted, "auto")]
     if plan.grammar is not None and plan.grammar.fast_forward != "off":
-        kinds.append(("none", rule, "auto"))
-    settings = [
+        kinds.append(("none", wanted, "auto"))
+    found = [
         Setting(drafter, Verification(rule, drafts, plan.lenience), SamplingParams(temperature=temperature))
         for temperature in (0.7, 1.0)
         for drafter, rule, drafts in kinds
@@ -96,8 +96,8 @@ def settings_under_test(plan: CertifyPlan) -> list[Setting]:
     penalised = SamplingParams(
         temperature=1.0, repeat_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.4
     )
-    last: Rule = "block" if rule == "auto" and not is_lossy else kinds[0][1]
-    return [*settings, Setting("model", replace(settings[0].verification, rule=last), penalised)]
+    last: Rule = "block" if wanted == "auto" and not is_lossy else kinds[0][1]
+    return [*found, Setting("model", replace(found[0].verification, rule=last), penalised)]
 
 
 def sampled_tests(
@@ -106,76 +106,64 @@ def sampled_tests(
     """Test every setting on the prompts of the highest entropy.
 
     Returns the tests of texts and of decisions, corrected for their number, and how many calls of the real
-    models all of them took. Without a draft model
-    the target itself, disturbed, is in its place. Seeds belong to the number of the test and of the sample.
+    models all of them took. Without a draft model the target itself, disturbed, is in its place. Seeds belong
+    to the number of the test and of the sample.
     """
-    settings = settings_under_test(plan)
-    tester = _Tester(subject, plan)
-    rows, vocabulary = tester.rows, subject.target.vocabulary
+    settings, sampler = settings_under_test(plan), _Sampler(subject, plan)
+    decided: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
     tests: list[SampledTest] = []
     progress("sampled", 0, 1)
     try:
-        chosen = tester.most_uncertain(prompts)
+        chosen = sampler.most_uncertain(prompts)
         total = len(chosen) * len(settings) * plan.samples
-        level = plan.significance / (len(chosen) * len(settings) + len(RULES) * len(KINDS))
+        level = plan.significance / (len(chosen) * len(settings) + len(decided))
         for index, start in chosen:
             exact: dict[SamplingParams, Exact] = {}
             for setting in settings:
                 number, sampling = len(tests), setting.sampling
                 if sampling not in exact:
-                    rng, sound = np.random.default_rng((plan.seed, number)), tester.sound(start.answer)
-                    exact[sampling] = exact_distribution(
-                        rows, vocabulary, start.prompt, sampling, plan.samples, level, rng, sound
-                    )
+                    exact[sampling] = sampler.exact(start, sampling, level, number)
 
                 def report(done: int, before: int = number * plan.samples) -> None:
                     progress("sampled", before + done, total)
 
-                # A stream of its own: the null distribution must not be made of the samples' seeds.
-                source = np.random.SeedSequence((plan.seed, number, 1))
-                seeds = source.generate_state(plan.samples, np.uint64).tolist()
-                tests.append(tester.test(index, start, setting, exact[sampling], seeds, report))
-            tester.forget()
-        decisions = [
-            _decided(rule, kind, test, level)
-            for (rule, kind), test in tester.decided.items()
-            if test.outcomes
-        ]
-        p_values = [test.p_value for test in tests] + [test.p_value for test in decisions]
-        rejected = iter(holm(p_values, plan.significance))
-        return (
-            tuple(replace(test, rejected=next(rejected)) for test in tests),
-            tuple(replace(test, rejected=next(rejected)) for test in decisions),
-            rows.calls + tester.draft_rows.calls,
-        )
+                tests.append(sampler.test(index, start, setting, exact[sampling], number, decided, report))
+            sampler.forget()
     finally:
-        tester.forget()
-
-
-def _decided(rule: str, kind: str, test: ScoreTest, level: float) -> DecisionTest:
-    return DecisionTest(
-        rule,
-        kind,
-        test.outcomes,
-        test.impossible,
-        test.statistic,
-        test.p_value(),
-        test.detectable_error(level),
+        sampler.forget()
+    decisions = [
+        DecisionTest(
+            rule,
+            kind,
+            test.outcomes,
+            test.impossible,
+            test.statistic,
+            test.p_value(),
+            test.detectable_error(level),
+        )
+        for (rule, kind), test in decided.items()
+        if test.outcomes
+    ]
+    rejected = holm([*(t.p_value for t in tests), *(t.p_value for t in decisions)], plan.significance)
+    of_texts, of_decisions = rejected[: len(tests)], rejected[len(tests) :]
+    return (
+        tuple(replace(test, rejected=bad) for test, bad in zip(tests, of_texts, strict=True)),
+        tuple(replace(test, rejected=bad) for test, bad in zip(decisions, of_decisions, strict=True)),
+        sampler.rows.calls + sampler.draft_rows.calls,
     )
 
 
-class _Tester:
-    """A subject's models, cached, and engines on them."""
+class _Sampler:
+    """Generates with engines on a subject's models, whose logits are cached."""
 
     def __init__(self, subject: Subject, plan: CertifyPlan) -> None:
         self._subject, self._plan = subject, plan
-        self._draft = subject.draft or subject.target
         self.rows = LogitsCache(subject.target)
-        self.draft_rows: DisturbedLogits | LogitsCache = DisturbedLogits(self.rows, plan.seed)
+        self.draft_rows: LogitsCache = DisturbedLogits(self.rows, plan.seed)
         if subject.draft is not None:
             self.draft_rows = LogitsCache(subject.draft)
-        self.decided: ScoreTests = {(rule, kind): ScoreTest() for rule in RULES for kind in KINDS}
-        self._alignment = subject.alignment or compare(subject.target.vocabulary, self._draft.vocabulary)
+        draft = self.draft_rows.model
+        self._alignment = subject.alignment or compare(subject.target.vocabulary, draft.vocabulary)
 
     def forget(self) -> None:
         """Free all rows, and the models' sequences."""
@@ -186,16 +174,22 @@ class _Tester:
         """Of the first few prompts those whose samples have the highest entropy, and where these start."""
         vocabulary = self._subject.target.vocabulary
         starts = [
-            (i, find_start(self.rows, vocabulary, prompt, self.sound()))
+            (i, find_start(self.rows, vocabulary, prompt, self._sound()))
             for i, prompt in enumerate(prompts[:_CANDIDATES])
         ]
         starts.sort(key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True)
         return sorted(starts[: self._plan.num_sampled], key=lambda entry: entry[0])
 
-    def sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
+    def _sound(self, answer: Sequence[int] = ()) -> MakeConstraint:
         """Makes the constraint of an answer that begins with these tokens."""
         make, grammar = after(self._subject.constrain, answer), self._plan.grammar
         return None if make is None or grammar is None else partial(make, grammar)
+
+    def exact(self, start: Start, sampling: SamplingParams, level: float, number: int) -> Exact:
+        """What the texts of test `number` are compared with."""
+        rng, sound = np.random.default_rng((self._plan.seed, number)), self._sound(start.answer)
+        vocabulary, samples = self._subject.target.vocabulary, self._plan.samples
+        return exact_distribution(self.rows, vocabulary, start.prompt, sampling, samples, level, rng, sound)
 
     def test(
         self,
@@ -203,18 +197,22 @@ class _Tester:
         start: Start,
         setting: Setting,
         exact: Exact,
-        seeds: Sequence[int],
+        number: int,
+        decided: ScoreTests,
         report: Callable[[int], None],
     ) -> SampledTest:
-        """Generate one text for each seed, and test their counts."""
-        rule, grammar = setting.verification.rule, self._plan.grammar
+        """Generate the texts of test `number`, one for each seed, test their counts, and add the decisions
+        about drafts to the tests of these."""
+        plan, rule = self._plan, setting.verification.rule
         if rule == "auto":
             rule = "token" if setting.verification.is_lossy else "block"
-        decisions = Decisions(rule)
-        make = judge_with(self._plan.fault)
+        # A stream of its own: the null distribution must not be made of the samples' seeds.
+        source = np.random.SeedSequence((plan.seed, number, 1))
+        seeds = source.generate_state(plan.samples, np.uint64).tolist()
+        decisions, make = Decisions(rule), judge_with(plan.fault)
         engine = self._engine(setting, start, decisions.recorded(make))
         request = Request(
-            start.prompt, setting.sampling, LENGTH, verification=setting.verification, grammar=grammar
+            start.prompt, setting.sampling, LENGTH, verification=setting.verification, grammar=plan.grammar
         )
         texts: Counter[Text] = Counter()
         drafted = accepted = 0
@@ -225,8 +223,8 @@ class _Tester:
             texts[done.tokens] += 1
             drafted += sum(len(record.draft) for record in done.records)
             accepted += sum(record.num_accepted for record in done.records)
-        decisions.repeat(make, request, self._plan.repeats, seeds[0])
-        decisions.add_to(self.decided)
+        decisions.repeat(make, request, plan.repeats, seeds[0])
+        decisions.add_to(decided)
         counts, impossible = exact.counts(texts)
         statistic = None if impossible else exact.null.statistic(counts)
         return SampledTest(
@@ -245,13 +243,14 @@ class _Tester:
         )
 
     def _engine(self, setting: Setting, start: Start, make: MakeVerifier) -> Engine:
-        drafters: list[Drafter] = []
-        if setting.drafter == "lookup":
-            drafters.append(SuffixDrafter(min_match=1))
-        elif setting.drafter == "model":
-            drafters.append(ModelDrafter(CachedModel(self._draft, self.draft_rows), self._alignment))
+        model = CachedModel(self.draft_rows.model, self.draft_rows)
+        drafters: dict[str, list[Drafter]] = {
+            "lookup": [SuffixDrafter(min_match=1)],
+            "model": [ModelDrafter(model, self._alignment)],
+        }
         # Drafts as long as the text, however doubtful: what is rarely offered is rarely tested.
         policy = FixedPolicy(draft_max=LENGTH, p_min=0, hand_over=0)
         constrain = break_masks(self._plan.fault, after(self._subject.constrain, start.answer))
         target = CachedModel(self._subject.target, self.rows)
-        return Engine(target, drafters, policy, verifier=make, constrain=constrain)
+        found = drafters.get(setting.drafter, [])
+        return Engine(target, found, policy, verifier=make, constrain=constrain)

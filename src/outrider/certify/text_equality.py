@@ -9,11 +9,10 @@ and no rule had a hand in the difference, which is a near-tie; otherwise somethi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from outrider.certify.faults import Constrain
 from outrider.certify.runs import ComparedRows, Run, compare_rows, run
@@ -21,8 +20,8 @@ from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Completion, Grammar, Request, Row, Span
 from outrider.core.errors import RewindUnsupported
 from outrider.engine import Engine
-from outrider.sampling import RequestSampler
-from outrider.verify import scores
+from outrider.lab.comparison import PlainScores, plain_scores
+from outrider.lab.replay.recording import common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +100,6 @@ class Repeated:
     counts: Counts
 
 
-Decide = Callable[[Row, Sequence[int]], tuple[int, float]]
-"""What plain decoding makes of a row of logits, given the generated tokens before it: the token, and by how
-much its score leads the second best."""
-
-
 def compare_texts(
     engine: Engine,
     request: Request,
@@ -123,7 +117,7 @@ def compare_texts(
     is excused, and the bits of the logits are compared too. With `beside` the speculative text is generated
     while that request runs.
     """
-    decide = _decide(engine, request, constrain)
+    score = plain_scores(engine.target.vocabulary, request, constrain)
     speculative = run(engine, replace(request, speculate=True), beside)
     plain = run(engine, replace(request, speculate=False))
     rows = None
@@ -132,7 +126,7 @@ def compare_texts(
     differences: list[Difference] = []
     counts = Counts.of(speculative.completion, plain.completion)
     num_tokens = len(speculative.completion.tokens)
-    while (found := _first_difference(engine, speculative, plain, decide)) is not None:
+    while (found := _first_difference(engine, speculative, plain, score)) is not None:
         differences.append(found)
         num_compared = found.position + 1
         if not (request.sampling.is_greedy and found.near_tie) or num_compared >= num_tokens:
@@ -171,26 +165,6 @@ def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | Non
     return advanced
 
 
-def _decide(engine: Engine, request: Request, constrain: Constrain | None) -> Decide:
-    grammar, sampling = request.grammar, request.sampling
-    constraint = constrain(grammar) if grammar is not None and constrain is not None else None
-    sampler = RequestSampler(sampling, engine.target.vocabulary, request.prompt, constraint)
-
-    def decide(row: Row, generated: Sequence[int]) -> tuple[int, float]:
-        values: npt.NDArray[np.floating]
-        if sampling.is_greedy:
-            values = sampler.adjust(row, generated)
-            tokens = np.arange(len(values))
-        else:
-            drawn = sampler.distribution(row, generated)
-            values, tokens = scores(drawn, sampling.seed or 0, len(generated)), drawn.tokens
-        best = int(np.argmax(values))  # of equals the lowest id
-        others = np.delete(values, best)
-        return int(tokens[best]), float(values[best] - others.max()) if len(others) else math.inf
-
-    return decide
-
-
 def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: Constrain | None) -> Run:
     """Plain decoding on the same target that goes on after these tokens of the answer."""
     engine.reset()
@@ -204,12 +178,10 @@ def _resume(engine: Engine, request: Request, tokens: Sequence[int], constrain: 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """Where two token sequences part, the end of the shorter included; None where they are equal."""
-    pairs = zip(a, b, strict=False)
-    found = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
-    return min(len(a), len(b)) if found is None and len(a) != len(b) else found
+    return None if tuple(a) == tuple(b) else common_prefix(a, b)
 
 
-def _first_difference(engine: Engine, speculative: Run, plain: Run, decide: Decide) -> Difference | None:
+def _first_difference(engine: Engine, speculative: Run, plain: Run, score: PlainScores) -> Difference | None:
     """The first difference after the plain run's prompt, audited."""
     num_prompt, start = len(speculative.prompt), len(plain.prompt)
     at = first_difference(speculative.text[start:], plain.text[start:])
@@ -223,15 +195,18 @@ def _first_difference(engine: Engine, speculative: Run, plain: Run, decide: Deci
     # Where texts must be bit-equal rounding is no excuse, and none ends a text early.
     if speculative.rows is not None or ours is None or theirs is None:
         return difference
-    (our_choice, our_margin), (their_choice, their_margin) = (
-        decide(_replay(engine.target, found, at), found.text[num_prompt:at]) for found in runs
-    )
+    choices, margins = [], []
+    for found in runs:
+        tokens, values = score(_replay(engine.target, found, at), found.text[num_prompt:at])
+        best = int(np.argmax(values))  # of equals the lowest id
+        choices.append(int(tokens[best]))
+        margin = float(values[best] - np.delete(values, best).max(initial=-math.inf))
+        margins.append(margin if math.isfinite(margin) else None)  # None where nothing else was allowed
     return replace(
         difference,
-        near_tie=our_choice == ours and their_choice == theirs,
-        # None where nothing else was allowed, so that there is no margin
-        speculative_margin=our_margin if math.isfinite(our_margin) else None,
-        plain_margin=their_margin if math.isfinite(their_margin) else None,
+        near_tie=choices == [ours, theirs],
+        speculative_margin=margins[0],
+        plain_margin=margins[1],
     )
 
 

@@ -15,10 +15,11 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.contracts import Constraint, Model
-from outrider.core.data import Completion, Grammar, Request
+from outrider.core.contracts import Constraint, Model, Vocabulary
+from outrider.core.data import Completion, Grammar, Request, Row
 from outrider.core.errors import SettingError
 from outrider.engine import Engine
+from outrider.lab.replay.recording import common_prefix
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.sampling import RequestSampler
 from outrider.session.readout import Readout, read_out
@@ -142,9 +143,8 @@ def find_divergence(
     if request.grammar is not None and constrain is None:
         why = "what it allows is needed to see how close a difference is"
         raise SettingError("grammar", why, "Give `constrain`, as to the engine.")
-    pairs = zip(plain.tokens, speculative.tokens, strict=False)
-    position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if position is None:
+    position = common_prefix(plain.tokens, speculative.tokens)
+    if position == min(len(plain.tokens), len(speculative.tokens)):
         return None
     generated = plain.tokens[:position]
     # The shapes of plain decoding: the prompt in chunks, its last token and everything generated one by one.
@@ -153,22 +153,36 @@ def find_divergence(
     *_, last = teacher_forced(target, known, len(request.prompt) - 1, chunk=1)
     row: npt.NDArray[np.float32] = last[0].copy()
     target.truncate(0, 0)
-    constraint = None
-    if constrain is not None and request.grammar is not None:
-        constraint = constrain(request.grammar)
-        constraint.accept(generated)
-    sampler = RequestSampler(request.sampling, target.vocabulary, request.prompt, constraint)
-    sampler.accept(generated)
     ours, theirs = plain.tokens[position], speculative.tokens[position]
-    if request.verification.rule == "stable" and not request.sampling.is_greedy:
-        drawn = sampler.distribution(row, ())
-        by_token = dict(zip(drawn.tokens.tolist(), scores(drawn, plain.seed, position).tolist(), strict=True))
-        margin = by_token[ours] - by_token[theirs] if {ours, theirs} <= by_token.keys() else None
-    else:
-        adjusted = sampler.adjust(row, ())
-        gap = float(adjusted[ours]) - float(adjusted[theirs])
-        margin = gap if math.isfinite(gap) else None
-    return Divergence(position, ours, theirs, margin)
+    seeded = replace(request, sampling=replace(request.sampling, seed=plain.seed))
+    tokens, values = plain_scores(target.vocabulary, seeded, constrain)(row, generated)
+    by_token = {token: float(values[tokens == token].max(initial=-math.inf)) for token in (ours, theirs)}
+    margin = by_token[ours] - by_token[theirs]
+    return Divergence(position, ours, theirs, margin if math.isfinite(margin) else None)
+
+
+PlainScores = Callable[[Row, Sequence[int]], tuple[npt.NDArray[np.int64], npt.NDArray[np.floating]]]
+"""What plain decoding chooses the highest of, by a row of logits and the generated tokens before it: the
+tokens that may follow, and the score of each."""
+
+
+def plain_scores(
+    vocabulary: Vocabulary, request: Request, constrain: Callable[[Grammar], Constraint] | None
+) -> PlainScores:
+    """The scores of a request: its logits after penalties and masks or, under the seed-stable rule, log
+    probabilities plus the seed's noise. `constrain` makes the constraint of its grammar."""
+    grammar, sampling = request.grammar, request.sampling
+    constraint = None if grammar is None or constrain is None else constrain(grammar)
+    sampler = RequestSampler(sampling, vocabulary, request.prompt, constraint)
+    is_seeded = request.verification.rule == "stable" and not sampling.is_greedy
+
+    def score(row: Row, generated: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating]]:
+        if not is_seeded:
+            return np.arange(len(row)), sampler.adjust(row, generated)
+        drawn = sampler.distribution(row, generated)
+        return drawn.tokens, scores(drawn, sampling.seed or 0, len(generated))
+
+    return score
 
 
 def is_deterministic(request: Request) -> bool:
