@@ -25,6 +25,14 @@ BIT_EQUAL = "bit-equal"
 """the kind of verdict under which no text may differ, nor any bit of its logits"""
 NEAR_TIES = "equal but for near-ties"
 """the kind under which two tokens of all but equal logits may change places"""
+_TEXTS_METHOD = (
+    f"chi-square of {LENGTH} tokens against their exact distribution, null distribution simulated, "
+    "rare cells pooled; the first ones, under a grammar those after `behind_tokens` of the answer"
+)
+_DECISIONS_METHOD = (
+    "score test of every decision about a draft, repeated, against the rule's own probabilities "
+    "given p and q; tails by Chernoff's bound"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +148,7 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         },
         "sampled": {
             "holds": not any(test.rejected for test in findings.sampled),
-            "method": (
-                f"chi-square of {LENGTH} tokens against their exact distribution, null distribution "
-                "simulated, rare cells pooled; the first ones, under a grammar those after `behind_tokens` "
-                "of the answer"
-            ),
+            "method": _TEXTS_METHOD,
             "draft_model": draft if findings.speculates else None,
             "significance": plan.significance,
             "correction": "Holm",
@@ -153,10 +157,7 @@ def as_json(certificate: Certificate) -> dict[str, Any]:
         },
         "decisions": {
             "holds": not any(test.rejected for test in findings.decisions),
-            "method": (
-                "score test of every decision about a draft, repeated, against the rule's own probabilities "
-                "given p and q; tails by Chernoff's bound"
-            ),
+            "method": _DECISIONS_METHOD,
             "detected_with_probability": 0.95,
             "detectable_acceptance_error": acceptance_power(findings),
             "tests": [asdict(test) for test in findings.decisions],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from outrider.backends.gguf import build_id
+from outrider.backends.machine import processor_name
 
 
 def versions(outrider: str) -> dict[str, str]:
@@ -37,8 +38,7 @@ def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return platform.processor()
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+        lines = []
     flags = next((line for line in lines if line.startswith("flags")), "").split()
     kinds = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in flags]
-    return f"{name or platform.processor()} ({', '.join(kinds)})" if kinds else name or platform.processor()
+    return f"{processor_name()} ({', '.join(kinds)})" if kinds else processor_name()

@@ -47,11 +47,7 @@ def pair_row(
     prior: PretrainedCalibration | None = None,
 ) -> PairRow:
     """How two tokenizers line up, and why the draft takes no part if it does not; `prior`: the draft's."""
-    if why_not is None and not report.usable:
-        why_not = report.map_fault or (
-            f"the tokenizers do not line up: {report.text_ratio:.1%} of the text tokens are common, "
-            f"{report.cuts.ratio:.1%} of sample pieces are cut alike"
-        )
+    why_not = why_not or tokenizer_fault(report)
     return PairRow(
         target=target,
         draft=draft,

@@ -230,23 +230,22 @@ class _Masks:
         self._at = 0
 
     def allowed(self, position: int, after: Sequence[int]) -> Mask | None:
-        drafted: tuple[int, ...] = ()
-        if after:
-            drafted = self._drafted(position, after)
-        else:
-            self._constraint.accept(self._answer[self._at : position])
-            self._at = position
+        drafted = self._drafted(position, after)
         try:
             return self._constraint.allowed(drafted)
         except ConstraintError:
             return np.zeros(1, dtype=np.bool_)
 
     def forced(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
-        drafted = self._drafted(position, after)
+        drafted = self._drafted(position, after)  # which may replace the constraint
         return self._constraint.forced(drafted)
 
     def _drafted(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
-        """Departures come from the back: a state that stays at the start is walked along."""
-        if position < self._at:
+        """What comes after the constraint's own place. Departures are asked for from the back: a state that
+        stays at the start is walked along."""
+        if not after:
+            self._constraint.accept(self._answer[self._at : position])
+            self._at = position
+        elif position < self._at:
             self._constraint, self._at = self._constrain(), 0
         return (*self._answer[self._at : position], *after)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import cast
 
@@ -169,19 +170,18 @@ class RecordedDrafter:
         call_tokens = [max(1, 1 + self._committed - self._seen) + len(request.prefix)]
         self._seen = self._committed + 1
         draft = Draft()
-        ahead = _Ahead(self._answer, self._offers, self._committed + len(request.prefix))
-        uncached = 0
-        while (found := ahead.look()) is not None:
-            estimate = TokenEstimate(found[1])
-            if not _permits(request, draft.tokens, found[0]) or not stopping.accept(
-                request, draft.tokens, estimate
-            ):
+        ahead = _ahead(self._answer, self._offers, self._committed + len(request.prefix))
+        found, uncached = next(ahead), 0
+        while found is not None and _permits(request, draft.tokens, found[0]):
+            token, confidence = found
+            estimate = TokenEstimate(confidence)
+            if not stopping.accept(request, draft.tokens, estimate):
                 break
-            draft += Draft((found[0],), None, (found[1],), (self.name,), estimates=(estimate,))
+            draft += Draft((token,), None, (confidence,), (self.name,), estimates=(estimate,))
             forced_tokens = stopping.append_forced(request, draft.tokens)
             draft += forced_tokens
             uncached = 1 + len(forced_tokens)
-            ahead.go((found[0], *forced_tokens.tokens))
+            found = ahead.send((token, *forced_tokens.tokens))
             if len(draft.tokens) >= request.max_tokens or not stopping.should_continue(request, draft.tokens):
                 break
             call_tokens.append(uncached)
@@ -200,38 +200,27 @@ def _permits(request: DraftRequest, drafted: Sequence[int], token: int) -> bool:
     return token != _UNKNOWN and request.constraint.permits((*request.prefix, *drafted), (token,)) == 1
 
 
-class _Ahead:
-    """What the model would offer from this place of the answer on. After a wrong token of its own it goes on
-    as was recorded, and then with the same confidence, with tokens that nobody knows and that are wrong in
-    any case; after one of another's it goes on as at that place of the answer."""
+def _ahead(
+    answer: Sequence[int], offers: Offers, place: int
+) -> Generator[tuple[int, float] | None, Sequence[int]]:
+    """What the model would offer from this place of the answer on: token and confidence, or None where
+    nothing more is known. The tokens that join the draft are sent.
 
-    def __init__(self, answer: Sequence[int], offers: Offers, place: int) -> None:
-        self._answer = answer
-        self._offers = offers
-        self._place = place
-        self._departure: Iterator[tuple[int, float]] | None = None
-        self._last = 0.0
-        """the confidence that unknown tokens are offered with; 0: the model ended its draft there"""
-
-    def look(self) -> tuple[int, float] | None:
-        """The next token and its confidence; None where nothing more is known."""
-        if self._departure is not None:
-            return next(self._departure, (_UNKNOWN, self._last) if self._last else None)
-        if self._place >= len(self._answer):
-            return None
-        return self._offers.tokens[self._place], self._offers.confidence[self._place]
-
-    def go(self, tokens: Sequence[int]) -> None:
-        """These tokens joined the draft."""
-        for token in tokens:
-            if self._departure is not None or self._place >= len(self._answer):
-                return
-            if token != self._answer[self._place] and token == self._offers.tokens[self._place]:
-                path = self._offers.departures.get(self._place, ())
-                confidences = [self._offers.confidence[self._place], *(confidence for _, confidence in path)]
+    After a wrong token of its own it goes on as was recorded, and then with the same confidence, with tokens
+    that nobody knows and that are wrong in any case; after one of another's as at that place of the answer.
+    """
+    while place < len(answer):
+        joined = yield offers.tokens[place], offers.confidence[place]
+        for token in joined:
+            if place < len(answer) and token == offers.tokens[place] != answer[place]:
+                path = offers.departures.get(place, ())
+                confidences = [offers.confidence[place], *(confidence for _, confidence in path)]
                 was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(confidences) < MIN_PREFIX_PROB
-                self._departure, self._last = iter(path), confidences[-1] if was_cut else 0.0
-            self._place += 1
+                unknown = (_UNKNOWN, confidences[-1]) if was_cut else None
+                for offer in chain(path, repeat(unknown)):  # noqa: UP028 - what is sent no longer matters
+                    yield offer
+            place += 1
+    yield None
 
 
 class ForcedDrafter:

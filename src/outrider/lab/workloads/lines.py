@@ -42,20 +42,21 @@ def prompt_of(value: Any, name: str) -> Prompt:
             raise Unreadable("its turns are no list of texts")
         return Prompt(name, ({"role": "user", "content": turns[0]},), follow_ups=tuple(turns[1:]))
     _refuse_slips(value)
-    if "messages" in value:
-        return Prompt(
-            name,
-            messages_of(value["messages"]),
-            grammar=grammar_of_fields(value),
-            tools=tools_of(value.get("tools")),
-            max_tokens=max_tokens_of(value.get("max_tokens")),
-        )
-    text = value.get("prompt", value.get("text"))
-    if not isinstance(text, str) or not text:
-        found = ", ".join(map(repr, list(value)[:6])) or "nothing"
-        raise Unreadable(f"it holds no prompt but {found}" if text is None else "its prompt is no text")
-    limit = max_tokens_of(value.get("max_tokens"))
-    return Prompt(name, text, grammar=grammar_of_fields(value), max_tokens=limit)
+    return request_of(value, name)
+
+
+def request_of(body: Mapping[str, Any], name: str) -> Prompt:
+    """The prompt that a request of a chat or a completion asks. Raises Unreadable."""
+    given: tuple[Mapping[str, Any], ...] | str
+    if "messages" in body:
+        given, tools = messages_of(body["messages"]), tools_of(body.get("tools"))
+    else:
+        given, tools = body.get("prompt", body.get("text")), ()
+        if not isinstance(given, str) or not given:
+            found = ", ".join(map(repr, list(body)[:6])) or "nothing"
+            raise Unreadable(f"it holds no prompt but {found}" if given is None else "its prompt is no text")
+    limit = max_tokens_of(body.get("max_tokens"))
+    return Prompt(name, given, grammar=grammar_of_fields(body), tools=tools, max_tokens=limit)
 
 
 def _refuse_slips(value: Mapping[str, Any]) -> None:

@@ -12,14 +12,7 @@ from typing import Any
 
 from outrider.core.files import parse_json
 from outrider.lab.prompts import Prompt
-from outrider.lab.workloads.lines import (
-    Unreadable,
-    grammar_of_fields,
-    max_tokens_of,
-    messages_of,
-    text_of,
-    tools_of,
-)
+from outrider.lab.workloads.lines import Unreadable, request_of, text_of
 
 
 def is_event(value: Any) -> bool:
@@ -50,10 +43,10 @@ def prompts_of_event(value: Any, max_tokens: int) -> list[Prompt]:
 
 
 def _chat(body: Mapping[str, Any], name: str) -> list[Prompt]:
-    limit = max_tokens_of(body.get("max_completion_tokens") or body.get("max_tokens"))
-    tools = () if body.get("tool_choice") == "none" else tools_of(body.get("tools"))
-    grammar = grammar_of_fields(body)
-    return [Prompt(name, messages_of(body.get("messages")), grammar=grammar, tools=tools, max_tokens=limit)]
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    tools = None if body.get("tool_choice") == "none" else body.get("tools")
+    messages = body.get("messages")
+    return [request_of({**body, "messages": messages, "tools": tools, "max_tokens": limit}, name)]
 
 
 def _completions(body: Mapping[str, Any], name: str) -> list[Prompt]:
@@ -62,8 +55,8 @@ def _completions(body: Mapping[str, Any], name: str) -> list[Prompt]:
     prompts = [prompt for prompt in given if isinstance(prompt, str) and prompt]
     if not prompts or len(prompts) < len(given):
         raise Unreadable("the prompt is given in tokens")
-    limit, grammar = max_tokens_of(body.get("max_tokens")), grammar_of_fields(body)
-    return [Prompt(name, prompt, grammar=grammar, max_tokens=limit) for prompt in prompts]
+    plain = {key: value for key, value in body.items() if key != "messages"}
+    return [request_of({**plain, "prompt": prompt}, name) for prompt in prompts]
 
 
 def _responses(body: Mapping[str, Any], name: str) -> list[Prompt]:
