@@ -10,7 +10,7 @@ import pytest
 
 from engines import PROMPT, VOCABULARY, same_vocabulary
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.certificate import acceptance_power, as_json
+from outrider.certify.certificate import acceptance_power, as_json, reasons
 from outrider.certify.checks import certify
 from outrider.certify.decisions import KINDS, RULES, Decisions, ScoreTests, _Law
 from outrider.certify.faults import check_fault, judge_with
@@ -156,6 +156,8 @@ def test_wrong_recovered_tokens_are_found() -> None:
     found = findings(rule="token", fault=check_fault("no-residual"))
     rejected = {test.kind for test in found.decisions if test.rejected}
     assert rejected == {"recovered"}
+    alone = replace(found, greedy=(), stable=(), repeated=(), sampled=())
+    assert not alone.holds and reasons(alone), "decisions alone decide"
 
 
 @pytest.mark.parametrize(

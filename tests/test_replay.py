@@ -98,6 +98,16 @@ def test_a_long_draft_goes_on_after_what_was_recorded(draft_max: int) -> None:
     assert [record.work.call_tokens for record in again] == [record.work.call_tokens for record in real]
 
 
+@pytest.mark.parametrize(("confidence", "unknown"), [(0.5, ()), (0.1, (-1,) * 5)])
+def test_a_departure_ends_as_the_model_ended_it(confidence: float, unknown: tuple[int, ...]) -> None:
+    """Of a draft that was cut for its small probability the rest is unknown; one that ended has no rest."""
+    offers = Offers((1, 9, 3, 4), (confidence,) * 4, {1: ((7, confidence),)})
+    made = Recording("1", "made up", PROMPT, (1, 2, 3, 4), "stop", {"draft": offers})
+    policy = FixedPolicy(draft_max=8, p_min=0.0)
+    first, *_ = replay(made, policy, curve(FLAT), {"draft": curve(SMALL)}, free=[]).records
+    assert first.draft.tokens == (1, 9, 7, *unknown)
+
+
 def step(record: StepRecord) -> tuple[object, ...]:
     """What a record says, but for its times."""
     draft, work = record.draft, record.work

@@ -94,7 +94,6 @@ class _Recorded(Wrapped):
         self._before: tuple[int, ...] = ()
 
     def verify(self, target: Sequence[Distribution], draft: Draft, position: int) -> Verdict:
-        """Keeps the contract of a VerificationRule."""
         verdict: Verdict = self.inner.verify(target, draft, position)
         self._note(self._before, target, draft, verdict)
         if verdict.token is not None:

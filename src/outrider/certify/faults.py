@@ -67,7 +67,6 @@ class _WrongRatio(Wrapped):
         self._rng = np.random.default_rng((seed, 1))  # not the numbers that the inner rule draws with
 
     def verify(self, target: LazyDistributions, draft: Draft, position: int) -> Verdict:
-        """Keeps the contract of a VerificationRule."""
         if draft.probs is None and draft.tokens:
             return verify_tokens(target, draft, self._rng, 1 / self._factor)
         probs = tuple(replace(q, probs=q.probs / self._factor) for q in draft.probs or ())
@@ -174,7 +173,6 @@ class _UnmaskedDrafts(Wrapped):
         self._lost = False
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        """Keeps the contract of a Constraint, as the other methods do."""
         return None if drafted or self._lost else cast(Mask | None, self.inner.allowed(()))
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
@@ -205,7 +203,6 @@ class _ForcingMask(Wrapped):
     library gives by default."""
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
-        """Keeps the contract of a Constraint."""
         mask: Mask | None = self.inner.allowed(drafted)
         forced = self.inner.forced(drafted)
         if mask is None or not forced:
@@ -289,7 +286,6 @@ class _UnequalCalls(Wrapped):
         self.num_broken = 0
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        """Keeps the contract of a Model."""
         equal = self.inner.sizes
         if any(span.rows > 1 for span in spans) and all(map(self._fits, spans)):
             self.inner.sizes = self._unequal

@@ -39,7 +39,6 @@ class RowRecorder(Wrapped):
         self._stored: dict[int, list[int]] = {}
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        """Keeps the contract of a Model, as the other methods do."""
         try:
             found: list[Logits] = self.inner.decode(spans)
         except BaseException:  # a failing call may have forgotten some of what was stored

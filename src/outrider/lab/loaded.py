@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
@@ -92,7 +91,6 @@ class Loaded:
 
     def facts(self) -> ModelFacts:
         """The model as it is now: its memory grows with use."""
-        memory = None if self._model is None else self._grown()
         card = self._file.card
         return ModelFacts(
             name=self._file.name,
@@ -100,7 +98,7 @@ class Loaded:
             experts=card.expert_count,
             experts_used=card.expert_used_count,
             bytes_per_token=bytes_read(card),
-            memory_bytes=memory,
+            memory_bytes=None if self._model is None else self._grown(),
             library=self.weights.library_line,
             **card_fields(card),
         )
@@ -130,9 +128,7 @@ class Loaded:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.weights.close()
 
 

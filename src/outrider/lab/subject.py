@@ -4,7 +4,7 @@ up, what they would have offered all along the answers, and what their calls cos
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions
@@ -72,10 +72,8 @@ def score_case(target: LoadedTarget, draft: LoadedDraft, case: Case, answer: Ans
         draft=draft.name,
         workload=answer.workload,
         case=answer.case,
-        tokens=offers.tokens,
-        confidence=offers.confidence,
-        departures=dict(offers.departures),
         seconds=perf_counter() - before,
+        **asdict(offers),
     )
 
 

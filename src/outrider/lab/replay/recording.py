@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from outrider.core.contracts import Constraint, Model
-from outrider.core.data import FinishReason, Mask, Row, Span
+from outrider.core.data import FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
 from outrider.core.files import parse_json, write_whole
 from outrider.lab.teacher_forced import teacher_forced
@@ -141,8 +141,8 @@ def record_offers(
         raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
     try:
         model.truncate(sequence, 0)
-        masks = None if constrain is None else _Masks(constrain, answer)
-        recorder = _Recorder(model, alignment, sequence, mine, starts, masks)
+        constraint = None if constrain is None else constrain()
+        recorder = _Recorder(model, alignment, sequence, mine, starts, answer, constraint)
         greedy = recorder.follow_answer()
         departures = {
             i: recorder.depart(i, *greedy[i])
@@ -164,7 +164,8 @@ class _Recorder:
     sequence: int
     tokens: list[int]
     starts: list[int]
-    masks: _Masks | None
+    answer: Sequence[int]
+    constraint: Constraint | None
 
     def follow_answer(self) -> list[tuple[int, float]]:
         """The most likely token and its confidence after each prefix of the answer."""
@@ -177,7 +178,7 @@ class _Recorder:
             for row in rows:
                 read += 1
                 while len(found) < len(self.starts) and self.starts[len(found)] == read:
-                    found.append(self._most_likely(row, len(found)))
+                    found.append(self._most_likely(row, self.answer[: len(found)]))
         return found
 
     def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
@@ -185,67 +186,41 @@ class _Recorder:
         the constraint forces there."""
         self.model.truncate(self.sequence, self.starts[position])
         path: list[tuple[int, float]] = []
-        after: list[int] = []
+        text = list(self.answer[:position])
         prefix_prob = confidence
         while prefix_prob >= MIN_PREFIX_PROB and len(path) < LONGEST_DEPARTURE:
             mine = self.alignment.read((token,))
             if token < 0 or not mine or self.model.vocabulary.ends_generation(mine[0]):
                 break
-            after.append(token)
-            if self.masks is not None:
-                forced = self.masks.forced(position, after)
-                after += forced
+            text.append(token)
+            if self.constraint is not None:
+                forced = self.constraint.forced(text)
+                text += forced
                 mine += self.alignment.read(forced)
             stored = self.model.length(self.sequence)
             if stored + len(mine) > self.model.context_length or len(mine) > self.model.max_batch_tokens:
                 break
             row = self.model.decode([Span(self.sequence, tuple(mine), stored, 1)])[0][-1]
-            token, confidence = self._most_likely(row, position, after)
+            token, confidence = self._most_likely(row, text)
             path.append((token, confidence))
             prefix_prob *= confidence
         return tuple(path)
 
-    def _most_likely(self, row: Row, position: int, after: Sequence[int] = ()) -> tuple[int, float]:
-        """In the target's ids; -1 for a token that the target lacks, or where the constraint leaves none."""
-        if self.masks is None:
+    def _most_likely(self, row: Row, text: Sequence[int]) -> tuple[int, float]:
+        """The most likely token after this beginning of the answer or of a draft, in the target's ids; -1 for
+        one that the target lacks, or where the constraint leaves none."""
+        if self.constraint is None:
             best = argmax(row)
             mapped = best if self.alignment.identical else int(self.alignment.to_target[best])
             return mapped, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
         row = self.alignment.in_target(row)
-        if (mask := self.masks.allowed(position, after)) is not None:
+        try:
+            mask = self.constraint.allowed(text)
+        except ConstraintError:
+            return -1, 1 - _MAX_CONFIDENCE
+        if mask is not None:
             row = np.where(mask, row, np.float32(-np.inf))
         best = argmax(row)
         if not np.isfinite(row[best]):
             return -1, 1 - _MAX_CONFIDENCE
         return best, min(round(confidence_of(row, best), 5), _MAX_CONFIDENCE)
-
-
-class _Masks:
-    """What the constraint of a request allows after each prefix of its answer, and after a draft there."""
-
-    def __init__(self, constrain: Callable[[], Constraint], answer: Sequence[int]) -> None:
-        self._constrain = constrain
-        self._constraint = constrain()
-        self._answer = tuple(answer)
-        self._at = 0
-
-    def allowed(self, position: int, after: Sequence[int]) -> Mask | None:
-        drafted = self._drafted(position, after)
-        try:
-            return self._constraint.allowed(drafted)
-        except ConstraintError:
-            return np.zeros(1, dtype=np.bool_)
-
-    def forced(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
-        drafted = self._drafted(position, after)  # which may replace the constraint
-        return self._constraint.forced(drafted)
-
-    def _drafted(self, position: int, after: Sequence[int]) -> tuple[int, ...]:
-        """What comes after the constraint's own place. Departures are asked for from the back: a state that
-        stays at the start is walked along."""
-        if not after:
-            self._constraint.accept(self._answer[self._at : position])
-            self._at = position
-        elif position < self._at:
-            self._constraint, self._at = self._constrain(), 0
-        return (*self._answer[self._at : position], *after)
