@@ -54,25 +54,23 @@ def _object(schema: dict[str, Any]) -> Any:
     if "object" not in (named if isinstance(named, list) else [named]):
         raise GrammarError("schema", f"#/type is {named!r}, and arguments are an object", "Correct it.")
     typed = {**schema, "type": "object"}
-    return typed if '"allOf"' in json.dumps(typed) else _closed(typed)
+    return typed if '"allOf"' in json.dumps(typed) else closed(typed)
 
 
-def _closed(schema: Any) -> Any:
-    """Objects without `additionalProperties` allow none: a model that may write them does not stop. Objects
-    that are combined with other schemas stay as they are."""
+def closed(schema: Any) -> Any:
+    """The schema with objects that allow no properties but their own, where it does not say otherwise: a model
+    that may write others does not stop. Objects that are combined with other schemas stay as they are."""
     if isinstance(schema, list):
-        return [_closed(part) for part in schema]
+        return [closed(part) for part in schema]
     if not isinstance(schema, dict) or ("properties" in schema and not _COMBINED.isdisjoint(schema)):
         return schema
-    closed = dict(schema)
-    for keyword in _SCHEMAS & schema.keys():
-        closed[keyword] = _closed(schema[keyword])
+    found = schema | {keyword: closed(schema[keyword]) for keyword in _SCHEMAS & schema.keys()}
     for keyword in _SCHEMA_MAPS & schema.keys():
         if isinstance(schema[keyword], dict):
-            closed[keyword] = {name: _closed(part) for name, part in schema[keyword].items()}
+            found[keyword] = {name: closed(part) for name, part in schema[keyword].items()}
     if "properties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed
+        found.setdefault("additionalProperties", False)
+    return found
 
 
 @dataclass(slots=True)

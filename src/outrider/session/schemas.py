@@ -37,8 +37,10 @@ def read_schema(schema: Schema) -> tuple[str, Callable[[str], Any]]:
     if isinstance(schema, str):
         return schema, json.loads
     if isinstance(schema, SchemaModel):
+        from outrider.formats.grammar import closed  # loads slowly, and few requests need it
+
         model = cast(SchemaModel, schema)
-        return json.dumps(_closed(model.model_json_schema())), model.model_validate_json
+        return json.dumps(closed(model.model_json_schema())), model.model_validate_json
     if not isinstance(schema, Mapping):
         why = f"{schema!r} is neither a Pydantic model nor a JSON schema"
         raise GrammarError("schema", why, "Give a class with model_json_schema(), a mapping or JSON text.")
@@ -69,20 +71,3 @@ def _spelled(vocabulary: Vocabulary, token: int) -> bytes:
     if vocabulary.ends_generation(token):
         return b""
     return vocabulary.spelling(token) if vocabulary.is_control(token) else vocabulary.piece(token)
-
-
-def _closed(schema: Any) -> Any:
-    """The schema without properties that it does not name. Pydantic ignores them, but a language model
-    that may write them does not stop."""
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: value if name in _DATA else _closed(value) for name, value in schema.items()}
-    if isinstance(closed.get("properties"), dict) and closed.get("type") == "object":
-        closed.setdefault("additionalProperties", False)
-    return closed
-
-
-_DATA = frozenset({"const", "default", "enum", "examples"})
-"""Keywords whose values are no schemas."""
