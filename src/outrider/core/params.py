@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from outrider.core.errors import SettingError
 
@@ -24,6 +24,15 @@ within bounds."""
 FastForward = Literal["exact", "canonical", "off"]
 
 
+_ABOVE_0 = math.nextafter(0.0, 1.0)
+
+
+def _number(default: float, least: float, greatest: float, rule: str, name: str = "") -> Any:
+    """A field of finite numbers from `least` to `greatest`, which is the `rule` in words; `name` is for
+    people, where it is not the field's own."""
+    return field(default=default, metadata={"range": (least, greatest), "rule": rule, "name": name})
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen: llama.cpp's samplers, in its order, with its defaults.
@@ -38,34 +47,37 @@ class SamplingParams:
     Raises SettingError for a value out of range.
     """
 
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repeat_last_n: int = 64
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_last_n: int = 64
+    temperature: float = _number(0.8, 0.0, math.inf, "be 0 or more")
+    dynatemp_range: float = _number(0.0, 0.0, math.inf, "be 0 (off) or more")
+    dynatemp_exponent: float = _number(1.0, -math.inf, math.inf, "be a number")
+    top_k: int = _number(40, 0, math.inf, "be 0 (off) or more", "top-k")
+    top_p: float = _number(0.95, _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off", "top-p")
+    min_p: float = _number(0.05, 0.0, 1.0, "lie in [0, 1]; 0 is off", "min-p")
+    typical_p: float = _number(1.0, _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off", "typical")
+    top_n_sigma: float = _number(0.0, 0.0, math.inf, "be 0 (off) or more", "top-n-sigma")
+    xtc_probability: float = _number(0.0, 0.0, 1.0, "lie in [0, 1]")
+    xtc_threshold: float = _number(0.1, 0.0, 1.0, "lie in [0, 1]")
+    repeat_penalty: float = _number(1.0, _ABOVE_0, math.inf, "be more than 0; 1 is off")
+    presence_penalty: float = _number(0.0, -math.inf, math.inf, "be a number; 0 is off")
+    frequency_penalty: float = _number(0.0, -math.inf, math.inf, "be a number; 0 is off")
+    repeat_last_n: int = _number(64, -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)")
+    dry_multiplier: float = _number(0.0, 0.0, math.inf, "be 0 (off) or more")
+    dry_base: float = _number(1.75, 1.0, math.inf, "be 1 or more")
+    dry_allowed_length: int = _number(2, 0, math.inf, "be 0 or more")
+    dry_last_n: int = _number(64, -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)")
     dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: tuple[tuple[int, float], ...] = ()
     banned: tuple[int, ...] = ()
-    min_tokens: int = 0
+    min_tokens: int = _number(0, 0, math.inf, "be 0 or more")
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for attribute, name, least, greatest, rule in _RANGES:
-            value = getattr(self, attribute)
-            _require(least <= value <= greatest and abs(value) != math.inf, name, value, rule)
+        for given in fields(self):
+            if given.metadata:
+                value, (least, greatest) = getattr(self, given.name), given.metadata["range"]
+                name = given.metadata["name"] or given.name.replace("_", " ")
+                fits = least <= value <= greatest and abs(value) != math.inf
+                _require(fits, name, value, given.metadata["rule"])
         for token, bias in self.logit_bias:
             is_number = not math.isnan(bias) and bias < math.inf
             _require(is_number, "logit bias", f"{bias} for token {token}", "be a number or -inf")
@@ -76,31 +88,6 @@ class SamplingParams:
         """Whether the same logits always give the same token: nothing is left to chance."""
         xtc = self.xtc_probability > 0 and self.xtc_threshold <= 0.5
         return self.top_k == 1 or (self.temperature == 0 and self.dynatemp_range == 0 and not xtc)
-
-
-_ABOVE_0 = math.nextafter(0.0, 1.0)
-_RANGES = (
-    ("temperature", "temperature", 0.0, math.inf, "be 0 or more"),
-    ("dynatemp_range", "dynatemp range", 0.0, math.inf, "be 0 (off) or more"),
-    ("dynatemp_exponent", "dynatemp exponent", -math.inf, math.inf, "be a number"),
-    ("top_k", "top-k", 0, math.inf, "be 0 (off) or more"),
-    ("top_p", "top-p", _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off"),
-    ("min_p", "min-p", 0.0, 1.0, "lie in [0, 1]; 0 is off"),
-    ("typical_p", "typical", _ABOVE_0, 1.0, "lie in (0, 1]; 1 is off"),
-    ("top_n_sigma", "top-n-sigma", 0.0, math.inf, "be 0 (off) or more"),
-    ("xtc_probability", "xtc probability", 0.0, 1.0, "lie in [0, 1]"),
-    ("xtc_threshold", "xtc threshold", 0.0, 1.0, "lie in [0, 1]"),
-    ("repeat_penalty", "repeat penalty", _ABOVE_0, math.inf, "be more than 0; 1 is off"),
-    ("presence_penalty", "presence penalty", -math.inf, math.inf, "be a number; 0 is off"),
-    ("frequency_penalty", "frequency penalty", -math.inf, math.inf, "be a number; 0 is off"),
-    ("repeat_last_n", "repeat last n", -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)"),
-    ("dry_last_n", "dry last n", -1, math.inf, "be a number of tokens, 0 (off) or -1 (everything)"),
-    ("dry_multiplier", "dry multiplier", 0.0, math.inf, "be 0 (off) or more"),
-    ("dry_base", "dry base", 1.0, math.inf, "be 1 or more"),
-    ("dry_allowed_length", "dry allowed length", 0, math.inf, "be 0 or more"),
-    ("min_tokens", "min tokens", 0, math.inf, "be 0 or more"),
-)
-"""Of each number: the field, its name for people, the least and the greatest value, and the rule in words."""
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:

@@ -58,8 +58,8 @@ def _object(schema: dict[str, Any]) -> Any:
 
 
 def closed(schema: Any) -> Any:
-    """The schema with objects that allow no properties but their own, where it does not say otherwise: a model
-    that may write others does not stop. Objects that are combined with other schemas stay as they are."""
+    """The schema with objects that allow no properties but their own, where it does not say otherwise: a
+    model that may write others does not stop. Objects that are combined with others stay as they are."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict) or ("properties" in schema and not _COMBINED.isdisjoint(schema)):

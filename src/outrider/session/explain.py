@@ -69,8 +69,8 @@ def explain(records: Sequence[StepRecord], policy: AutoPolicy) -> Explanation:
     decode = [record for record in records if record.kind == "decode"]
     context = decode[-1].position if decode else 0
     calls_s = knowledge.costs.calls_s(max(SIZES), context=context)
-    known = [costs for costs in knowledge.draft_costs.values() if costs.is_known and policy.models]
-    draft_s = known[0].call_s(1, context=context) if known else None
+    known = (costs for costs in knowledge.draft_costs.values() if costs.is_known and policy.models)
+    draft_s = next((costs.call_s(1, context=context) for costs in known), None)
     accepted = {name: known.accepted / known.tokens for name, known in knowledge.calibration.items()}
     estimate, unknown = estimate_speedup(records, policy)
     return Explanation(

@@ -15,7 +15,7 @@ from typing import Any
 from outrider.backends.gguf import GgufModel
 from outrider.backends.tuning.scoring import Loaded, costs_of, keep_costs, native_of, spare_cores
 from outrider.core.errors import SettingError
-from outrider.costs import CallCosts, PairCosts, export_costs, fingerprint, import_costs
+from outrider.costs import PairCosts, export_costs, fingerprint, import_costs
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, read_entry, write_entry
 from outrider.costs.timer import Rows
@@ -85,29 +85,28 @@ class Learned:
         """whether the costs in force were measured while other programs were busy"""
         costs = self._costs(settings.costs_file, measuring)
         self.policy = AutoPolicy(
-            costs["target"],
-            {ModelDrafter.name: costs["draft"]} if "draft" in costs else {},
+            costs.target,
+            {ModelDrafter.name: costs.draft} if costs.draft else {},
             free=settings.free,
             models=settings.models,
             draft_max=settings.draft_max,
         )
         self._recall()
 
-    def _costs(self, path: Path | None, measuring: Measuring | None) -> dict[str, CallCosts]:
-        if path is not None and path.exists():
-            known = import_costs(path)
-            found = {"target": known.target}
-            if "draft" in self._models:
-                if known.draft is None:
-                    raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
-                found["draft"] = known.draft
-            return found
-        found = self._measured(measuring)
-        if path is not None:
-            export_costs(path, PairCosts(found["target"], found.get("draft")))
-        return found
+    def _costs(self, path: Path | None, measuring: Measuring | None) -> PairCosts:
+        if path is None or not path.exists():
+            costs = self._measured(measuring)
+            if path is not None:
+                export_costs(path, costs)
+            return costs
+        costs = import_costs(path)
+        if "draft" not in self._models:
+            return PairCosts(costs.target, None)
+        if costs.draft is None:
+            raise SettingError(str(path), "it has no costs of a draft model", "Write one with -md.")
+        return costs
 
-    def _measured(self, measuring: Measuring | None, *, fresh: bool = False) -> dict[str, CallCosts]:
+    def _measured(self, measuring: Measuring | None, *, fresh: bool = False) -> PairCosts:
         """The costs of each model, looked up or (`fresh`) measured in any case."""
         found, notices = {}, dict[str, None]()
         for role, (model, rows) in self._models.items():
@@ -120,7 +119,7 @@ class Learned:
             notices |= dict.fromkeys(lines)
         self.measured_busy = BUSY in notices
         self.notices = [*(line for line in self.notices if line != BUSY), *notices]
-        return found
+        return PairCosts(found["target"], found.get("draft"))
 
     def is_disturbed(self, others: OtherPrograms) -> bool:
         """Whether other programs were busy lately, so that measuring would tell little."""
@@ -130,9 +129,9 @@ class Learned:
         """Measure the costs and go on with them. What `measuring` raises ends it, and leaves the costs as
         they were. All that the models have stored is forgotten."""
         costs = self._measured(measuring, fresh=True)
-        self.policy.knowledge.costs = costs["target"]
-        if "draft" in costs:
-            self.policy.knowledge.draft_costs[ModelDrafter.name] = costs["draft"]
+        self.policy.knowledge.costs = costs.target
+        if costs.draft is not None:
+            self.policy.knowledge.draft_costs[ModelDrafter.name] = costs.draft
 
     def _recall(self) -> None:
         """Begin with what earlier sessions learned, or else with what the draft's file says of itself."""

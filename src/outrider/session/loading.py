@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,8 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
     if target.rewind == "none":
         return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
     if draft.rewind == "none":
-        return (
-            f"{draft.name} cannot forget tokens (recurrent or hybrid state), so rejected drafts "
-            "could not be taken back: it is not used"
-        )
+        why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
+        return f"{draft.name} {why}: it is not used"
     return None
 
 
@@ -79,10 +78,8 @@ def load_draft(
     """
     same = in_same_library(target.options, options)
     if same != options:
-        try:
+        with suppress(BackendCrash, ModelFileError):
             return load_weights(path, card, same, notices, draft=True, measuring=measuring)
-        except (BackendCrash, ModelFileError):
-            pass
     return load_weights(path, card, options, notices, draft=True, measuring=measuring)
 
 
@@ -91,8 +88,8 @@ def template_of(weights: Weights, card: ModelCard) -> ChatTemplate | None:
     if not card.chat_template:
         return None
     vocabulary = weights.vocabulary
-    bos, eos = (
-        "" if token is None else vocabulary.spelling(token).decode("utf-8", errors="replace")
-        for token in (vocabulary.bos, vocabulary.eos)
-    )
+    spelled = [
+        b"" if token is None else vocabulary.spelling(token) for token in (vocabulary.bos, vocabulary.eos)
+    ]
+    bos, eos = (spelling.decode("utf-8", errors="replace") for spelling in spelled)
     return ChatTemplate(card.chat_template, bos=bos, eos=eos)

@@ -57,7 +57,8 @@ class Pair:
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
         notices: list[str] = []
-        target_path, draft_path = resolve_pair(_text(model), _text(draft), hub or HubOptions())
+        target_name, draft_name = (None if name is None else str(name) for name in (model, draft))
+        target_path, draft_path = resolve_pair(target_name, draft_name, hub or HubOptions())
         target_card = read_card(target_path)
         draft_card = None if draft_path is None else read_card(draft_path)
         target = load_weights(
@@ -224,7 +225,3 @@ def _policy_for(
         return None, None
     learned = Learned(policy or AutoSettings(), target, draft and draft[0], measuring)
     return learned.policy, learned
-
-
-def _text(reference: str | Path | None) -> str | None:
-    return None if reference is None else str(reference)

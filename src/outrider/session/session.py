@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from outrider.backends.bitwise import BitwiseModel, Price
@@ -91,9 +90,7 @@ class Generation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -305,9 +302,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -323,8 +318,8 @@ def _as_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ..
     """The prompt if it is one of tokens (integers of any kind), else nothing. Raises PromptError for what is
     neither text, nor messages, nor tokens."""
     if not isinstance(prompt, str | Sequence) and not hasattr(prompt, "__array__"):
-        what = f"it is a {type(prompt).__name__}"
-        raise PromptError("prompt", what, "Give a text, a conversation, or tokens.")
+        why = f"it is a {type(prompt).__name__}"
+        raise PromptError("prompt", why, "Give a text, a conversation, or tokens.")
     if isinstance(prompt, str) or not all(isinstance(token, Integral) for token in prompt):
         return ()
     return tuple(int(token) for token in cast("Sequence[int]", prompt))
@@ -343,9 +338,8 @@ def encode(
     elif len(prompt) == 0:
         tokens = []
     elif template is None:
-        raise PromptError(
-            "conversation", f"{target.name} has no chat template", "Give the prompt as one text."
-        )
+        why = f"{target.name} has no chat template"
+        raise PromptError("conversation", why, "Give the prompt as one text.")
     else:
         tokens = template.tokenize(template.render(prompt), vocabulary)
     if not tokens:

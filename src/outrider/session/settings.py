@@ -19,12 +19,8 @@ def describe_policy(policy: Policy) -> dict[str, Any]:
     if isinstance(policy, FixedPolicy):
         return {"kind": "fixed", **asdict(policy)}
     if isinstance(policy, AutoPolicy):
-        return {
-            "kind": "auto",
-            "free": policy.free,
-            "models": policy.models,
-            "draft_max": policy.draft_max,
-        }
+        names = ("free", "models", "draft_max")
+        return {"kind": "auto", **{name: getattr(policy, name) for name in names}}
     return {"kind": type(policy).__name__}
 
 
