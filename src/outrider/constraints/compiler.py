@@ -20,9 +20,9 @@ from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 
 _CACHED_GRAMMARS = 64
-_CACHED_HEAVY = 8
 _HEAVY_S = 0.25
-"""What takes so long to compile may hold a hundred megabytes and more; few of these are kept."""
+_HEAVY = 8
+"""What takes so long to compile may hold a hundred megabytes and more; it counts as so many grammars."""
 
 _MAX_LEXER_STATES = 50_000
 """Of all requests that share a compiled grammar, until it is compiled again; each takes 1 to 2 kB."""
@@ -64,30 +64,21 @@ class Compiler:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
-        self._heavy: list[Grammar] = []
+        self._cache: OrderedDict[Grammar, tuple[Compiled, int]] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> Compiled:
         """The grammar, ready to use. Raises GrammarError for one that is broken or cannot be enforced,
         SettingError for a vocabulary without a token that ends a text."""
         with self._lock:
-            compiled = self._cache.pop(grammar, None)
-            if compiled is not None:
-                self._cache[grammar] = compiled
-                return compiled
+            if grammar in self._cache:
+                self._cache.move_to_end(grammar)
+                return self._cache[grammar][0]
         began_s = perf_counter()
         compiled = self._compile(grammar)  # may take seconds, and nobody else is to wait for that
-        is_heavy = perf_counter() - began_s > _HEAVY_S
+        weight = _HEAVY if perf_counter() - began_s > _HEAVY_S else 1
         with self._lock:
-            self._cache[grammar] = compiled
-            if is_heavy:
-                self._heavy = [
-                    *(one for one in self._heavy if one in self._cache and one != grammar),
-                    grammar,
-                ]
-            while len(self._heavy) > _CACHED_HEAVY:
-                self._cache.pop(self._heavy.pop(0), None)
-            while len(self._cache) > _CACHED_GRAMMARS:
+            self._cache[grammar] = compiled, weight
+            while sum(weight for _, weight in self._cache.values()) > _CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
         return compiled
 

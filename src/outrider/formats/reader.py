@@ -74,31 +74,24 @@ class Reader:
         self._events = EventBuffer()
         self._reasoning = _ReasoningReader(markers, self._events, opened=opened, separates=separates)
         self._calls = _CallReader(syntax, names, self._events) if names else None
-        self._is_fresh = True
+        self._read: Callable[..., None] = self._calls.read if self._calls else self._content
 
     def push(self, *pieces: tuple[str, str]) -> list[Event]:
         """The events that are certain now that these texts have come, each with who drafted it."""
         for text, source in pieces:
             for character in text:
-                self._read_answer(self._reasoning.read((character, source)))
+                self._read(*self._reasoning.read((character, source)))
         return self._events.take()
 
     def end(self) -> list[Event]:
         """The events of what was held back, when no text will follow."""
-        self._read_answer(self._reasoning.end())
+        self._read(*self._reasoning.end())
         if self._calls is not None:
             self._calls.end()
         return self._events.take()
 
-    def _read_answer(self, characters: Iterable[Character]) -> None:
-        for character in characters:
-            if self._is_fresh and self._reasoning.found and character[0] in BLANKS:
-                continue
-            self._is_fresh = False
-            if self._calls is None:
-                self._events.content([character])
-            else:
-                self._calls.read(character)
+    def _content(self, *characters: Character) -> None:
+        self._events.content(characters)
 
 
 class _ReasoningReader:
@@ -119,15 +112,15 @@ class _ReasoningReader:
         self._state: Literal["before", "inside", "after"] = "before"
         self._held: list[Character] = []
         """blanks, and what may be the beginning of a marker"""
-        self._is_fresh = True
-        """whether no reasoning was emitted"""
-        self.found = False
-        """whether there was reasoning that was split off"""
+        self._skips_blanks = separates
+        """whether blanks here belong to the marker before them"""
 
     def read(self, character: Character) -> Iterator[Character]:
         """The characters of the answer that are known now that this one has come."""
         if self._state == "after":
-            yield character
+            self._skips_blanks = self._skips_blanks and character[0] in BLANKS
+            if not self._skips_blanks:
+                yield character
             return
         self._held.append(character)
         text = _joined(self._held).lstrip(BLANKS)
@@ -136,12 +129,12 @@ class _ReasoningReader:
         elif not any(marker.startswith(text) for marker in self._expected):
             held, self._held = self._held, []
             if self._state == "before" and not self._opened:
-                self._state = "after"
+                self._state, self._skips_blanks = "after", False
                 yield from held
                 return
             self._enter()
             known = len(held) - len(text) + 1  # the first that is no blank belongs to no marker
-            self._emit(held[known - 1 : known] if self._is_fresh and self._separates else held[:known])
+            self._emit(held[known - 1 : known] if self._skips_blanks else held[:known])
             for again in held[known:]:
                 yield from self.read(again)
 
@@ -157,8 +150,7 @@ class _ReasoningReader:
         if marker == self._markers.opener:
             self._enter()
         else:
-            self._state = "after"
-        self.found = self._separates
+            self._state, self._skips_blanks = "after", self._separates
         if not self._separates:
             self._events.content(self._held)
         self._held = []
@@ -167,7 +159,7 @@ class _ReasoningReader:
         self._state, self._expected = "inside", (self._markers.closer,)
 
     def _emit(self, characters: list[Character]) -> None:
-        self._is_fresh = False
+        self._skips_blanks = False
         self._events.add(ReasoningDelta if self._separates else ContentDelta, characters)
 
 
