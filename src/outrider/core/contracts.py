@@ -49,39 +49,31 @@ class Vocabulary(Protocol):
     def part_of(self) -> PartOf | None:
         """What the model's file says of a larger vocabulary that this one is a part of; None for a whole
         one."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of token ids, padding included."""
-        ...
 
     @property
     def kind(self) -> str:
         """The tokenizer's family and pre-tokenizer, for people: "bpe (qwen2)"."""
-        ...
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Tokens of `text`. `add_special` puts the model's own start (and end) tokens around
         it; `parse_special` reads control tokens that are spelled out in it."""
-        ...
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; empty for control tokens."""
-        ...
 
     def spelling(self, token: int) -> bytes:
         """How the vocabulary spells the token, control tokens included: what is compared
         between two vocabularies."""
-        ...
 
     def is_control(self, token: int) -> bool:
         """Whether the token marks structure rather than text (or is unused)."""
-        ...
 
     def ends_generation(self, token: int) -> bool:
         """Whether the model says with this token that it has finished."""
-        ...
 
 
 class Model(Protocol):
@@ -96,7 +88,6 @@ class Model(Protocol):
     @property
     def context_length(self) -> int:
         """Tokens that one sequence can hold."""
-        ...
 
     @property
     def max_sequences(self) -> int: ...
@@ -104,17 +95,14 @@ class Model(Protocol):
     @property
     def capacity_tokens(self) -> int:
         """Tokens that all sequences together can hold."""
-        ...
 
     @property
     def max_batch_tokens(self) -> int:
         """Tokens that one call can take, over all sequences."""
-        ...
 
     @property
     def max_rows(self) -> int:
         """Rows of logits that one call can give, over all sequences."""
-        ...
 
     @property
     def rewind(self) -> RewindKind: ...
@@ -125,11 +113,9 @@ class Model(Protocol):
         Returns the wanted rows of each span, in the order of the spans. They are views that
         the next call overwrites. Raises BackendError; then no span is stored.
         """
-        ...
 
     def length(self, sequence: int) -> int:
         """Tokens stored for a sequence; 0 for one that was never used."""
-        ...
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first `length` tokens of a sequence.
@@ -137,18 +123,15 @@ class Model(Protocol):
         Forgetting everything (0) and nothing always works. Raises RewindUnsupported where
         the model cannot; its state is unchanged then.
         """
-        ...
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         """Let an empty sequence hold the first `length` tokens of another, without evaluating them.
 
         Raises RewindUnsupported where the model cannot; nothing is changed then.
         """
-        ...
 
     def close(self) -> None:
         """Free the native memory. Closing twice is harmless."""
-        ...
 
 
 class Constraint(Protocol):
@@ -165,30 +148,24 @@ class Constraint(Protocol):
 
         Raises ConstraintError when none may, or when working it out went beyond its limits.
         """
-        ...
 
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
         """How many of `tokens` may follow in turn; none after an end token."""
-        ...
 
     def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
         """The canonical tokens of the text that must follow. Empty where the next text is open, where
         nothing is to be forced, and for texts that were tokenized in another way."""
-        ...
 
     def accept(self, tokens: Sequence[int]) -> None:
         """These tokens were committed. Raises ConstraintError for one that may not follow."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing but an end token may follow: the text is finished."""
-        ...
 
     @property
     def is_accepted(self) -> bool:
         """Whether the text so far is a whole one, though more may follow."""
-        ...
 
 
 class Sampler(Protocol):
@@ -205,15 +182,12 @@ class Sampler(Protocol):
         """Whether the request has bias, bans, penalties or a constraint to apply at this position. Where not,
         `distribution` depends on the logits alone: it may be given those of a part of the vocabulary, and
         then returns indices into that part."""
-        ...
 
     def adjust(self, row: Row, drafted: Sequence[int]) -> Row:
         """The logits after bias, bans and penalties; the row itself where none applies."""
-        ...
 
     def distribution(self, row: Row, drafted: Sequence[int]) -> Distribution:
         """The distribution that plain decoding would sample from at this position."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,16 +228,13 @@ class StoppingRule(Protocol):
 
     def should_continue(self, request: DraftRequest, drafted: Sequence[int]) -> bool:
         """Whether to look for another token."""
-        ...
 
     def accept(self, request: DraftRequest, drafted: Sequence[int], estimate: TokenEstimate) -> bool:
         """Whether the token that was found goes into the draft; if not, the draft ends before it."""
-        ...
 
     def append_forced(self, request: DraftRequest, drafted: Sequence[int]) -> Draft:
         """Tokens appended to the draft after `drafted` without asking again: those that a constraint forces,
         as point masses. Called after every accepted token."""
-        ...
 
 
 class Drafter(Protocol):
@@ -279,31 +250,25 @@ class Drafter(Protocol):
     @property
     def is_free(self) -> bool:
         """Whether a proposal takes no model call, so that asking costs next to nothing."""
-        ...
 
     def begin(self, sequence: int, request: Request) -> None:
         """A request starts on `sequence`. What the drafter still knows of the sequence's earlier
         tokens it may keep, and use for requests of the same cache namespace (`Request.scope`)."""
-        ...
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """These tokens were committed."""
-        ...
 
     def propose(
         self, requests: Sequence[DraftRequest], stopping: StoppingRule
     ) -> tuple[list[Draft], DraftWork]:
         """One draft per request, of at most `max_tokens` tokens and possibly empty, and what
         they cost together. A draft ends before the first token that `stopping` does not accept."""
-        ...
 
     def end(self, sequence: int) -> None:
         """The request on `sequence` is over; nothing more will be observed for it."""
-        ...
 
     def reset(self) -> None:
         """Forget every sequence."""
-        ...
 
 
 class Policy(Protocol):
@@ -311,15 +276,12 @@ class Policy(Protocol):
 
     def begin(self, sequence: int, prompt_tokens: int, max_tokens: int | None) -> None:
         """A request starts on `sequence`; `max_tokens` is the most it will generate, None for no limit."""
-        ...
 
     def propose(
         self, drafters: Sequence[Drafter], requests: Sequence[DraftRequest], others: int = 0
     ) -> tuple[list[Draft], DraftWork]:
         """One draft per request, possibly empty, and what they cost together. The target's call will evaluate
         `others` tokens besides these drafts and the last token of each request's sequence."""
-        ...
 
     def observe(self, records: Mapping[int, StepRecord]) -> None:
         """What became of a step, by sequence: those that decoded and those that read their prompt."""
-        ...

@@ -27,24 +27,19 @@ class Sink(Protocol):
 
     def name(self, name: str) -> None:
         """The name of the call that is being read."""
-        ...
 
     def arguments(self, text: str) -> None:
         """More of its arguments. The call is certain when its name is known, too."""
-        ...
 
     def close(self) -> None:
         """The call is complete; without arguments it has none. Raises Refused if it has no name."""
-        ...
 
     def drop(self) -> None:
         """What was read since the last call belongs to the markers around it."""
-        ...
 
     @property
     def is_after_call(self) -> bool:
         """Whether the marker that ends a call has not come yet."""
-        ...
 
 
 def expect(holds: bool) -> None:

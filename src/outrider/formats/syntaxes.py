@@ -27,23 +27,18 @@ class CallSyntax(Protocol):
     @classmethod
     def of(cls, template: str) -> Self | None:
         """The syntax of a chat template's source; None where the template writes calls in another way."""
-        ...
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
         """One to `max_calls` calls, as part of a grammar."""
-        ...
 
     def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
         """Alternatives of free text that goes over into calls, as parts of a grammar."""
-        ...
 
     def begins(self, character: str, *, line_start: bool) -> bool:
         """Whether a call, or a marker of one, may begin with this character."""
-        ...
 
     def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
         """Read what follows that character; `names` are those of the tools."""
-        ...
 
 
 class Hermes:

@@ -17,11 +17,9 @@ class SchemaModel(Protocol):
 
     def model_json_schema(self) -> dict[str, Any]:
         """The schema, as plain data."""
-        ...
 
     def model_validate_json(self, json_data: str) -> Any:
         """An object of the class."""
-        ...
 
 
 Schema = type[Any] | Mapping[str, Any] | str
