@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
@@ -167,6 +168,7 @@ def _joined(characters: Iterable[Character]) -> str:
     return "".join(text for text, _ in characters)
 
 
+@dataclass(slots=True)
 class _CallReader:
     """Finds calls as their text comes in, character by character; fulfils `scan.Sink`.
 
@@ -174,30 +176,29 @@ class _CallReader:
     belongs to them, unless there is content on both sides.
     """
 
-    def __init__(self, syntax: CallSyntax, names: Collection[str], events: EventBuffer) -> None:
-        self._syntax = syntax
-        self._names = names
-        self._events = events
-        self._source = ""
-        self._scan: Generator[None, str, None] | None = None
-        self._scanned_calls = 0
-        """those that the scan has begun"""
-        self._held: list[Character] = []
-        """what the scan has read and is not certain of"""
-        self._blanks: list[Character] = []
-        self._num_kept_blanks = 0
-        """those that stood before a call"""
-        self._line_start = True
-        self._has_content = False
-        self._is_last_call = False
-        """whether no content has followed a call"""
-        self._num_calls = 0
-        self._name = ""
-        self._early: list[Character] = []
-        """arguments that came before the name"""
-        self._is_open = False
-        """whether a call has begun and not ended"""
-        self.is_after_call = False
+    syntax: CallSyntax
+    names: Collection[str]
+    events: EventBuffer
+    is_after_call: bool = False
+    _source: str = ""
+    _scan: Generator[None, str, None] | None = None
+    _scanned_calls: int = 0
+    """those that the scan has begun"""
+    _held: list[Character] = field(default_factory=list)
+    """what the scan has read and is not certain of"""
+    _blanks: list[Character] = field(default_factory=list)
+    _num_kept_blanks: int = 0
+    """those that stood before a call"""
+    _line_start: bool = True
+    _has_content: bool = False
+    _is_last_call: bool = False
+    """whether no content has followed a call"""
+    _num_calls: int = 0
+    _name: str = ""
+    _early: list[Character] = field(default_factory=list)
+    """arguments that came before the name"""
+    _is_open: bool = False
+    """whether a call has begun and not ended"""
 
     def read(self, *characters: Character) -> None:
         """The next characters of the answer."""
@@ -207,8 +208,8 @@ class _CallReader:
             self._source = character[1]
             if self._scan is not None:
                 queue.extendleft(reversed(self._continue_scan(self._scan, character)))
-            elif self._syntax.begins(character[0], line_start=self._line_start):
-                self._scan = self._syntax.scan(character[0], self, self._names)
+            elif self.syntax.begins(character[0], line_start=self._line_start):
+                self._scan = self.syntax.scan(character[0], self, self.names)
                 self._scanned_calls = 0
                 self._held.append(character)
                 next(self._scan)
@@ -220,7 +221,7 @@ class _CallReader:
         while self._scan is not None and not (self._is_open or self._is_in_closer()):
             self.read(*self._give_up())
         if not self._is_last_call:
-            self._events.content(self._blanks)
+            self.events.content(self._blanks)
 
     # What a scan finds
 
@@ -229,7 +230,7 @@ class _CallReader:
         self._name = name
         if self._early:
             self._begin_call()
-            self._events.add(ToolArgumentsDelta, self._early, self._num_calls - 1)
+            self.events.add(ToolArgumentsDelta, self._early, self._num_calls - 1)
             self._early = []
 
     def arguments(self, text: str) -> None:
@@ -239,7 +240,7 @@ class _CallReader:
         if not self._is_open:
             self._begin_call()
         self._held.clear()
-        self._events.add(ToolArgumentsDelta, [(text, self._source)], self._num_calls - 1)
+        self.events.add(ToolArgumentsDelta, [(text, self._source)], self._num_calls - 1)
 
     def close(self) -> None:
         if not self._is_open:
@@ -255,11 +256,11 @@ class _CallReader:
 
     def _is_in_closer(self) -> bool:
         return (
-            self.is_after_call and self._is_last_call and self._syntax.closer.startswith(_joined(self._held))
+            self.is_after_call and self._is_last_call and self.syntax.closer.startswith(_joined(self._held))
         )
 
     def _begin_call(self) -> None:
-        self._events.add(_started, [(self._name, "")], self._num_calls)
+        self.events.add(_started, [(self._name, "")], self._num_calls)
         self._num_calls += 1
         self._scanned_calls += 1
         self._is_open = self._is_last_call = True
@@ -299,10 +300,10 @@ class _CallReader:
             self._line_start = self._line_start or character[0] == "\n"
             return
         if self._has_content or not self._num_calls:
-            self._events.content(self._blanks)
+            self.events.content(self._blanks)
         self._blanks.clear()
         self._num_kept_blanks = 0
-        self._events.content([character])
+        self.events.content([character])
         self._line_start, self._has_content, self._is_last_call = False, True, False
 
 

@@ -73,22 +73,22 @@ def one_of(words: Collection[str], closing: str) -> Scan[str]:
 
 def string(take: Callable[[str], None]) -> Scan[None]:
     """A string after its opening quote; `take` is given its characters, escapes resolved."""
-    high = ""
+    held = ""  # the first half of a surrogate pair waits for the other
     while (character := (yield)) != '"':
         if character == "\\":
             character = yield
             character = (yield from _unicode()) if character == "u" else _ESCAPES.get(character, character)
-        if high and "\udc00" <= character <= "\udfff":
-            take((high + character).encode("utf-16", "surrogatepass").decode("utf-16"))
-            high = ""
-            continue
-        if high:
-            take("\ufffd")
-        high = character if "\ud800" <= character <= "\udbff" else ""
-        if not high:
-            take("\ufffd" if "\udc00" <= character <= "\udfff" else character)
-    if high:
-        take("\ufffd")
+        held += character
+        if not "\ud800" <= character <= "\udbff":
+            take(_whole(held))
+            held = ""
+    if held:
+        take(_whole(held))
+
+
+def _whole(text: str) -> str:
+    """Pairs of surrogates as one character, and halves of them as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _unicode() -> Scan[str]:
@@ -159,29 +159,24 @@ def _text(known: Collection[str] | None) -> Scan[str]:
 def _arguments(sink: Sink, first: str) -> Scan[str]:
     """An object as it is written; in a string, as the string has it; null and "" are none. Ends with
     the first character after them that is not blank."""
+    is_begun = False
+
+    def take(text: str) -> None:
+        """The text of a string: an object, with nothing but blanks before it."""
+        nonlocal is_begun
+        is_begun = is_begun or text == "{"
+        expect(is_begun or text in BLANKS)
+        if is_begun:
+            sink.arguments(text)
+
     if first == "n":
         yield from literal("ull")
     elif first == '"':
-        yield from string(_ArgumentsText(sink).take)
+        yield from string(take)
     else:
         expect(first == "{")
         yield from value(first, sink.arguments)
     return (yield from blank())
-
-
-class _ArgumentsText:
-    """Arguments as the text of a string: an object, with nothing but blanks before it."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._begun = False
-
-    def take(self, character: str) -> None:
-        if not self._begun:
-            expect(character == "{" or character in BLANKS)
-            self._begun = character == "{"
-        if self._begun:
-            self._sink.arguments(character)
 
 
 def _skip(first: str) -> Scan[str]:
