@@ -13,8 +13,8 @@ from grammars import COMPILER, CONTROL_IDS, allowed, spell, start, takes
 from outrider.backends.fake import FakeVocabulary
 from outrider.constraints import Compiler
 from outrider.constraints.gbnf import gbnf_to_lark
-from outrider.constraints.gbnf.nodes import Chars, Choice, Node, Reference, Repeat, Sequence, Token
 from outrider.constraints.gbnf.parser import parse
+from outrider.constraints.gbnf.rules import Chars, Choice, Node, Reference, Repeat, Sequence, Token
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 

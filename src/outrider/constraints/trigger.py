@@ -60,13 +60,13 @@ def _marked(parts: list[int | str]) -> list[str]:
         if isinstance(part, int):
             sequence.append(f"<[{part}]>")
         elif i == 0:
-            sequence.append("LEAD")
-            rules.append(f"LEAD: /(?s:.*)/ {json.dumps(part)}")
+            sequence.append("BEFORE")
+            rules.append(f"BEFORE: /(?s:.*)/ {json.dumps(part)}")
         else:
             sequence.append(f"text{i}")
             rules.append(f"text{i}[lazy]: {json.dumps(part)}")
-    lead = "" if "LEAD" in sequence else "free "
-    return [f"marked: {lead}{' '.join(sequence)}", *rules]
+    start = "" if "BEFORE" in sequence else "free "
+    return [f"marked: {start}{' '.join(sequence)}", *rules]
 
 
 def _ranges(tokens: Iterable[int]) -> str:

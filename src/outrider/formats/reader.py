@@ -188,7 +188,7 @@ class _CallReader:
     """what the scan has read and is not certain of"""
     _blanks: list[Character] = field(default_factory=list)
     _num_kept_blanks: int = 0
-    """those that stood before a call"""
+    """those before a call"""
     _line_start: bool = True
     _has_content: bool = False
     _is_last_call: bool = False

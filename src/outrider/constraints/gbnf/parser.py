@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from outrider.constraints.gbnf.nodes import (
+from outrider.constraints.gbnf.rules import (
     LAST_CODE_POINT,
     Chars,
     CharSet,

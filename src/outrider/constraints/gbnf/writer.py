@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.constraints.gbnf.analysis import Analysis
-from outrider.constraints.gbnf.nodes import (
+from outrider.constraints.gbnf.parser import parse
+from outrider.constraints.gbnf.rules import (
+    Analysis,
     Chars,
     CharSet,
     Choice,
@@ -18,7 +19,6 @@ from outrider.constraints.gbnf.nodes import (
     overlap,
     union,
 )
-from outrider.constraints.gbnf.parser import parse
 
 
 def gbnf_to_lark(text: str) -> str:
