@@ -129,20 +129,16 @@ class Acceptance:
 
 def acceptance_of(recordings: Sequence[Recording], name: str) -> Acceptance:
     """The acceptance of the draft model's offers on at least one answer that is not empty."""
-    hits = [
-        [ours == theirs for ours, theirs in zip(r.offers[name].tokens, r.tokens, strict=True)]
-        for r in recordings
-    ]
-    met, right = [0] * POSITIONS, [0] * POSITIONS
+    hits = [np.equal(recording.offers[name].tokens, recording.tokens) for recording in recordings]
+    met, right = np.zeros(POSITIONS, dtype=int), np.zeros(POSITIONS, dtype=int)
     for answer in hits:
         for start in range(len(answer)):
-            for place, hit in enumerate(answer[start : start + POSITIONS]):
-                met[place] += 1
-                right[place] += hit
-                if not hit:
-                    break
+            places = answer[start : start + POSITIONS]
+            accepted = len(places) if places.all() else int(np.argmin(places))
+            right[:accepted] += 1
+            met[: min(accepted + 1, len(places))] += 1
     return Acceptance(
-        rate=share_of([sum(answer) for answer in hits], [len(answer) for answer in hits]),
+        rate=share_of([int(answer.sum()) for answer in hits], [len(answer) for answer in hits]),
         positions=sum(map(len, hits)),
-        by_position=tuple(r / m if m else None for r, m in zip(right, met, strict=True)),
+        by_position=tuple(float(r / m) if m else None for r, m in zip(right, met, strict=True)),
     )

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def find_models(
 ) -> list[ModelFile]:
     """The models that are meant, in this order, each file once; those of a pattern are sorted by path.
 
-    Files among `taken` keep the names that they have there, and no other gets one of these.
+    Files among `taken` keep the names that they have there, and no other gets one of these. Names are the
+    files' stems; with their folder where two are alike, with a number where that is alike too.
     Raises ModelFileError and HubError, which name the reference that leads nowhere.
     """
     known = {_identity(model.path): model for model in taken}
@@ -61,14 +63,17 @@ def find_models(
     for reference in references:
         for path in _paths(reference, hub):
             found.setdefault(_identity(path), path)
-    fresh = {identity: path for identity, path in found.items() if identity not in known}
-    names = dict(zip(fresh, _names(list(fresh.values()), {m.name for m in taken}), strict=True))
-    return [
-        known[identity]
-        if identity in known
-        else ModelFile(names[identity], path, read_card(path), fingerprint(path))
-        for identity, path in found.items()
-    ]
+    stems = {identity: _PART.sub("", path.stem) for identity, path in found.items() if identity not in known}
+    names = {model.name for model in taken}
+    counts = Counter([*stems.values(), *names])
+    for identity, stem in stems.items():
+        path = found[identity]
+        name = stem if counts[stem] == 1 else f"{_folder(path)}/{stem}"
+        tries = chain([name], (f"{name} ({number})" for number in count(2)))
+        name = next(name for name in tries if name not in names)
+        names.add(name)
+        known[identity] = ModelFile(name, path, read_card(path), fingerprint(path))
+    return [known[identity] for identity in found]
 
 
 def under_backends(models: Sequence[ModelFile], backends: Sequence[str], *, several: bool) -> list[ModelFile]:
@@ -120,21 +125,6 @@ def _identity(path: Path) -> tuple[int, int]:
     """Of the file itself, whatever link leads to it."""
     status = path.stat()
     return status.st_dev, status.st_ino
-
-
-def _names(paths: Sequence[Path], taken: set[str]) -> list[str]:
-    """The files' stems; with their folder where two are alike, with a number where that is alike too."""
-    stems = [_PART.sub("", path.stem) for path in paths]
-    counts = Counter([*stems, *taken])
-    names: list[str] = []
-    for path, stem in zip(paths, stems, strict=True):
-        name = stem if counts[stem] == 1 else f"{_folder(path)}/{stem}"
-        number, unique = 1, name
-        while unique in taken or unique in names:
-            number += 1
-            unique = f"{name} ({number})"
-        names.append(unique)
-    return names
 
 
 def _folder(path: Path) -> str:

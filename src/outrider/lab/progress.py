@@ -32,8 +32,8 @@ class Meter:
         self._clock = clock
         self._started_s = clock()
         self._expected_s: dict[str, float] = {}
-        self._is_known = False
-        self._known_s = 0.0
+        self._known_s: float | None = None
+        """since when the expectations rest on measured times"""
         self._done_s = 0.0
         """what was expected of everything that was done since it was known"""
 
@@ -43,26 +43,24 @@ class Meter:
 
     def known(self) -> None:
         """From now on the expectations rest on measured times."""
-        if not self._is_known:
-            self._is_known, self._known_s = True, self._clock()
+        if self._known_s is None:
+            self._known_s = self._clock()
 
     def did(self, part: str, share: float) -> None:
         """This share of what was left of the part is done."""
         expected_s = self._expected_s.get(part, 0.0)
         done_s = expected_s * min(max(share, 0.0), 1.0)
         self._expected_s[part] = expected_s - done_s
-        self._done_s += done_s if self._is_known else 0.0
+        self._done_s += 0.0 if self._known_s is None else done_s
 
     def say(self, stage: str, detail: str = "") -> None:
         """Tell how far it is."""
-        left_s = sum(self._expected_s.values()) * self._slowness()
+        left_s = sum(self._expected_s.values())
+        if (
+            self._known_s is not None and self._done_s >= _MIN_DONE_S
+        ):  # what everything took lately over what was expected of it
+            slowness = (self._clock() - self._known_s) / self._done_s
+            left_s *= min(max(slowness, 1 / _MAX_RATIO), _MAX_RATIO)
         spent_s = self._clock() - self._started_s
         done = spent_s / (spent_s + left_s) if spent_s + left_s > 0 else 0.0
-        self._tell(Progress(stage, min(done, 1.0), left_s if self._is_known else None, detail))
-
-    def _slowness(self) -> float:
-        """What everything took lately over what was expected of it."""
-        if self._done_s < _MIN_DONE_S:
-            return 1.0
-        ratio = (self._clock() - self._known_s) / self._done_s
-        return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
+        self._tell(Progress(stage, min(done, 1.0), None if self._known_s is None else left_s, detail))

@@ -1,7 +1,7 @@
 """One recorded answer predicts every setting: policies run over recordings, against any cost curve."""
 
 from outrider.lab.replay.bound import hindsight_bound
-from outrider.lab.replay.recording import Offers, Recording, read_recordings, record_offers, write_recordings
+from outrider.lab.replay.recording import Offers, Recording, read_recordings, record_offers
 from outrider.lab.replay.run import ForcedDrafter, RecordedDrafter, Replayed, replay
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "read_recordings",
     "record_offers",
     "replay",
-    "write_recordings",
 ]

@@ -8,8 +8,7 @@ when a policy gives up. What lookups offer needs no recording: they are run agai
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
-from outrider.core.files import parse_json, write_whole
+from outrider.core.files import parse_json
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
@@ -74,12 +73,6 @@ def from_json(data: Mapping[str, Any]) -> Recording:
         if not len(offers.tokens) == len(offers.confidence) == len(recording.tokens):
             raise ValueError("an offer for each token of the answer is needed")
     return recording
-
-
-def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
-    """Write JSON lines: all of them or, with SettingError, nothing."""
-    lines = (json.dumps(as_json(recording), separators=(",", ":")) + "\n" for recording in recordings)
-    write_whole(path, "".join(lines), "recordings")
 
 
 def read_recordings(path: Path) -> list[Recording]:

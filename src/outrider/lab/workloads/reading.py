@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
     prompts = _of_categories(found, categories, what)
     if spec.prompts is not None and spec.prompts < len(prompts):  # from the first on at even distances
         prompts = [prompts[i * len(prompts) // spec.prompts] for i in range(spec.prompts)]
-    skipped = [f"{count} passed over: {why}" for why, count in sorted(passed_over.items())]
+    skipped = [f"{number} passed over: {why}" for why, number in sorted(passed_over.items())]
     return Workload(
         name=spec.name,
         prompts=tuple(prompts),
@@ -69,32 +70,33 @@ def _text(path: Path) -> str:
 
 
 def _read(text: str, what: str, max_tokens: int) -> tuple[list[tuple[Prompt, str]], Counter[str]]:
-    """All prompts with their categories, in the order of the file, and what of a log was passed over, by
-    reason: requests that cannot be asked again."""
+    """All prompts with their categories, in the order of the file and each with an id of its own; and what of
+    a log was passed over, by reason: requests that cannot be asked again."""
     # Not splitlines: text may hold its line ends, which JSON leaves as they are.
     values = [(number, _json(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    found: list[tuple[Prompt, str]] = []
+    found: dict[str, tuple[Prompt, str]] = {}
     passed_over: Counter[str] = Counter()
     is_log = any(is_event(value) for _, value in values)
     for number, value in values:
         try:
-            if is_log:
-                found += [(prompt, "") for prompt in prompts_of_event(value, max_tokens)]
-            else:
-                prompt = prompt_of(value, str(number))
-                category = value.get("category")
-                found.append((prompt, category if isinstance(category, str) else ""))
+            prompts = prompts_of_event(value, max_tokens) if is_log else [prompt_of(value, str(number))]
         except Unreadable as error:
             if not is_log:
                 raise PromptError(f"{what}, line {number}", str(error), error.way_out or _FORMS) from None
             passed_over[str(error)] += 1
+            continue
+        category = "" if is_log else value.get("category")
+        for prompt in prompts:
+            names = chain([prompt.id], (f"{prompt.id}.{i}" for i in count(2)))
+            name = next(name for name in names if name not in found)
+            found[name] = replace(prompt, id=name), category if isinstance(category, str) else ""
     if not found and is_log:
-        reasons = [f"; {why} ({count})" for why, count in sorted(passed_over.items())]
+        reasons = [f"; {why} ({number})" for why, number in sorted(passed_over.items())]
         why = "the log holds no request that could be asked again" + "".join(reasons)
         raise PromptError(what, why, "Log the bodies too: outrider serve --log-json --log-prompts.")
     if not found:
         raise PromptError(what, "it holds no prompts", _FORMS)
-    return _with_own_ids(found), passed_over
+    return list(found.values()), passed_over
 
 
 def _json(line: str) -> Any:
@@ -103,18 +105,6 @@ def _json(line: str) -> Any:
         return parse_json(line)
     except (ValueError, RecursionError):
         return line
-
-
-def _with_own_ids(found: Sequence[tuple[Prompt, str]]) -> list[tuple[Prompt, str]]:
-    """The same prompts; one whose id another has before it gets a number added."""
-    used: dict[str, tuple[Prompt, str]] = {}
-    for prompt, category in found:
-        number, unique = 1, prompt.id
-        while unique in used:
-            number += 1
-            unique = f"{prompt.id}.{number}"
-        used[unique] = replace(prompt, id=unique), category
-    return list(used.values())
 
 
 def _of_categories(found: Sequence[tuple[Prompt, str]], wanted: Sequence[str], what: str) -> list[Prompt]:
@@ -174,7 +164,8 @@ class WorkloadSpec(Part):
     def _name(cls, data: Any) -> Any:
         data = workload_values(data)
         if isinstance(data, dict) and not data.get("name") and isinstance(data.get("file"), str):
-            data = data | {"name": name_of_file(data["file"])}
+            path, _, category = data["file"].partition("#")  # "questions coding": questions.jsonl#coding
+            data = data | {"name": f"{Path(path).stem} {category}".strip()}
         return data
 
     @model_validator(mode="after")
@@ -192,9 +183,3 @@ def workload_values(spec: Any) -> Any:
     if not isinstance(spec, str):
         return spec
     return {"name": spec} if spec in BUILT_IN else {"file": spec}
-
-
-def name_of_file(file: str) -> str:
-    """What a workload is called by its file: "questions coding" for questions.jsonl#coding."""
-    path, _, category = file.partition("#")
-    return f"{Path(path).stem} {category}".strip()
