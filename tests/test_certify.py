@@ -279,7 +279,7 @@ def test_the_stand_in_differs_and_is_fixed() -> None:
 def test_the_exact_distribution_is_the_chain_rule() -> None:
     rows = LogitsCache(FakeModel(VOCABULARY, LANGUAGE))
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
-    exact = exact_distribution(rows, VOCABULARY, PROMPT, sampling, 10**6, 0.01, np.random.default_rng(0))
+    exact = exact_distribution(rows, PROMPT, sampling, 10**6, 0.01, np.random.default_rng(0))
 
     def softmax(tokens: Sequence[int]) -> np.ndarray:
         chances = np.exp(LANGUAGE(tokens).astype(np.float64))

@@ -10,7 +10,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.predict import Prices
 from outrider.lab.prompts import Workload
 from outrider.lab.record import Case, cases_of, recording_of
-from outrider.lab.replay import Recording
+from outrider.lab.replay import Offers, Recording
 from outrider.lab.rows import (
     AnswerRow,
     ChoiceRow,
@@ -23,7 +23,6 @@ from outrider.lab.rows import (
     Row,
     SkippedRow,
 )
-from outrider.lab.subject import offers_of
 
 _R = TypeVar("_R")
 
@@ -117,7 +116,11 @@ class Ledger:
         """The answers of a workload as recordings with the offers of a draft; those without offers are left
         out."""
         mine = self.offers(draft) if draft else []
-        offers = {row.case: {"draft": offers_of(row)} for row in mine if row.workload == workload}
+        offers = {
+            row.case: {"draft": Offers(row.tokens, row.confidence, row.departures)}
+            for row in mine
+            if row.workload == workload
+        }
         return [
             recording_of(self.target, case, answer, offers.get(answer.case, {}))
             for case, answer in self.cases(workload)

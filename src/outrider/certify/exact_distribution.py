@@ -67,8 +67,9 @@ class Start:
         return self.prompt[len(self.prompt) - self.num_answer :]
 
 
-def find_start(rows: LogitsCache, vocabulary: Vocabulary, prompt: Text, constrain: MakeConstraint) -> Start:
+def find_start(rows: LogitsCache, prompt: Text, constrain: MakeConstraint) -> Start:
     """Where the answer to this prompt is tested."""
+    vocabulary = rows.model.vocabulary
     constraint = constrain() if constrain is not None else None
     sampler = RequestSampler(SamplingParams(temperature=1.0), vocabulary, prompt, constraint)
     answer: list[int] = []
@@ -122,7 +123,6 @@ class Exact:
 
 def exact_distribution(
     rows: LogitsCache,
-    vocabulary: Vocabulary,
     prompt: Text,
     sampling: SamplingParams,
     num_samples: int,
@@ -132,7 +132,7 @@ def exact_distribution(
 ) -> Exact:
     """The distribution of the first `LENGTH` tokens by the chain rule, its null statistics, and the
     power of a test at `level`."""
-    cells = _chain_rule(rows, vocabulary, prompt, sampling, num_samples, constrain)
+    cells = _chain_rule(rows, prompt, sampling, num_samples, constrain)
     probs = np.array(list(cells.values()))
     groups = pool(probs, num_samples)
     masses = np.bincount(groups, weights=probs).astype(np.float64)
@@ -147,13 +147,13 @@ def exact_distribution(
 
 def _chain_rule(
     rows: LogitsCache,
-    vocabulary: Vocabulary,
     prompt: Text,
     sampling: SamplingParams,
     num_samples: int,
     constrain: MakeConstraint,
 ) -> dict[Text, float]:
     """The probability of every cell: of whole texts, and of beginnings too rare to tell apart."""
+    vocabulary = rows.model.vocabulary
     sampler = RequestSampler(sampling, vocabulary, prompt, constrain() if constrain else None)
 
     def has_ended(text: Text) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any
 
 from outrider.core.contracts import Model
-from outrider.core.data import Completion, Logits, Request, Span, Update
+from outrider.core.data import Logits, Request, Span, StepRecord
 from outrider.core.errors import ConstraintError
 from outrider.engine import Engine
 
@@ -70,13 +70,14 @@ class Run:
     its logits, where they were recorded."""
 
     prompt: tuple[int, ...]
-    completion: Completion
+    tokens: tuple[int, ...]
+    records: tuple[StepRecord, ...]
     rows: RowDigests | None = None
 
     @property
     def text(self) -> tuple[int, ...]:
         """All tokens, the prompt's included."""
-        return self.prompt + self.completion.tokens
+        return self.prompt + self.tokens
 
 
 def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
@@ -87,38 +88,27 @@ def run(engine: Engine, request: Request, beside: Request | None = None) -> Run:
     if recorder is not None:
         recorder.rows.clear()
     if beside is None:
-        completion = generate(engine, request)
+        found = generate(engine, request)
     else:
         with closing(engine.stream(beside)) as other:
             for _ in range(_STEPS_AHEAD):
                 next(other, None)
-            completion = generate(engine, request)
-    return Run(request.prompt, completion, None if recorder is None else dict(recorder.rows))
+            found = generate(engine, request)
+    return found if recorder is None else replace(found, rows=dict(recorder.rows))
 
 
-def generate(engine: Engine, request: Request) -> Completion:
+def generate(engine: Engine, request: Request) -> Run:
     """Run one request to its end. A constrained output that cannot go on has ended there, which is to
     be compared like any other end."""
-    updates: list[Update] = []
+    records: list[StepRecord] = []
     stream = engine.stream(request)
     try:
         while True:
-            updates.append(next(stream))
+            records.append(next(stream).record)
     except StopIteration as end:
-        return cast(Completion, end.value)
+        return Run(request.prompt, end.value.tokens, end.value.records)
     except ConstraintError as error:
-        return Completion(
-            text=error.text,
-            tokens=error.tokens,
-            finish_reason="error",
-            prompt_tokens=len(request.prompt),
-            reused_tokens=0,
-            seed=request.sampling.seed or 0,
-            rule=request.verification.rule,
-            lossy=request.verification.is_lossy,
-            records=tuple(update.record for update in updates),
-            is_complete=False,
-        )
+        return Run(request.prompt, error.tokens, tuple(records))
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,9 +172,8 @@ class _Sampler:
 
     def most_uncertain(self, prompts: Sequence[Text]) -> list[tuple[int, Start]]:
         """Of the first few prompts those whose samples have the highest entropy, and where these start."""
-        vocabulary = self._subject.target.vocabulary
         starts = [
-            (i, find_start(self.rows, vocabulary, prompt, self._sound()))
+            (i, find_start(self.rows, prompt, self._sound()))
             for i, prompt in enumerate(prompts[:_CANDIDATES])
         ]
         starts.sort(key=lambda entry: (entry[1].forced, entry[1].entropy), reverse=True)
@@ -188,8 +187,8 @@ class _Sampler:
     def exact(self, start: Start, sampling: SamplingParams, level: float, number: int) -> Exact:
         """What the texts of test `number` are compared with."""
         rng, sound = np.random.default_rng((self._plan.seed, number)), self._sound(start.answer)
-        vocabulary, samples = self._subject.target.vocabulary, self._plan.samples
-        return exact_distribution(self.rows, vocabulary, start.prompt, sampling, samples, level, rng, sound)
+        samples = self._plan.samples
+        return exact_distribution(self.rows, start.prompt, sampling, samples, level, rng, sound)
 
     def test(
         self,

@@ -17,7 +17,7 @@ import numpy as np
 from outrider.certify.faults import Constrain
 from outrider.certify.runs import ComparedRows, Run, compare_rows, run
 from outrider.core.contracts import Constraint, Model, Vocabulary
-from outrider.core.data import Completion, Grammar, Request, Row, Span
+from outrider.core.data import Grammar, Request, Row, Span
 from outrider.core.errors import RewindUnsupported
 from outrider.engine import Engine
 from outrider.lab.comparison import PlainScores, plain_scores
@@ -38,11 +38,11 @@ class Counts:
         return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @classmethod
-    def of(cls, *completions: Completion) -> Counts:
+    def of(cls, runs: Sequence[Run]) -> Counts:
         """Those of some runs together."""
-        records = [record for completion in completions for record in completion.records]
+        records = [record for found in runs for record in found.records]
         return cls(
-            sum(len(completion.tokens) for completion in completions),
+            sum(len(found.tokens) for found in runs),
             len(records),
             sum(len(record.draft) for record in records),
             sum(record.num_accepted for record in records),
@@ -124,19 +124,18 @@ def compare_texts(
     if speculative.rows is not None and plain.rows is not None:
         rows = compare_rows(speculative.rows, plain.rows, len(plain.prompt))
     differences: list[Difference] = []
-    counts = Counts.of(speculative.completion, plain.completion)
-    num_tokens = len(speculative.completion.tokens)
+    runs, num_tokens = [speculative, plain], len(speculative.tokens)
     while (found := _first_difference(engine, speculative, plain, score)) is not None:
         differences.append(found)
         num_compared = found.position + 1
         if not (request.sampling.is_greedy and found.near_tie) or num_compared >= num_tokens:
             num_tokens = min(num_tokens, num_compared)
             break
-        plain = _resume(engine, request, speculative.completion.tokens[:num_compared], constrain)
-        counts += Counts.of(plain.completion)
+        plain = _resume(engine, request, speculative.tokens[:num_compared], constrain)
+        runs.append(plain)
     engine.reset()
     temperature = float(request.sampling.temperature)
-    return Compared(prompt, temperature, num_tokens, tuple(differences), counts, rows)
+    return Compared(prompt, temperature, num_tokens, tuple(differences), Counts.of(runs), rows)
 
 
 def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
@@ -144,11 +143,11 @@ def repeat(engine: Engine, request: Request, prompt: int = 0) -> Repeated:
     runs = []
     for _ in range(2):
         engine.preferred.forget()
-        runs.append(run(engine, request).completion)
+        runs.append(run(engine, request))
     engine.reset()
     position = first_difference(runs[0].tokens, runs[1].tokens)
     temperature, rule = request.sampling.temperature, request.verification.rule
-    return Repeated(prompt, temperature, rule, position, Counts.of(*runs))
+    return Repeated(prompt, temperature, rule, position, Counts.of(runs))
 
 
 def after(constrain: Constrain | None, tokens: Sequence[int]) -> Constrain | None:
@@ -227,7 +226,7 @@ def _replay(target: Model, replayed: Run, position: int) -> Row:
     """
     text = replayed.text
     target.truncate(0, 0)
-    for record in replayed.completion.records:
+    for record in replayed.records:
         start = target.length(0)
         tokens = tuple(text[min(i, len(text) - 1)] for i in range(start, start + record.num_evaluated))
         if record.kind == "prefill":

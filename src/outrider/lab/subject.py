@@ -18,7 +18,7 @@ from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
 from outrider.lab.record import Answer, Case, request_of
-from outrider.lab.replay import Offers, record_offers
+from outrider.lab.replay import record_offers
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.models.vocab import Alignment, AlignmentReport, compare
 from outrider.policy import FixedPolicy
@@ -75,11 +75,6 @@ def score_case(target: LoadedTarget, draft: LoadedDraft, case: Case, answer: Ans
         seconds=perf_counter() - before,
         **asdict(offers),
     )
-
-
-def offers_of(row: OffersRow) -> Offers:
-    """The offers that a row holds."""
-    return Offers(row.tokens, row.confidence, row.departures)
 
 
 def probe_draft(
@@ -219,7 +214,13 @@ def offered(
         if len(recording.prompt) + 2 * len(recording.tokens) > draft.model.context_length:
             skipped += 1
             continue
-        offers = offers_of(score_case(subject.target, draft, answer.case, answer.row))
+        offers = record_offers(
+            draft.model,
+            draft.alignment,
+            recording.prompt,
+            recording.tokens,
+            constrain=recording.constrain,
+        )
         found.append(replace(answer, recording=replace(recording, offers={DRAFT: offers})))
         progress((done + 1) / len(subject.answers))
     return found, skipped

@@ -117,12 +117,11 @@ def record_offers(
     answer: Sequence[int],
     *,
     constrain: Callable[[], Constraint] | None = None,
-    sequence: int = 0,
 ) -> Offers:
     """What the draft `model` would offer after every prefix of `answer`, all ids the target's.
 
     `constrain` makes the request's constraint again, where it has one: offers are made under its masks.
-    The sequence of the model is used and left empty. Raises BackendError when a call fails or the texts
+    Sequence 0 of the model is used and left empty. Raises BackendError when a call fails or the texts
     do not fit its context.
     """
     mine = alignment.read(prompt)
@@ -133,9 +132,9 @@ def record_offers(
     if len(mine) + LONGEST_DEPARTURE > model.context_length or not mine[: starts[0] if starts else 0]:
         raise BackendError(model.name, "the text does not fit its context", "Give a larger one (-cd).")
     try:
-        model.truncate(sequence, 0)
+        model.truncate(0, 0)
         constraint = None if constrain is None else constrain()
-        recorder = _Recorder(model, alignment, sequence, mine, starts, answer, constraint)
+        recorder = _Recorder(model, alignment, mine, starts, answer, constraint)
         greedy = recorder.follow_answer()
         departures = {
             i: recorder.depart(i, *greedy[i])
@@ -143,7 +142,7 @@ def record_offers(
             if greedy[i][0] != answer[i]
         }
     finally:
-        model.truncate(sequence, 0)
+        model.truncate(0, 0)
     tokens, confidences = zip(*greedy, strict=True) if greedy else ((), ())
     return Offers(tuple(tokens), tuple(confidences), dict(sorted(departures.items())))
 
@@ -154,7 +153,6 @@ class _Recorder:
 
     model: Model
     alignment: Alignment
-    sequence: int
     tokens: list[int]
     starts: list[int]
     answer: Sequence[int]
@@ -167,7 +165,7 @@ class _Recorder:
             return found
         read = self.starts[0] - 1
         tokens = self.tokens[: self.starts[-1]]
-        for rows in teacher_forced(self.model, tokens, read, sequence=self.sequence):
+        for rows in teacher_forced(self.model, tokens, read):
             for row in rows:
                 read += 1
                 while len(found) < len(self.starts) and self.starts[len(found)] == read:
@@ -177,7 +175,7 @@ class _Recorder:
     def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
         """How the draft goes on after a token of its own at this position of the answer, and after what
         the constraint forces there."""
-        self.model.truncate(self.sequence, self.starts[position])
+        self.model.truncate(0, self.starts[position])
         path: list[tuple[int, float]] = []
         text = list(self.answer[:position])
         prefix_prob = confidence
@@ -190,10 +188,10 @@ class _Recorder:
                 forced = self.constraint.forced(text)
                 text += forced
                 mine += self.alignment.read(forced)
-            stored = self.model.length(self.sequence)
+            stored = self.model.length(0)
             if stored + len(mine) > self.model.context_length or len(mine) > self.model.max_batch_tokens:
                 break
-            row = self.model.decode([Span(self.sequence, tuple(mine), stored, 1)])[0][-1]
+            row = self.model.decode([Span(0, tuple(mine), stored, 1)])[0][-1]
             token, confidence = self._most_likely(row, text)
             path.append((token, confidence))
             prefix_prob *= confidence
