@@ -126,7 +126,13 @@ class _ReasoningReader:
         self._held.append(character)
         text = _joined(self._held).lstrip(BLANKS)
         if text in self._expected:
-            self._pass_marker(text)
+            if text == self._markers.opener:
+                self._enter()
+            else:
+                self._state, self._skips_blanks = "after", self._separates
+            if not self._separates:
+                self._events.content(self._held)
+            self._held = []
         elif not any(marker.startswith(text) for marker in self._expected):
             held, self._held = self._held, []
             if self._state == "before" and not self._opened:
@@ -146,15 +152,6 @@ class _ReasoningReader:
             self._emit(held)
             return []
         return held
-
-    def _pass_marker(self, marker: str) -> None:
-        if marker == self._markers.opener:
-            self._enter()
-        else:
-            self._state, self._skips_blanks = "after", self._separates
-        if not self._separates:
-            self._events.content(self._held)
-        self._held = []
 
     def _enter(self) -> None:
         self._state, self._expected = "inside", (self._markers.closer,)
@@ -207,7 +204,14 @@ class _CallReader:
             character = queue.popleft()
             self._source = character[1]
             if self._scan is not None:
-                queue.extendleft(reversed(self._continue_scan(self._scan, character)))
+                self._held.append(character)
+                try:
+                    expect(len(self._held) <= _MAX_HELD)
+                    self._scan.send(character[0])
+                except StopIteration:
+                    self._scan = None
+                except Refused:
+                    queue.extendleft(reversed(self._give_up()))
             elif self.syntax.begins(character[0], line_start=self._line_start):
                 self._scan = self.syntax.scan(character[0], self, self.names)
                 self._scanned_calls = 0
@@ -218,7 +222,10 @@ class _CallReader:
 
     def end(self) -> None:
         """The answer is over."""
-        while self._scan is not None and not (self._is_open or self._is_in_closer()):
+        while self._scan is not None and not self._is_open:
+            is_over = self.is_after_call and self._is_last_call
+            if is_over and self.syntax.closer.startswith(_joined(self._held)):
+                break
             self.read(*self._give_up())
         if not self._is_last_call:
             self.events.content(self._blanks)
@@ -254,11 +261,6 @@ class _CallReader:
         self.is_after_call = False
         del self._blanks[self._num_kept_blanks :]
 
-    def _is_in_closer(self) -> bool:
-        return (
-            self.is_after_call and self._is_last_call and self.syntax.closer.startswith(_joined(self._held))
-        )
-
     def _begin_call(self) -> None:
         self.events.add(_started, [(self._name, "")], self._num_calls)
         self._num_calls += 1
@@ -269,20 +271,6 @@ class _CallReader:
         if not self._has_content:
             self._blanks.clear()
         self._num_kept_blanks = len(self._blanks)
-
-    # Characters
-
-    def _continue_scan(self, scan: Generator[None, str, None], character: Character) -> list[Character]:
-        """Give it to the scan; what is to be read again is returned."""
-        self._held.append(character)
-        try:
-            expect(len(self._held) <= _MAX_HELD)
-            scan.send(character[0])
-        except StopIteration:
-            self._scan = None
-        except Refused:
-            return self._give_up()
-        return []
 
     def _give_up(self) -> list[Character]:
         """What the scan was not certain of, to be read as something else."""

@@ -126,22 +126,18 @@ class Mistral:
         del first, names
         yield from literal("TOOL_CALLS]")
         character = yield from blank()
-        if character == "[":
-            yield from _list(sink)
-        elif character == "{":
+        if character == "{":
             yield from call(sink, None)
-        else:
+        elif character != "[":
             yield from _named(character, sink)
-
-
-def _list(sink: Sink) -> Scan[None]:
-    following = ","
-    while following == ",":
-        expect((yield from blank()) == "{")
-        yield from call(sink, None)
-        following = yield from blank()
-    expect(following == "]")
-    sink.drop()
+        else:
+            following = ","
+            while following == ",":
+                expect((yield from blank()) == "{")
+                yield from call(sink, None)
+                following = yield from blank()
+            expect(following == "]")
+            sink.drop()
 
 
 def _named(character: str, sink: Sink) -> Scan[None]:

@@ -43,17 +43,14 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
     for role, model in (("target", native), *(("draft", draft) for draft in drafts)):
         if isinstance(model, GgufModel):
             context = (target if role == "target" else model).context_length
-            settings[role] = _native_settings(model) | {"context_length": context}
+            settings[role] = asdict(model.options) | {
+                "name": model.name,
+                "build": model.weights.library.build_id,
+                "path": str(model.weights.path),
+                "batch_tokens": model.max_batch_tokens,
+                "micro_batch_tokens": model.micro_batch_tokens,
+                "threads": model.threads,
+                "threads_batch": model.threads_batch,
+                "context_length": context,
+            }
     return settings
-
-
-def _native_settings(model: GgufModel) -> dict[str, Any]:
-    return asdict(model.options) | {
-        "name": model.name,
-        "build": model.weights.library.build_id,
-        "path": str(model.weights.path),
-        "batch_tokens": model.max_batch_tokens,
-        "micro_batch_tokens": model.micro_batch_tokens,
-        "threads": model.threads,
-        "threads_batch": model.threads_batch,
-    }

@@ -52,7 +52,11 @@ class SchemaCheck:
         self._seen: set[int] = set()
         self._visit("#", root)
         for node in self.parts.values():
-            self._settle_one_of(node)
+            alternatives = node.get("oneOf")
+            if isinstance(alternatives, list) and "anyOf" not in node and excludes(root, alternatives):
+                items = [("anyOf" if key == "oneOf" else key, value) for key, value in node.items()]
+                node.clear()
+                node.update(items)
 
     def leave_out(self, pointer: str, keyword: str, why: str) -> None:
         """Go on without a keyword, or raise GrammarError."""
@@ -104,12 +108,6 @@ class SchemaCheck:
         least = node.get("minProperties", 0)
         if isinstance(least, int) and least > max(1, len(node.get("required", ()))):
             self.leave_out(pointer, "minProperties", _UNCOUNTED)
-
-    def _settle_one_of(self, node: Node) -> None:
-        if isinstance(node.get("oneOf"), list) and excludes(self.root, node["oneOf"]) and "anyOf" not in node:
-            items = [("anyOf" if key == "oneOf" else key, value) for key, value in node.items()]
-            node.clear()
-            node.update(items)
 
 
 def _check_shapes(pointer: str, node: Node) -> None:
