@@ -6,8 +6,8 @@ Text is held back only as long as it may turn out to be something else than cont
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import InitVar, dataclass, field
 from itertools import groupby
 from typing import Literal
 
@@ -19,7 +19,7 @@ from outrider.formats.conversation import (
     ToolArgumentsDelta,
     ToolCallStart,
 )
-from outrider.formats.scan import BLANKS, Refused, expect
+from outrider.formats.scan import BLANKS, Refused, Scan, expect, one_of
 from outrider.formats.syntaxes import CallSyntax
 
 _MAX_HELD = 16_384
@@ -53,137 +53,38 @@ class EventBuffer:
         ]
 
 
+@dataclass(slots=True)
 class Reader:
     """One answer, read as it is written, in pieces of any size: the events that come of them, joined, are
-    the same.
+    the same. Fulfils `scan.Sink`.
 
-    Calls are looked for if there are `names` of tools. `separates` says whether reasoning is split off; if
-    not, it is content like the rest, in which no call is looked for. `opened` says that the prompt ends
-    inside the reasoning. What turns out to be no call is content, and a call that breaks off keeps what
-    has come of it. White space next to a marker belongs to it, unless there is text on both sides.
-    """
-
-    def __init__(
-        self,
-        syntax: CallSyntax,
-        names: Collection[str],
-        markers: ReasoningMarkers,
-        *,
-        separates: bool,
-        opened: bool,
-    ) -> None:
-        self._events = EventBuffer()
-        self._reasoning = _ReasoningReader(markers, self._events, opened=opened, separates=separates)
-        self._calls = _CallReader(syntax, names, self._events) if names else None
-        self._read: Callable[..., None] = self._calls.read if self._calls else self._content
-
-    def push(self, *pieces: tuple[str, str]) -> list[Event]:
-        """The events that are certain now that these texts have come, each with who drafted it."""
-        for text, source in pieces:
-            for character in text:
-                self._read(*self._reasoning.read((character, source)))
-        return self._events.take()
-
-    def end(self) -> list[Event]:
-        """The events of what was held back, when no text will follow."""
-        self._read(*self._reasoning.end())
-        if self._calls is not None:
-            self._calls.end()
-        return self._events.take()
-
-    def _content(self, *characters: Character) -> None:
-        self._events.content(characters)
-
-
-class _ReasoningReader:
-    """Splits the reasoning at the beginning of an answer from what follows.
-
-    `opened` says that the prompt ends inside it; an opener is then passed over. `separates` False leaves
-    it where it is: content, with its markers. White space next to a marker belongs to the marker.
-    """
-
-    def __init__(
-        self, markers: ReasoningMarkers, events: EventBuffer, *, opened: bool, separates: bool
-    ) -> None:
-        self._markers = markers
-        self._events = events
-        self._opened = opened
-        self._separates = separates
-        self._expected: tuple[str, ...] = markers if opened else (markers.opener,)
-        self._state: Literal["before", "inside", "after"] = "before"
-        self._held: list[Character] = []
-        """blanks, and what may be the beginning of a marker"""
-        self._skips_blanks = separates
-        """whether blanks here belong to the marker before them"""
-
-    def read(self, character: Character) -> Iterator[Character]:
-        """The characters of the answer that are known now that this one has come."""
-        if self._state == "after":
-            self._skips_blanks = self._skips_blanks and character[0] in BLANKS
-            if not self._skips_blanks:
-                yield character
-            return
-        self._held.append(character)
-        text = _joined(self._held).lstrip(BLANKS)
-        if text in self._expected:
-            if text == self._markers.opener:
-                self._enter()
-            else:
-                self._state, self._skips_blanks = "after", self._separates
-            if not self._separates:
-                self._events.content(self._held)
-            self._held = []
-        elif not any(marker.startswith(text) for marker in self._expected):
-            held, self._held = self._held, []
-            if self._state == "before" and not self._opened:
-                self._state, self._skips_blanks = "after", False
-                yield from held
-                return
-            self._enter()
-            known = len(held) - len(text) + 1  # the first that is no blank belongs to no marker
-            self._emit(held[known - 1 : known] if self._skips_blanks else held[:known])
-            for again in held[known:]:
-                yield from self.read(again)
-
-    def end(self) -> list[Character]:
-        """What of the answer was held back."""
-        held, self._held = self._held, []
-        if self._state == "inside" or self._opened:
-            self._emit(held)
-            return []
-        return held
-
-    def _enter(self) -> None:
-        self._state, self._expected = "inside", (self._markers.closer,)
-
-    def _emit(self, characters: list[Character]) -> None:
-        self._skips_blanks = False
-        self._events.add(ReasoningDelta if self._separates else ContentDelta, characters)
-
-
-def _joined(characters: Iterable[Character]) -> str:
-    return "".join(text for text, _ in characters)
-
-
-@dataclass(slots=True)
-class _CallReader:
-    """Finds calls as their text comes in, character by character; fulfils `scan.Sink`.
-
-    A call is certain with its name and the first character of its arguments. White space around calls
-    belongs to them, unless there is content on both sides.
+    Reasoning may come before the answer. `separates` says whether it is split off; if not, it is content like
+    the rest, in which no call is looked for. `opened` says that the prompt ends inside it; an opener is then
+    passed over. Calls are looked for if there are `names` of tools. A call is certain with its name and the
+    first character of its arguments. What turns out to be no call is content, and a call that breaks off
+    keeps what has come of it. White space next to markers and calls belongs to them, unless there is text on
+    both sides.
     """
 
     syntax: CallSyntax
     names: Collection[str]
-    events: EventBuffer
+    markers: ReasoningMarkers
+    separates: bool
+    opened: InitVar[bool]
     is_after_call: bool = False
+    _events: EventBuffer = field(default_factory=EventBuffer)
+    _phase: Literal["before", "reasoning", "answer"] = "before"
+    _expected: tuple[str, ...] = ()
+    """markers of the reasoning that may come"""
     _source: str = ""
-    _scan: Generator[None, str, None] | None = None
+    _scan: Scan[None] | None = None
     _scanned_calls: int = 0
     """those that the scan has begun"""
     _held: list[Character] = field(default_factory=list)
     """what the scan has read and is not certain of"""
     _blanks: list[Character] = field(default_factory=list)
+    _skips_blanks: bool = False
+    """whether they belong to a marker of the reasoning before them"""
     _num_kept_blanks: int = 0
     """those before a call"""
     _line_start: bool = True
@@ -197,59 +98,52 @@ class _CallReader:
     _is_open: bool = False
     """whether a call has begun and not ended"""
 
-    def read(self, *characters: Character) -> None:
-        """The next characters of the answer."""
-        queue = deque(characters)
-        while queue:
-            character = queue.popleft()
-            self._source = character[1]
-            if self._scan is not None:
-                self._held.append(character)
-                try:
-                    expect(len(self._held) <= _MAX_HELD)
-                    self._scan.send(character[0])
-                except StopIteration:
-                    self._scan = None
-                except Refused:
-                    queue.extendleft(reversed(self._give_up()))
-            elif self.syntax.begins(character[0], line_start=self._line_start):
-                self._scan = self.syntax.scan(character[0], self, self.names)
-                self._scanned_calls = 0
-                self._held.append(character)
-                next(self._scan)
-            else:
-                self._write(character)
+    def __post_init__(self, opened: bool) -> None:
+        self._expected = self.markers[:1]
+        if opened:
+            self._phase, self._expected, self._skips_blanks = "reasoning", self.markers, self.separates
 
-    def end(self) -> None:
-        """The answer is over."""
+    def push(self, *pieces: tuple[str, str]) -> list[Event]:
+        """The events that are certain now that these texts have come, each with who drafted it."""
+        for text, source in pieces:
+            self._read([(character, source) for character in text])
+        return self._events.take()
+
+    def end(self) -> list[Event]:
+        """The events of what was held back, when no text will follow."""
+        self._skips_blanks = self._skips_blanks and self._phase == "answer"
         while self._scan is not None and not self._is_open:
             is_over = self.is_after_call and self._is_last_call
-            if is_over and self.syntax.closer.startswith(_joined(self._held)):
+            if is_over and self.syntax.closer.startswith("".join(text for text, _ in self._held)):
                 break
-            self.read(*self._give_up())
-        if not self._is_last_call:
-            self.events.content(self._blanks)
+            self._read(self._give_up())
+        if not (self._is_last_call or self._skips_blanks):
+            self._emit(self._blanks)
+        return self._events.take()
 
     # What a scan finds
 
     def name(self, name: str) -> None:
+        """The name of the call that is being read."""
         expect(bool(name) and not self._is_open and not self._name)
         self._name = name
         if self._early:
             self._begin_call()
-            self.events.add(ToolArgumentsDelta, self._early, self._num_calls - 1)
+            self._events.add(ToolArgumentsDelta, self._early, self._num_calls - 1)
             self._early = []
 
     def arguments(self, text: str) -> None:
+        """More of its arguments."""
         if not self._name:
             self._early.append((text, self._source))
             return
         if not self._is_open:
             self._begin_call()
         self._held.clear()
-        self.events.add(ToolArgumentsDelta, [(text, self._source)], self._num_calls - 1)
+        self._events.add(ToolArgumentsDelta, [(text, self._source)], self._num_calls - 1)
 
     def close(self) -> None:
+        """The call is complete."""
         if not self._is_open:
             expect(bool(self._name))
             self.arguments("{}")
@@ -257,12 +151,13 @@ class _CallReader:
         self._held.clear()
 
     def drop(self) -> None:
+        """What was read since the last call belongs to the markers around it."""
         self._held.clear()
         self.is_after_call = False
         del self._blanks[self._num_kept_blanks :]
 
     def _begin_call(self) -> None:
-        self.events.add(_started, [(self._name, "")], self._num_calls)
+        self._events.add(_started, [(self._name, "")], self._num_calls)
         self._num_calls += 1
         self._scanned_calls += 1
         self._is_open = self._is_last_call = True
@@ -272,27 +167,81 @@ class _CallReader:
             self._blanks.clear()
         self._num_kept_blanks = len(self._blanks)
 
+    # Characters
+
+    def _read(self, characters: Iterable[Character]) -> None:
+        queue = deque(characters)
+        while queue:
+            character = queue.popleft()
+            self._source = character[1]
+            if self._scan is None:
+                scan = self._scan_from(character[0])
+                if scan is None:
+                    self._write(character)
+                    continue
+                self._scan, self._scanned_calls = scan, 0
+                self._held.append(character)
+                next(scan)
+                continue
+            self._held.append(character)
+            try:
+                expect(len(self._held) <= _MAX_HELD)
+                self._scan.send(character[0])
+            except StopIteration:
+                self._scan = None
+            except Refused:
+                queue.extendleft(reversed(self._give_up()))
+
+    def _scan_from(self, first: str) -> Scan[None] | None:
+        """What reads a marker or a call that may begin with this character."""
+        if self._phase == "before" and first not in BLANKS + self.markers.opener[0]:
+            self._phase = "answer"
+        if self._phase != "answer":
+            begun = [marker for marker in self._expected if marker.startswith(first)]
+            return self._scan_marker(begun) if begun else None
+        is_call = self.names and self.syntax.begins(first, line_start=self._line_start)
+        return self.syntax.scan(first, self, self.names) if is_call else None
+
+    def _scan_marker(self, begun: list[str]) -> Scan[None]:
+        last = begun[0][-1]
+        word = yield from one_of([marker[1:-1] for marker in begun], last)
+        if not self.separates:
+            self._events.content([*self._blanks, *self._held])
+        self._held.clear()
+        self._blanks.clear()
+        self._phase = "reasoning" if self.markers.opener.endswith(word + last) else "answer"
+        self._expected, self._skips_blanks = self.markers[1:], self.separates
+
     def _give_up(self) -> list[Character]:
         """What the scan was not certain of, to be read as something else."""
         held, self._held, self._early, self._scan = self._held, [], [], None
         self.is_after_call = self.is_after_call or self._is_open
         self._is_open, self._name = False, ""
-        if held and not self._scanned_calls:
+        if self._phase == "before":
+            self._phase = "answer"
+        elif held and not self._scanned_calls:
             self._write(held.pop(0))
         return held
 
     def _write(self, character: Character) -> None:
-        """A character of the content."""
-        if character[0] in BLANKS:
+        """A character of the reasoning or the content."""
+        if character[0] in BLANKS and (self.names or self._skips_blanks or self._phase != "answer"):
             self._blanks.append(character)
             self._line_start = self._line_start or character[0] == "\n"
             return
-        if self._has_content or not self._num_calls:
-            self.events.content(self._blanks)
+        if not self._skips_blanks and (self._has_content or not self._num_calls):
+            self._emit(self._blanks)
+        self._emit([character])
         self._blanks.clear()
-        self._num_kept_blanks = 0
-        self.events.content([character])
-        self._line_start, self._has_content, self._is_last_call = False, True, False
+        self._num_kept_blanks, self._skips_blanks = 0, False
+        if self._phase == "reasoning":
+            self._expected = self.markers[1:]
+        else:
+            self._line_start, self._has_content, self._is_last_call = False, True, False
+
+    def _emit(self, characters: list[Character]) -> None:
+        is_reasoning = self._phase == "reasoning" and self.separates
+        self._events.add(ReasoningDelta if is_reasoning else ContentDelta, characters)
 
 
 def _started(index: int, name: str, _source: str) -> ToolCallStart:
