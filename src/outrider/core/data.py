@@ -116,16 +116,24 @@ class Draft:
 
     def __add__(self, other: Draft) -> Draft:
         """One draft after the other; point-mass tokens among sampled ones have point-mass distributions."""
+        both = (self, other)
+        is_sampled = any(draft.probs is not None for draft in both)
+        has_greedy = any(draft.greedy_probs for draft in both)
+        has_estimates = all(len(draft.estimates) == len(draft) for draft in both)
         return Draft(
             tokens=self.tokens + other.tokens,
-            probs=_joined(self, self.probs, other, other.probs),
+            probs=_filled(self.probs, self) + _filled(other.probs, other) if is_sampled else None,
             acceptance=self.acceptance + other.acceptance,
             sources=self.sources + other.sources,
-            greedy_probs=_joined(self, self.greedy_probs or None, other, other.greedy_probs or None) or (),
-            estimates=self.estimates + other.estimates
-            if all(len(d.estimates) == len(d) for d in (self, other))
+            greedy_probs=_filled(self.greedy_probs, self) + _filled(other.greedy_probs, other)
+            if has_greedy
             else (),
+            estimates=self.estimates + other.estimates if has_estimates else (),
         )
+
+
+def _filled(probs: tuple[Distribution, ...] | None, draft: Draft) -> tuple[Distribution, ...]:
+    return probs or point_masses(draft.tokens)
 
 
 @lru_cache(maxsize=4096)
@@ -139,18 +147,6 @@ def point_mass(token: int) -> Distribution:
 def point_masses(tokens: Sequence[int]) -> tuple[Distribution, ...]:
     """Point-mass distributions of these tokens."""
     return tuple(map(point_mass, tokens))
-
-
-_Distributions = tuple[Distribution, ...]
-
-
-def _joined(
-    first: Draft, ours: _Distributions | None, second: Draft, theirs: _Distributions | None
-) -> _Distributions | None:
-    if ours is None and theirs is None:
-        return None
-    ours = point_masses(first.tokens) if ours is None else ours
-    return ours + (point_masses(second.tokens) if theirs is None else theirs)
 
 
 @dataclass(frozen=True, slots=True)

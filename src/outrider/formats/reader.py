@@ -124,7 +124,6 @@ class Reader:
     # What a scan finds
 
     def name(self, name: str) -> None:
-        """The name of the call that is being read."""
         expect(bool(name) and not self._is_open and not self._name)
         self._name = name
         if self._early:
@@ -133,7 +132,6 @@ class Reader:
             self._early = []
 
     def arguments(self, text: str) -> None:
-        """More of its arguments."""
         if not self._name:
             self._early.append((text, self._source))
             return
@@ -143,7 +141,6 @@ class Reader:
         self._events.add(ToolArgumentsDelta, [(text, self._source)], self._num_calls - 1)
 
     def close(self) -> None:
-        """The call is complete."""
         if not self._is_open:
             expect(bool(self._name))
             self.arguments("{}")
@@ -151,7 +148,6 @@ class Reader:
         self._held.clear()
 
     def drop(self) -> None:
-        """What was read since the last call belongs to the markers around it."""
         self._held.clear()
         self.is_after_call = False
         del self._blanks[self._num_kept_blanks :]
