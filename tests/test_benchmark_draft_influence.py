@@ -31,7 +31,7 @@ from exactness import texts_of as enumerated
 from harness import read_rows
 from outrider import Engine, FixedPolicy
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.certify.faults import Fault, judge_with
+from outrider.certify.faults import Fault, verifier_with
 from outrider.core.data import Distribution, point_mass
 from outrider.verify.rules import accept_probability, verify_block, verify_tokens
 from tiny_gguf import write_tiny
@@ -237,7 +237,7 @@ def broken_by(fault: Fault) -> Any:
         if candidate is None:
             return engine_of(target, None, length)
         policy = FixedPolicy(length, p_min=0, hand_over=0)
-        return Engine(target, (candidate.drafter(),), policy, verifier=judge_with(fault))
+        return Engine(target, (candidate.drafter(),), policy, verifier=verifier_with(fault))
 
     return engine
 

@@ -15,7 +15,7 @@ from outrider.backends.fake import FakeModel, random_logits
 from outrider.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
 from outrider.certify.checks import certify
 from outrider.certify.exact_distribution import CachedModel, DisturbedLogits, LogitsCache, exact_distribution
-from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, judge_with
+from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, verifier_with
 from outrider.certify.plan import CertifyPlan, Findings, Subject
 from outrider.certify.text_equality import compare_texts, repeat
 from outrider.core.contracts import Drafter
@@ -139,8 +139,8 @@ GREEDY = Request(PROMPT, SamplingParams(temperature=0), max_tokens=20, ignore_en
 def shaky_engine(*at: int, fault: str | None = None) -> Engine:
     """An engine whose drafter is right for two tokens, then wrong."""
     drafter = ScriptedDrafter(oracle(LANGUAGE, 2))
-    judge = judge_with(None if fault is None else check_fault(fault))
-    return Engine(Shaky(*at), [drafter], EAGER, verifier=judge)
+    verifier = verifier_with(None if fault is None else check_fault(fault))
+    return Engine(Shaky(*at), [drafter], EAGER, verifier=verifier)
 
 
 def test_near_ties_are_reported_and_every_token_is_compared() -> None:
@@ -186,8 +186,8 @@ def test_a_fault_at_a_close_call_is_still_a_fault() -> None:
     def second_best(tokens: Sequence[int], length: int) -> list[int]:
         return [int(np.argsort(LANGUAGE(tokens))[-2])][:length]
 
-    judge = judge_with("kept-rejected")
-    engine = Engine(Close(), [ScriptedDrafter(second_best)], EAGER, verifier=judge)
+    verifier = verifier_with("kept-rejected")
+    engine = Engine(Close(), [ScriptedDrafter(second_best)], EAGER, verifier=verifier)
     compared = compare_texts(engine, GREEDY)
     [difference] = compared.differences
     assert not difference.near_tie and difference.speculative_margin == pytest.approx(1e-4, rel=0.1)

@@ -13,7 +13,7 @@ from outrider.backends.fake import FakeModel, random_logits
 from outrider.certify.certificate import acceptance_power, as_json, reasons
 from outrider.certify.checks import certify
 from outrider.certify.decisions import KINDS, RULES, Decisions, ScoreTests, _Law
-from outrider.certify.faults import check_fault, judge_with
+from outrider.certify.faults import check_fault, verifier_with
 from outrider.certify.plan import CertifyPlan, Findings, Subject
 from outrider.certify.statistics import ERRORS, ScoreTest
 from outrider.core.data import Distribution, Draft, Request
@@ -38,7 +38,7 @@ def decided(rule: Rule, fault: str | None, seed: int, *, contexts: int = 40, tim
     tests: ScoreTests = {(name, kind): ScoreTest() for name in RULES for kind in KINDS}
     verification = Verification(rule, "sampled")
     request = Request(PROMPT, SamplingParams(temperature=1.0), verification=verification)
-    make = judge_with(None if fault is None else check_fault(fault))
+    make = verifier_with(None if fault is None else check_fault(fault))
     for number in range(contexts):
         decisions = Decisions(rule)
         offered = tuple(distribution(rng) for _ in range(LENGTH))

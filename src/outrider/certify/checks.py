@@ -9,7 +9,7 @@ from itertools import product
 from typing import cast
 
 from outrider.certify.exact_distribution import LENGTH, SEARCHED_TOKENS
-from outrider.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, judge_with
+from outrider.certify.faults import CALL_FAULTS, break_calls, break_masks, check_shown, verifier_with
 from outrider.certify.plan import CertifyPlan, Findings, Progress, Subject
 from outrider.certify.runs import RowRecorder
 from outrider.certify.sampled import sampled_tests
@@ -44,7 +44,7 @@ def certify(
         cast(Model, RowRecorder(target)) if subject.bit_equal else target,
         subject.drafters,
         subject.policy,
-        verifier=judge_with(plan.fault),
+        verifier=verifier_with(plan.fault),
         constrain=break_masks(plan.fault, subject.constrain),
     )
 

@@ -25,7 +25,7 @@ from outrider.verify import VerificationRule
 Kind = Literal["acceptance", "recovered", "bonus"]
 KINDS: tuple[Kind, ...] = ("acceptance", "recovered", "bonus")
 RULES = ("token", "block", "stable")
-"""The rules with a law. Drafts without distributions are judged by that of `token` under `block` too."""
+"""The rules with a law. Drafts without distributions follow that of `token` under `block` too."""
 
 MakeVerifier = Callable[[Request, int], VerificationRule]
 ScoreTests = dict[tuple[str, Kind], ScoreTest]

@@ -111,7 +111,7 @@ RULE_FAULTS: Mapping[Fault, Rule] = {
         accept=lambda p, q, token: accept_probability(q, p, token),
         recover=lambda p, q: residual(q, p),
     ),
-    # The most likely token is offered as if it had been drawn (`BrokenJudge.drawing`).
+    # The most likely token is offered as if it had been drawn (`BrokenVerifier.drawing`).
     "argmax-draft": verify_tokens,
     # One random number serves all decisions and draws of a step.
     "reused-random": _reuse_random,
@@ -120,14 +120,14 @@ RULE_FAULTS: Mapping[Fault, Rule] = {
 }
 
 
-def judge_with(fault: Fault | None) -> Callable[[Request, int], VerificationRule]:
-    """What makes an engine's judges: broken ones for requests that speculate, sound ones otherwise."""
+def verifier_with(fault: Fault | None) -> Callable[[Request, int], VerificationRule]:
+    """What makes an engine's verifiers: broken ones for requests that speculate, else sound ones."""
     factor = _ratio_factor(fault)
 
     def make(request: Request, seed: int) -> VerificationRule:
         rule, has_ratio = Verifier.of(request, seed), request.verification.rule != "stable"
         if request.speculate and fault is not None and fault in RULE_FAULTS:
-            return BrokenJudge(fault, request, seed)
+            return BrokenVerifier(fault, request, seed)
         if request.speculate and factor is not None and has_ratio and not request.sampling.is_greedy:
             return cast(VerificationRule, _WrongRatio(rule, factor, seed))
         return rule
@@ -135,7 +135,7 @@ def judge_with(fault: Fault | None) -> Callable[[Request, int], VerificationRule
     return make
 
 
-class BrokenJudge:
+class BrokenVerifier:
     """A VerificationRule with a fault, for one request."""
 
     compares = False
@@ -268,7 +268,7 @@ def break_calls(fault: Fault | None, target: Model) -> Model:
 
 
 def check_shown(fault: Fault | None, target: Model) -> None:
-    """Refuse to judge by texts in which nothing was checked that this fault breaks; `target` is what
+    """Refuse a verdict on texts in which nothing was checked that this fault breaks; `target` is what
     `break_calls` gave. Raises SettingError."""
     broken: object = target
     if isinstance(broken, _UnequalCalls) and not broken.num_broken:

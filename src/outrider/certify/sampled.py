@@ -29,7 +29,7 @@ from outrider.certify.exact_distribution import (
     exact_distribution,
     find_start,
 )
-from outrider.certify.faults import break_masks, judge_with
+from outrider.certify.faults import break_masks, verifier_with
 from outrider.certify.plan import CertifyPlan, DecisionTest, Progress, SampledTest, Subject
 from outrider.certify.runs import generate
 from outrider.certify.statistics import ScoreTest
@@ -208,7 +208,7 @@ class _Sampler:
         # A stream of its own: the null distribution must not be made of the samples' seeds.
         source = np.random.SeedSequence((plan.seed, number, 1))
         seeds = source.generate_state(plan.samples, np.uint64).tolist()
-        decisions, make = Decisions(rule), judge_with(plan.fault)
+        decisions, make = Decisions(rule), verifier_with(plan.fault)
         engine = self._engine(setting, start, decisions.recorded(make))
         request = Request(
             start.prompt, setting.sampling, LENGTH, verification=setting.verification, grammar=plan.grammar

@@ -1,6 +1,6 @@
 """Drawings as inline SVG that takes its colours from the page, so that they suit light, dark and print.
 
-Colours stand as placeholders while a drawing is made and become CSS variables afterwards. The same
+Colours are placeholders while a drawing is made and become CSS variables afterwards. The same
 drawing gives the same bytes: no dates, and names within the SVG that depend on its own name alone.
 """
 

@@ -13,7 +13,7 @@ from outrider.core.params import SamplingParams
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One conversation. `messages` are OpenAI's, up to a turn that the target answers; a string is a text as
-    it stands. Each of `follow_ups` is asked after the target's own answer to what came before.
+    it is. Each of `follow_ups` is asked after the target's own answer to what came before.
     `grammar` limits the answers, `tools` are shown to the chat template.
     """
 

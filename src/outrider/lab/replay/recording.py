@@ -1,7 +1,7 @@
 """An answer of the target's, and what each draft model offers at every position of it.
 
 As long as a draft is accepted, what a draft model offers next depends on the target's text alone, so its
-most likely token after every prefix of the answer says what any draft would have been worth. After a
+most likely token after every prefix of the answer says how far any draft would have been accepted. After a
 wrong token the draft goes on by itself: `departures` keep those tokens, for their confidence decides
 when a policy gives up. What lookups offer needs no recording: they are run again.
 """

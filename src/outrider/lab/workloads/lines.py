@@ -1,4 +1,4 @@
-"""One line of a prompt file: Spec-Bench's shape, a chat request's, or a text as it stands."""
+"""One line of a prompt file: Spec-Bench's shape, a chat request's, or a text as it is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unreadable(Exception):
 
 
 def prompt_of(value: Any, name: str) -> Prompt:
-    """The prompt that a line's value stands for; `name` is its id where it has none. Raises Unreadable."""
+    """The prompt in a line's value; `name` is its id where it has none. Raises Unreadable."""
     if isinstance(value, str):
         raise Unreadable("it is no JSON object")
     if not isinstance(value, dict):
@@ -42,10 +42,10 @@ def prompt_of(value: Any, name: str) -> Prompt:
             raise Unreadable("its turns are no list of texts")
         return Prompt(name, ({"role": "user", "content": turns[0]},), follow_ups=tuple(turns[1:]))
     _refuse_slips(value)
-    return request_of(value, name)
+    return prompt_of_request(value, name)
 
 
-def request_of(body: Mapping[str, Any], name: str) -> Prompt:
+def prompt_of_request(body: Mapping[str, Any], name: str) -> Prompt:
     """The prompt that a request of a chat or a completion asks. Raises Unreadable."""
     given: tuple[Mapping[str, Any], ...] | str
     if "messages" in body:

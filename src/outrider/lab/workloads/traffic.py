@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.core.files import parse_json
 from outrider.lab.prompts import Prompt
-from outrider.lab.workloads.lines import Unreadable, request_of, text_of
+from outrider.lab.workloads.lines import Unreadable, prompt_of_request, text_of
 
 
 def is_event(value: Any) -> bool:
@@ -38,43 +38,44 @@ def prompts_of_event(value: Any, max_tokens: int) -> list[Prompt]:
         raise Unreadable("the body is longer than what is logged") from None
     if not isinstance(body, dict):
         raise Unreadable("the body is no object")
-    found = read(body, str(value.get("id") or "request"))
+    name = str(value.get("id") or "request")
+    found = [prompt_of_request(request, name) for request in read(body)]
     return [replace(p, max_tokens=min(p.max_tokens or max_tokens, max_tokens)) for p in found]
 
 
-def _chat(body: Mapping[str, Any], name: str) -> list[Prompt]:
+# What each endpoint was asked, as requests that a prompt file could hold.
+
+
+def _chat(body: dict[str, Any]) -> list[dict[str, Any]]:
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     tools = None if body.get("tool_choice") == "none" else body.get("tools")
-    messages = body.get("messages")
-    return [request_of({**body, "messages": messages, "tools": tools, "max_tokens": limit}, name)]
+    return [{**body, "messages": body.get("messages"), "tools": tools, "max_tokens": limit}]
 
 
-def _completions(body: Mapping[str, Any], name: str) -> list[Prompt]:
+def _completions(body: dict[str, Any]) -> list[dict[str, Any]]:
     asked = body.get("prompt")
-    given = asked if isinstance(asked, list) else [asked]
-    prompts = [prompt for prompt in given if isinstance(prompt, str) and prompt]
-    if not prompts or len(prompts) < len(given):
+    prompts = asked if isinstance(asked, list) else [asked]
+    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
         raise Unreadable("the prompt is given in tokens")
-    plain = {key: value for key, value in body.items() if key != "messages"}
-    return [request_of({**plain, "prompt": prompt}, name) for prompt in prompts]
+    body.pop("messages", None)
+    return [{**body, "prompt": prompt} for prompt in prompts]
 
 
-def _responses(body: Mapping[str, Any], name: str) -> list[Prompt]:
-    """A request for a response as the chat request that it amounts to."""
+def _responses(body: dict[str, Any]) -> list[dict[str, Any]]:
     asked = body.get("input")
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not isinstance(items, list):
         raise Unreadable("the input is no conversation")
-    lead = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     text = body.get("text")
     chat = {
-        "messages": lead + _turns(items),
+        "messages": system + _turns(items),
         "tools": [_nested(tool) for tool in body.get("tools") or ()],
         "tool_choice": body.get("tool_choice"),
         "response_format": text.get("format") if isinstance(text, dict) else None,
         "max_tokens": body.get("max_output_tokens"),
     }
-    return _chat(chat, name)
+    return _chat(chat)
 
 
 def _nested(tool: Any) -> Any:
@@ -117,7 +118,7 @@ def _add_to_assistant(turns: list[dict[str, Any]], kind: str, item: Mapping[str,
         raise Unreadable(f"the input holds an item of type {kind}")
 
 
-_ROUTES: dict[str, Callable[[Mapping[str, Any], str], list[Prompt]]] = {
+_ROUTES: dict[str, Callable[[dict[str, Any]], list[dict[str, Any]]]] = {
     "/chat/completions": _chat,
     "/completions": _completions,
     "/responses": _responses,
