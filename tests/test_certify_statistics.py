@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.certify.statistics import MIN_EXPECTED, pool, simulate_null
-from outrider.core.errors import SettingError
 from outrider.lab.statistics import holm
 
 PROBS = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
@@ -67,8 +66,3 @@ def test_holm_steps_down() -> None:
     assert holm([0.01, 0.04, 0.03], 0.05) == [True, False, False]
     assert holm([0.01, 0.02, 0.03], 0.06) == [True, True, True]
     assert holm([], 0.05) == []
-
-
-def test_no_samples_are_refused() -> None:
-    with pytest.raises(SettingError, match="samples"):
-        simulate_null(PROBS, 0, 10, np.random.default_rng(0))

@@ -37,9 +37,9 @@ def certify(
     or for one that leaves no room in the context, SettingError for a grammar without `Subject.constrain` and
     for a fault that cannot show.
     """
+    target = break_calls(plan.fault, subject.target)
     _check(subject, prompts, plan)
     speculates = subject.speculates(plan.grammar)
-    target = break_calls(plan.fault, subject.target)
     engine = Engine(
         cast(Model, RowRecorder(target)) if subject.bit_equal else target,
         subject.drafters,
@@ -107,10 +107,7 @@ def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]
 def _check(subject: Subject, prompts: Sequence[tuple[int, ...]], plan: CertifyPlan) -> None:
     if not prompts:
         raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
-    if plan.grammar is not None and subject.constrain is None:
-        raise SettingError("grammar", "this subject was made without constraints", "Give it `constrain`.")
     if plan.fault in CALL_FAULTS and not subject.speculates(plan.grammar):
-        break_calls(plan.fault, subject.target)
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")
     searched = LENGTH if plan.grammar is None else SEARCHED_TOKENS + LENGTH

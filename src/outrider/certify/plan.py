@@ -55,7 +55,7 @@ class CertifyPlan:
     `repeats` times more. `significance` is the probability that sound sampling fails at all. A `rule` that is
     not auto is tested alone. `grammar` limits every output.
 
-    Raises SettingError for a value out of range, and for a fault that cannot show.
+    Raises SettingError for a negative seed, a lenience out of range, and a fault that cannot show.
     """
 
     num_tokens: int = 128
@@ -72,13 +72,6 @@ class CertifyPlan:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        counts = {"tokens": self.num_tokens, "seeded tokens": self.num_seeded, "samples": self.samples}
-        for name, value in counts.items():
-            if value < 1:
-                raise SettingError(name, f"{value} is too few", "Give 1 or more.")
-        if not 0 < self.significance < 1:
-            reason = f"{self.significance} is no probability"
-            raise SettingError("significance", reason, "Give one in (0, 1).")
         if self.seed < 0:
             raise SettingError("seed", f"{self.seed} is negative", "Give 0 or more.")
         if self.fault is not None:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from outrider.core.errors import SettingError
-
 Probs = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
@@ -96,12 +94,7 @@ class Null:
 
 
 def simulate_null(probs: Probs, num_samples: int, num_draws: int, rng: np.random.Generator) -> Null:
-    """Draw the null distribution of the statistic.
-
-    Raises SettingError for less than one sample or draw.
-    """
-    if num_samples < 1 or num_draws < 1:
-        raise SettingError("samples", f"{min(num_samples, num_draws)} is too few", "Give 1 or more.")
+    """Draw the null distribution of the statistic."""
     probs = probs / probs.sum()
     statistics = []
     for start in range(0, num_draws, _CHUNK):
