@@ -10,7 +10,7 @@ import math
 import re
 from typing import Any
 
-from outrider.constraints.json_schema.document import Node, children, target, walk
+from outrider.constraints.json_schema.document import Node, broken, children, target, walk
 from outrider.constraints.json_schema.keywords import (
     ANNOTATIONS,
     BOUNDS,
@@ -24,7 +24,6 @@ from outrider.constraints.json_schema.keywords import (
     TYPES,
 )
 from outrider.constraints.json_schema.overlap import excludes
-from outrider.core.errors import GrammarError
 
 MAX_PROPERTIES = 2000
 """Of one object: the grammar grows with the square of it."""
@@ -62,7 +61,7 @@ class SchemaCheck:
         """Go on without a keyword, or raise GrammarError."""
         if not self._lenient:
             way_out = "Leave it out, or go on without it (--lenient-schema)."
-            raise GrammarError("schema", f"{pointer}/{keyword} {why}", way_out)
+            raise broken(f"{pointer}/{keyword} {why}", way_out)
         del self.parts[pointer][keyword]
         self.notices.append(f"schema: {pointer}/{keyword} {why}, and is left out")
 
@@ -70,7 +69,7 @@ class SchemaCheck:
         if isinstance(node, bool) or id(node) in self._seen:
             return
         if not isinstance(node, dict):
-            raise _broken(pointer, "has to be a schema: an object, true or false")
+            raise broken(f"{pointer} has to be a schema: an object, true or false")
         self._seen.add(id(node))
         self.parts[pointer] = node
         self._check_keywords(pointer, node)
@@ -90,7 +89,7 @@ class SchemaCheck:
                 self.leave_out(pointer, keyword, "is no known keyword, so that nothing would enforce it")
         inner_id = node.get("$id", node.get("id"))
         if pointer != "#" and isinstance(inner_id, str) and not inner_id.startswith("#"):
-            raise _broken(f"{pointer}/$id", "starts a document inside this one, which is not supported")
+            raise broken(f"{pointer}/$id starts a document inside this one, which is not supported")
         name = node.get("format")
         if name is not None and not (isinstance(name, str) and name in FORMATS):
             self.leave_out(pointer, "format", f"is {name!r}, which cannot be enforced")
@@ -103,7 +102,7 @@ class SchemaCheck:
         for low, high in BOUNDS:
             least, most = node.get(low), node.get(high)
             if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
-                raise _impossible(f"{pointer}/{low}", f"is {least}, more than {high}, {most}")
+                raise broken(f"{pointer}/{low} is {least}, more than {high}, {most}: nothing fits")
         # Keys that the schema does not name may come twice, and count once.
         least = node.get("minProperties", 0)
         if isinstance(least, int) and least > max(1, len(node.get("required", ()))):
@@ -114,27 +113,27 @@ def _check_shapes(pointer: str, node: Node) -> None:
     named = node.get("type", [])
     for name in named if isinstance(named, list) else [named]:
         if not isinstance(name, str) or name not in TYPES:
-            raise _broken(f"{pointer}/type", f"is {name!r}, and no type of JSON")
+            raise broken(f"{pointer}/type is {name!r}, and no type of JSON")
     required = node.get("required", [])
     if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
-        raise _broken(f"{pointer}/required", "has to be a list of keys")
+        raise broken(f"{pointer}/required has to be a list of keys")
     for keyword in ("enum", *SCHEMA_LISTS):
         if not isinstance(node.get(keyword, []), list):
-            raise _broken(f"{pointer}/{keyword}", "has to be a list")
+            raise broken(f"{pointer}/{keyword} has to be a list")
     if node.get("enum") == []:
-        raise _impossible(f"{pointer}/enum", "is empty")
+        raise broken(f"{pointer}/enum is empty: nothing fits")
     for keyword in SCHEMA_MAPS:
         if not isinstance(node.get(keyword, {}), dict):
-            raise _broken(f"{pointer}/{keyword}", "has to be an object")
+            raise broken(f"{pointer}/{keyword} has to be an object")
         if (count := len(node.get(keyword, ()))) > MAX_PROPERTIES:
             why = f"{pointer}/{keyword} names {count:,} properties, {MAX_PROPERTIES:,} are the most"
-            raise GrammarError("schema", why, "Leave out what the output does not need.")
+            raise broken(why, "Leave out what the output does not need.")
 
 
 def _check_constant(place: str, value: object) -> None:
     if isinstance(value, str) and (found := _CONTROL_CHARACTERS.search(value)):
         why = f"holds the control character U+{ord(found[0]):04X}, which is never written"
-        raise GrammarError("schema", f"{place} {why}", "Leave it out.")
+        raise broken(f"{place} {why}", "Leave it out.")
     if isinstance(value, int | float) and (
         (isinstance(value, float) and not math.isfinite(value))
         or (abs(value) > _EXACT_INTEGERS and value == int(value))
@@ -142,12 +141,4 @@ def _check_constant(place: str, value: object) -> None:
         is_shown = isinstance(value, float) or abs(value) < _LARGEST_SHOWN
         shown = f"{value:.17g}" if is_shown else "too large"
         why = f"is {shown}, and numbers beyond 2^53 cannot be held exactly"
-        raise GrammarError("schema", f"{place} {why}", "Choose a smaller one, or leave it out.")
-
-
-def _broken(place: str, why: str) -> GrammarError:
-    return GrammarError("schema", f"{place} {why}", "Correct it.")
-
-
-def _impossible(place: str, why: str) -> GrammarError:
-    return _broken(place, f"{why}: nothing fits")
+        raise broken(f"{place} {why}", "Choose a smaller one, or leave it out.")

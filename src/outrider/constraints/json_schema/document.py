@@ -19,11 +19,16 @@ _MAX_DIGITS = 10
 Node = dict[str, Any]
 
 
+def broken(why: str, way_out: str = "Correct it.") -> GrammarError:
+    """The error of a schema that cannot be used."""
+    return GrammarError("schema", why, way_out)
+
+
 def read(text: str) -> Node | bool:
     """The schema. Raises GrammarError for what is no JSON, no schema, or beyond the bounds."""
     if len(text) > MAX_CHARACTERS:
         why = f"it has {len(text):,} characters, {MAX_CHARACTERS:,} are the most"
-        raise GrammarError("schema", why, "Leave out what the output does not need.")
+        raise broken(why, "Leave out what the output does not need.")
     try:
         root = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(root, ensure_ascii=False).encode()
@@ -31,28 +36,23 @@ def read(text: str) -> Node | bool:
             raise RecursionError
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise GrammarError("schema", f"it is not JSON ({error.msg}: {where})", "Correct it.") from error
+        raise broken(f"it is not JSON ({error.msg}: {where})") from error
     except UnicodeEncodeError as error:
-        raise GrammarError("schema", "it holds half of a surrogate pair", "Give valid Unicode.") from error
+        raise broken("it holds half of a surrogate pair", "Give valid Unicode.") from error
     except RecursionError:
-        why = f"it nests more than {MAX_DEPTH} levels deep"
         way_out = "Name the inner parts under $defs, and refer to them with $ref."
-        raise GrammarError("schema", why, way_out) from None
+        raise broken(f"it nests more than {MAX_DEPTH} levels deep", way_out) from None
     except ValueError:  # Python reads no whole number of more than some thousand digits
-        raise GrammarError("schema", "a number in it has too many digits", "Shorten it.") from None
+        raise broken("a number in it has too many digits", "Shorten it.") from None
     if not isinstance(root, dict | bool):
-        why = f"it is {_kind(root)}, and a schema is an object (or true or false)"
-        raise GrammarError("schema", why, 'Give something like {"type": "object"}.')
+        kinds = {str: "a string", list: "a list", int: "a number", float: "a number", type(None): "null"}
+        why = f"it is {kinds[type(root)]}, and a schema is an object (or true or false)"
+        raise broken(why, 'Give something like {"type": "object"}.')
     return root
 
 
 def _refuse_constant(name: str) -> None:
-    raise GrammarError("schema", f"it is not JSON ({name} is no number of JSON)", "Correct it.")
-
-
-def _kind(value: object) -> str:
-    kinds = {str: "a string", list: "a list", int: "a number", float: "a number"}
-    return "null" if value is None else kinds.get(type(value), "something else")
+    raise broken(f"it is not JSON ({name} is no number of JSON)")
 
 
 def walk(value: object, pointer: str = "#") -> Iterator[tuple[str, Any]]:
@@ -85,21 +85,21 @@ def target(root: Node, pointer: str, reference: object) -> tuple[str, Any]:
     """Where a `$ref` at `pointer` points to, and what is there. Raises GrammarError for nowhere, and
     for other documents: none is ever fetched."""
     if not isinstance(reference, str):
-        raise GrammarError("schema", f"{pointer}/$ref has to be a string", "Correct it.")
+        raise broken(f"{pointer}/$ref has to be a string")
     own = root["$id"] if isinstance(root.get("$id"), str) else ""
     try:
         document, fragment = urldefrag(urljoin(own, reference))
     except ValueError:
         why = f"{pointer}/$ref is {reference[:100]!r}, which is no reference"
-        raise GrammarError("schema", why, "Correct it, or the $id of the schema.") from None
+        raise broken(why, "Correct it, or the $id of the schema.") from None
     if document != urldefrag(own)[0]:
         why = f"{pointer}/$ref points to another document ({reference}), and none is fetched"
-        raise GrammarError("schema", why, "Copy what it needs to #/$defs.")
+        raise broken(why, "Copy what it needs to #/$defs.")
     fragment = unquote(fragment)
     found = _at(root, fragment) if fragment in ("",) or fragment.startswith("/") else _named(root, fragment)
     if found is None:
         why = f"{pointer}/$ref points to {reference}, which does not exist"
-        raise GrammarError("schema", why, "Correct it, or put it there.")
+        raise broken(why, "Correct it, or put it there.")
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from outrider.constraints.json_schema.document import Node, children, target, walk
+from outrider.constraints.json_schema.document import Node, broken, children, target, walk
 from outrider.constraints.json_schema.keywords import SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS
 from outrider.core.errors import GrammarError
 
@@ -28,7 +28,7 @@ def check_merging(root: Node) -> None:
         if isinstance(node, dict) and _merges(node) and _size(root, node, sizes) > _MAX_MERGED:
             why = f"its parts come to more than {_MAX_MERGED:,} when they are put together"
             way_out = "Say less of it with allOf, or with $ref beside other keywords."
-            raise GrammarError("schema", why, way_out)
+            raise broken(why, way_out)
 
 
 def _merges(node: Node) -> bool:

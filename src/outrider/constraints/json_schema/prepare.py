@@ -12,9 +12,8 @@ from llguidance import LLMatcher, LLParserLimits
 
 from outrider.constraints.complaints import reason
 from outrider.constraints.json_schema.check import SchemaCheck
-from outrider.constraints.json_schema.document import Node, read, target
+from outrider.constraints.json_schema.document import Node, broken, read, target
 from outrider.constraints.json_schema.merging import check_merging, endless
-from outrider.core.errors import GrammarError
 from outrider.core.params import JsonStyle
 
 _MAX_REPAIRS = 100
@@ -65,7 +64,7 @@ def prepare(text: str, style: JsonStyle, *, lenient: bool) -> tuple[str, tuple[s
     """The schema in the form that follows `%json`, and notices of what was left out. Raises GrammarError."""
     root = read(text)
     if root is False:
-        raise GrammarError("schema", "it is false, so that nothing fits", "Correct it.")
+        raise broken("it is false, so that nothing fits")
     document: Node = {} if root is True else root
     check = SchemaCheck(document, lenient)
     check_merging(document)
@@ -74,12 +73,10 @@ def prepare(text: str, style: JsonStyle, *, lenient: bool) -> tuple[str, tuple[s
         if (problem := _problem(document)) is None:
             break
         if perf_counter() > until_s:
-            raise GrammarError(
-                "schema", f"too much of it cannot be enforced ({reason(problem)})", "Simplify it."
-            )
+            raise broken(f"too much of it cannot be enforced ({reason(problem)})", "Simplify it.")
         _repair(check, problem)
     if (pointer := endless(document, check.parts)) is not None:
-        raise GrammarError("schema", f"{pointer} can never be complete: it requires itself", "Correct it.")
+        raise broken(f"{pointer} can never be complete: it requires itself")
     options = {**_STYLES[style], "json_allowed_escapes": _ESCAPES}
     return json.dumps({**document, "x-guidance": options}), tuple(check.notices)
 
@@ -107,8 +104,8 @@ def _repair(check: SchemaCheck, problem: str) -> None:
             check.notices[-1] = f"schema: {pointer}/oneOf {why}, and is taken as anyOf"
         return
     if "Unsatisfiable" in problem or "empty" in problem:
-        raise GrammarError("schema", f"{pointer}: nothing fits ({reason(problem)})", "Correct it.")
-    raise GrammarError("schema", f"{pointer}: {reason(problem)}", "Correct it.")
+        raise broken(f"{pointer}: nothing fits ({reason(problem)})")
+    raise broken(f"{pointer}: {reason(problem)}")
 
 
 def _locate(check: SchemaCheck, problem: str) -> tuple[str, str]:
