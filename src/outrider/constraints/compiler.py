@@ -111,12 +111,8 @@ def _matcher(
     if not matcher.is_error() and not matcher.is_stopped():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise _refusal(grammar, matcher.get_error())
+        why = reason(matcher.get_error())
+        if grammar.kind in ("lark", "gbnf") and (found := place(matcher.get_error())):
+            why = f"line {found[0]}, column {found[1]}: {why}"
+        raise GrammarError(KINDS[grammar.kind].title, why, "Correct it.")
     return matcher
-
-
-def _refusal(grammar: Grammar, message: str) -> GrammarError:
-    why = reason(message)
-    if grammar.kind in ("lark", "gbnf") and (found := place(message)):
-        why = f"line {found[0]}, column {found[1]}: {why}"
-    return GrammarError(KINDS[grammar.kind].title, why, "Correct it.")

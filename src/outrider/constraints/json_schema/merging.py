@@ -74,11 +74,10 @@ def endless(root: Node, parts: Mapping[str, Node]) -> str | None:
     The least fixed point of "some finite value fits": what is not in it needs itself.
     """
     finite: set[int] = set()
-    growing = True
-    while growing:
-        new = {id(node) for node in parts.values() if id(node) not in finite and _ends(root, node, finite)}
+    while new := {
+        id(part) for part in parts.values() if id(part) not in finite and _ends(root, part, finite)
+    }:
         finite |= new
-        growing = bool(new)
     return next((pointer for pointer, node in parts.items() if id(node) not in finite), None)
 
 

@@ -13,6 +13,15 @@ from typing import Any
 from outrider.constraints.json_schema.document import Node, target
 from outrider.constraints.json_schema.keywords import TYPES
 
+_JSON_TYPES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    str: "string",
+    list: "array",
+    dict: "object",
+    int: "integer",
+    float: "integer",
+}
 _MAX_REFERENCES = 20
 _MAX_SCHEMAS = 300
 
@@ -54,25 +63,15 @@ def _apart(root: Node, one: Any, other: Any, depth: int) -> bool:
 def _types(schema: Node) -> set[str]:
     constants = _constants(schema)
     if constants is not None:
-        return {_type_of(json.loads(text)) for text in constants}
+        return {_JSON_TYPES[type(json.loads(text))] for text in constants}
     named = schema.get("type")
     types = set(TYPES) if named is None else {named} if isinstance(named, str) else set(named)
     return types | {"integer"} if "number" in types else types
-
-
-def _type_of(value: object) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    kinds: dict[type, str] = {str: "string", list: "array", dict: "object", int: "integer", float: "integer"}
-    return kinds.get(type(value), "null")
 
 
 def _constants(schema: Node) -> set[str] | None:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None
-    return {json.dumps(_plain(value), sort_keys=True) for value in values}
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    whole = (int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
+    return {json.dumps(value, sort_keys=True) for value in whole}
