@@ -107,10 +107,8 @@ class ChatFormat:
             return None
         required, state, rules = choice != "auto", self._state(prompt), Rules(self._control)
         max_calls = MAX_CALLS if parallel and not isinstance(choice, Named) else 1
-        if required:
-            answer = rules.named(self._syntax.calls(rules, allowed, max_calls))
-        else:
-            answer = rules.choice([*self._syntax.free_calls(rules, allowed, max_calls), "free"])
+        calls = self._syntax.calls(rules, allowed, max_calls, free=not required)
+        answer = rules.choice(calls if required else [*calls, "free"])
         reasoning = None if state == "over" else self._markers
         text = answer_grammar(rules, answer, required=required, reasoning=reasoning, opened=state == "opened")
         return Grammar("lark", text, fast_forward=fast_forward)

@@ -90,6 +90,10 @@ class Rules:
             return f"free {self.marker(text)}"
         return self.lazy("/(?s:.*)/", text)
 
+    def opener(self, text: str, *, free: bool) -> str:
+        """A marker, `free`: after any text in which it does not occur."""
+        return self.up_to(text) if free else self.marker(text)
+
     def lazy(self, before: str, text: str) -> str:
         """A regular expression and a text, over as soon as the text is complete."""
         return self.named(f"{before} {json.dumps(text)}", "[lazy]")

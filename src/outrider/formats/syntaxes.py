@@ -28,11 +28,9 @@ class CallSyntax(Protocol):
     def of(cls, template: str) -> Self | None:
         """The syntax of a chat template's source; None where the template writes calls in another way."""
 
-    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
-        """One to `max_calls` calls, as part of a grammar."""
-
-    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
-        """Alternatives of free text that goes over into calls, as parts of a grammar."""
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
+        """One to `max_calls` calls, as parts of a grammar of which one has to match; `free`: after any
+        text."""
 
     def begins(self, character: str, *, line_start: bool) -> bool:
         """Whether a call, or a marker of one, may begin with this character."""
@@ -56,18 +54,11 @@ class Hermes:
         is_json = not any(sign in template for sign in _NO_JSON)
         return cls() if "<tool_call>" in template and is_json else None
 
-    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
-        one = f"{rules.marker('<tool_call>')} {self._after_opener(rules, tools)}"
-        return repeated(one, f'"\\n" {one}', max_calls)
-
-    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
-        inside = self._after_opener(rules, tools)
-        following = f'"\\n" {rules.marker("<tool_call>")} {inside}'
-        bare = bare_calls(rules, tools, max_calls, key="arguments", separator="\n")
-        return [repeated(f"{rules.up_to('<tool_call>')} {inside}", following, max_calls), *bare]
-
-    def _after_opener(self, rules: Rules, tools: Sequence[ToolSpec]) -> str:
-        return rules.named(f'"\\n" {rules.objects(tools)} "\\n" {rules.marker(self.closer)}')
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
+        inside = rules.named(f'"\\n" {rules.objects(tools)} "\\n" {rules.marker(self.closer)}')
+        bare = bare_calls(rules, tools, max_calls, key="arguments", separator="\n") if free else []
+        first, opener = rules.opener("<tool_call>", free=free), rules.marker("<tool_call>")
+        return [repeated(f"{first} {inside}", f'"\\n" {opener} {inside}', max_calls), *bare]
 
     def begins(self, character: str, *, line_start: bool) -> bool:
         return character == "<" or (character == "{" and line_start)
@@ -100,23 +91,18 @@ class Mistral:
     def of(cls, template: str) -> Self | None:
         return cls(template) if "[TOOL_CALLS]" in template else None
 
-    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
-        return self._calls(rules, tools, rules.marker("[TOOL_CALLS]"), max_calls)
-
-    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
-        return [self._calls(rules, tools, rules.up_to("[TOOL_CALLS]"), max_calls)]
-
-    def _calls(self, rules: Rules, tools: Sequence[ToolSpec], opener: str, max_calls: int) -> str:
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
+        first, opener = rules.opener("[TOOL_CALLS]", free=free), rules.marker("[TOOL_CALLS]")
         if "[ARGS]" in self.markers:
             has_id = "[CALL_ID]" in self.markers
             call_id = f"({rules.marker('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)? " if has_id else ""
             between = f"{call_id}{rules.marker('[ARGS]')}"
             one = rules.choice([f"{json.dumps(t.name)} {between} {rules.arguments(t)}" for t in tools])
-            return repeated(f"{opener} {one}", f"{rules.marker('[TOOL_CALLS]')} {one}", max_calls)
+            return [repeated(f"{first} {one}", f"{opener} {one}", max_calls)]
         one = rules.objects(tools)
         several = repeated(one, f'", " {one}', max_calls)
         # Tokenizers of the older models put a blank after the marker.
-        return f'{opener} (" ")? "[" {several} "]"'
+        return [f'{first} (" ")? "[" {several} "]"']
 
     def begins(self, character: str, *, line_start: bool) -> bool:
         del line_start
@@ -179,16 +165,14 @@ class Objects:
         is_llama |= "<|start_header_id|>" in template and '"parameters"' in template
         return cls("llama3", "parameters", "; ", "<|python_tag|>") if is_llama else None
 
-    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> str:
+    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
+        bare = bare_calls(rules, tools, max_calls, key=self._key, separator=self._separator) if free else []
         one = rules.objects(tools, self._key)
-        return repeated(one, f"{json.dumps(self._separator)} {one}", max_calls)
-
-    def free_calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int) -> list[str]:
-        found = bare_calls(rules, tools, max_calls, key=self._key, separator=self._separator)
-        one = rules.objects(tools, self._key)
-        following = f"{json.dumps(self._separator)} {one}"
-        marked = [repeated(f"{rules.up_to(tag)} {one}", following, max_calls) for tag in self.markers]
-        return [*found, *marked]
+        firsts = [f"{rules.up_to(tag)} {one}" for tag in self.markers] if free else [one]
+        return [
+            *bare,
+            *(repeated(first, f"{json.dumps(self._separator)} {one}", max_calls) for first in firsts),
+        ]
 
     def as_text(self, name: str, arguments: str) -> str:
         """A call as the model would write it."""
