@@ -390,7 +390,7 @@ def test_a_text_that_cannot_go_on_is_left_out(tmp_path: Path, monkeypatch: pytes
     run = _Runner.run
 
     def stuck(runner: _Runner, case: Case, answer: AnswerRow, seed: int) -> Completion:
-        if (runner.entry.setting.name, case.workload.name, case.id) == ("auto lookup", "words", "2"):
+        if (runner.setting.name, case.workload.name, case.id) == ("auto lookup", "words", "2"):
             raise ConstraintError("grammar", "no token is allowed")
         return run(runner, case, answer, seed)
 

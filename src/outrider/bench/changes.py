@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.results import Cell, Results
+from outrider.bench.results import Cell, Results, rates
 from outrider.bench.summary.speeds import (
     Outcome,
     combined_noise,
@@ -149,7 +149,7 @@ def _compared(cell: Cell, before: Results, after: Results) -> Estimate | None:
 
 def _gains(results: Results, cell: Cell) -> Mapping[str, Any]:
     """By case, of each repetition: plain decoding's tokens per second, or the speed-up in its block."""
-    ours, plain = results.rates(cell), results.rates(cell.plain)
+    ours, plain = rates(results, cell), rates(results, cell.plain)
     strata = paired(results, cell, cell.plain)
     if strata is None:
         return {}

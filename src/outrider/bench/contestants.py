@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -20,6 +21,8 @@ from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.bench.plan import ContestantSpec
+    from outrider.lab.record import Case
+    from outrider.lab.rows import AnswerRow
 
 __all__ = ["Answer", "Contestant", "ContestantError", "RefusedError", "headers_of"]
 
@@ -115,6 +118,16 @@ class Contestant:
                 return read_answer(response.iter_lines(), started_s)
         except (StreamError, httpx.HTTPError) as error:
             raise ContestantError(self.name, _reason(error), self._way_out()) from error
+
+    def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
+        """The answer to a case whose earlier turns were answered so; raises as `ask` does."""
+        return self.ask(
+            case.prompt.after([answered[earlier].text for earlier in case.earlier]),
+            sampling=replace(case.workload.sampling, seed=seed),
+            max_tokens=case.prompt.max_tokens or case.workload.max_tokens,
+            grammar=case.prompt.grammar,
+            tools=case.prompt.tools,
+        )
 
     @property
     def is_alive(self) -> bool:

@@ -13,12 +13,10 @@ from outrider.lab.record import Case, cases_of, recording_of
 from outrider.lab.replay import Offers, Recording
 from outrider.lab.rows import (
     AnswerRow,
-    ChoiceRow,
     CostsRow,
     ModelRow,
     OffersRow,
     PairRow,
-    PredictionRow,
     Role,
     Row,
     SkippedRow,
@@ -49,11 +47,13 @@ class Ledger:
         self._store.append(row)
 
     def of(self, kind: type[_R], **fields: object) -> list[_R]:
-        """The rows of a kind whose fields have these values."""
+        """The rows of a kind about this target, or about no target, whose fields have these values."""
         return [
             row
             for row in self.rows
-            if isinstance(row, kind) and all(getattr(row, name) == value for name, value in fields.items())
+            if isinstance(row, kind)
+            and getattr(row, "target", self.name) == self.name
+            and all(getattr(row, name) == value for name, value in fields.items())
         ]
 
     def skip(self, what: str, why: str) -> None:
@@ -66,24 +66,19 @@ class Ledger:
         if not self.of(ModelRow, model=row.model, role=row.role, backend=row.backend):
             self.append(row)
 
-    def cases(self, workload: str) -> list[tuple[Case, AnswerRow]]:
+    def cases(self, workload: Workload) -> list[tuple[Case, AnswerRow]]:
         """The cases of a workload that were answered at some length, in their order."""
-        [found] = [known for known in self.workloads if known.name == workload]
-        rows = self.answered(workload)
-        known = [(case, rows[case.id]) for case in cases_of(found) if case.id in rows]
+        rows = self.answered(workload.name)
+        known = [(case, rows[case.id]) for case in cases_of(workload) if case.id in rows]
         return [(case, row) for case, row in known if len(row.tokens) >= MIN_TOKENS]
 
     def answered(self, workload: str) -> dict[str, AnswerRow]:
         """The answers of a workload by their cases, empty ones too."""
-        return {row.case: row for row in self.of(AnswerRow, target=self.name, workload=workload)}
+        return {row.case: row for row in self.of(AnswerRow, workload=workload)}
 
     def all_cases(self) -> list[tuple[Case, AnswerRow]]:
         """Those of all workloads."""
-        return [pair for workload in self.workloads for pair in self.cases(workload.name)]
-
-    def choices(self) -> list[ChoiceRow]:
-        """What was chosen for each cell."""
-        return self.of(ChoiceRow, target=self.name)
+        return [pair for workload in self.workloads for pair in self.cases(workload)]
 
     def prices(self, draft: str | None) -> Prices:
         """The costs in force for a pair."""
@@ -102,25 +97,13 @@ class Ledger:
 
     def pair(self, draft: str) -> PairRow | None:
         """How a draft's tokenizer lines up, if that is known."""
-        return next(iter(self.of(PairRow, target=self.name, draft=draft)), None)
+        return next(iter(self.of(PairRow, draft=draft)), None)
 
-    def offers(self, draft: str) -> list[OffersRow]:
-        """What a draft would have offered."""
-        return self.of(OffersRow, target=self.name, draft=draft)
-
-    def predictions(self, draft: str | None) -> list[PredictionRow]:
-        """What was predicted of a pair."""
-        return self.of(PredictionRow, target=self.name, draft=draft)
-
-    def scored(self, workload: str, draft: str | None) -> list[Recording]:
+    def scored(self, workload: Workload, draft: str | None) -> list[Recording]:
         """The answers of a workload as recordings with the offers of a draft; those without offers are left
         out."""
-        mine = self.offers(draft) if draft else []
-        offers = {
-            row.case: {"draft": Offers(row.tokens, row.confidence, row.departures)}
-            for row in mine
-            if row.workload == workload
-        }
+        rows = self.of(OffersRow, draft=draft, workload=workload.name) if draft else []
+        offers = {r.case: {"draft": Offers(r.tokens, r.confidence, r.departures)} for r in rows}
         return [
             recording_of(self.target, case, answer, offers.get(answer.case, {}))
             for case, answer in self.cases(workload)

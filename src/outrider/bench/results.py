@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from outrider.bench.store import read_rows
 from outrider.core.errors import InputError
@@ -29,6 +29,7 @@ from outrider.lab.rows import (
 from outrider.lab.settings import PLAIN
 
 _R = TypeVar("_R")
+_P = ParamSpec("_P")
 
 
 class Cell(NamedTuple):
@@ -103,43 +104,43 @@ class Results:
         )
 
     @cached_property
+    def _known(self) -> dict[Any, Any]:
+        """What `once` keeps."""
+        return {}
+
+    @cached_property
     def targets(self) -> tuple[str, ...]:
         """Names of the targets, in order."""
         named = [row.model for row in self.models if row.role == "target"]
         used: list[AnswerRow | RunRow | PredictionRow] = [*self.answers, *self.runs, *self.predictions]
-        return _in_order([*named, *(row.target for row in used)])
+        return tuple(dict.fromkeys([*named, *(row.target for row in used)]))
 
     @cached_property
     def drafts(self) -> tuple[str, ...]:
         """Names of the draft models, in order; "none" is not among them."""
         named = [row.model for row in self.models if row.role == "draft"]
         used: list[PairRow | PredictionRow | RunRow] = [*self.pairs, *self.predictions, *self.runs]
-        return _in_order([*named, *(row.draft for row in used if row.draft is not None)])
+        return tuple(dict.fromkeys([*named, *(row.draft for row in used if row.draft is not None)]))
 
     @cached_property
     def workloads(self) -> tuple[str, ...]:
         """Names of the workloads, in order."""
         used: list[AnswerRow | PredictionRow | RunRow] = [*self.answers, *self.predictions, *self.runs]
-        return _in_order(row.workload for row in used)
+        return tuple(dict.fromkeys(row.workload for row in used))
 
     @cached_property
-    def runs_by_cell(self) -> Mapping[Cell, tuple[RunRow, ...]]:
+    def runs_by_cell(self) -> Mapping[Cell, Sequence[RunRow]]:
         """Real requests, by what ran; always of a single workload."""
-        return _grouped(self.runs, lambda r: Cell(r.target, r.draft, r.setting, r.workload, r.contestant))
+        found: dict[Cell, list[RunRow]] = {}
+        for row in self.runs:
+            cell = Cell(row.target, row.draft, row.setting, row.workload, row.contestant)
+            found.setdefault(cell, []).append(row)
+        return found
 
     @cached_property
     def prediction_by_cell(self) -> Mapping[Cell, PredictionRow]:
         """Predictions, by what was replayed; always of a single workload."""
         return {Cell(r.target, r.draft, r.setting, r.workload): r for r in self.predictions}
-
-    def rates(self, cell: Cell) -> Mapping[str, Mapping[str, float]]:
-        """Seconds per token by case and block, of a cell with one workload. Requests that timed no token
-        count for nothing."""
-        found: dict[str, dict[str, float]] = defaultdict(dict)
-        for row in self.runs_by_cell.get(cell, ()):
-            if row.timed_tokens > 0 and row.decode_s > 0:
-                found[row.case][row.block] = row.decode_s / row.timed_tokens
-        return found
 
     def model(self, name: str, role: str, backend: str | None = None) -> ModelRow | None:
         """The row of a model in this role, under this backend if there is one; in the other role, where only
@@ -160,8 +161,31 @@ class Results:
         return tuple(name for name in self.targets if known and prints.get(name) == known) or (target,)
 
 
-def _in_order(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+def once(
+    ask: Callable[Concatenate[Results, _P], _R],
+) -> Callable[Concatenate[Results, _P], _R]:
+    """Works a figure out once for each run and arguments: a run's rows do not change."""
+
+    @wraps(ask)
+    def known(results: Results, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        key = (ask, args, *kwargs.items())
+        if key not in results._known:
+            results._known[key] = ask(results, *args, **kwargs)
+        found: _R = results._known[key]
+        return found
+
+    return known
+
+
+@once
+def rates(results: Results, cell: Cell) -> Mapping[str, Mapping[str, float]]:
+    """Seconds per token by case and block, of a cell with one workload. Requests that timed no token count
+    for nothing."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in results.runs_by_cell.get(cell, ()):
+        if row.timed_tokens > 0 and row.decode_s > 0:
+            found[row.case][row.block] = row.decode_s / row.timed_tokens
+    return found
 
 
 def _last(rows: Sequence[Row], kind: type[_R], *names: str) -> tuple[_R, ...]:
@@ -183,10 +207,3 @@ def _counted(rows: Sequence[Row]) -> tuple[RunRow, ...]:
         last_s[row.block] = row.started_s
         found[row.block][row.draft, row.setting, row.contestant, row.case] = row
     return tuple(row for block in found.values() for row in block.values())
-
-
-def _grouped(rows: Iterable[RunRow], key: Callable[[RunRow], Cell]) -> dict[Cell, tuple[RunRow, ...]]:
-    groups: dict[Cell, list[RunRow]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return {cell: tuple(found) for cell, found in groups.items()}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import closing
+from typing import Any, Protocol
 
 from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.plan import SweepPlan
@@ -15,15 +16,15 @@ from outrider.core.errors import BackendError, ConstraintError, GrammarError, Mo
 from outrider.costs import CallCosts
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFile
-from outrider.lab.predict import Prices, bound_s, predict, prices_of, with_policy_times
+from outrider.lab.predict import bound_s, predict, prices_of, with_policy_times
 from outrider.lab.progress import Meter
 from outrider.lab.record import Case, cases_of, record_case
-from outrider.lab.replay import Recording
 from outrider.lab.rows import (
     AnswerRow,
     ChoiceRow,
     CostsRow,
     ModelRow,
+    OffersRow,
     PairRow,
     PredictionRow,
     Role,
@@ -78,42 +79,33 @@ class Stages:
         """Whether the target can take rejected drafts back. One that cannot only decodes plainly."""
         return self.target.model.rewind != "none"
 
-    # Answers
-
     def record(self) -> None:
         """Let the target answer every case that it has not answered."""
         cases = [case for workload in self.ledger.workloads for case in cases_of(workload)]
         for number, case in enumerate(cases):
-            self._meter.say("recording", f"{self.name}: {case.workload.name} {case.id}")
-            self._record(case)
+            what = f"{self.name}: {case.workload.name} {case.id}"
+            self._meter.say("recording", what)
+            if not self.ledger.of(SkippedRow, what=what):
+                self._record(case, what)
             self._meter.did("record", 1 / (len(cases) - number))
 
-    def _record(self, case: Case) -> None:
+    def _record(self, case: Case, what: str) -> None:
         answered = self.ledger.answered(case.workload.name)
-        what = f"{self.name}: {case.workload.name} {case.id}"
-        if self.ledger.of(SkippedRow, what=what):
-            return
-        if case.id in answered:
-            self._note_short(what, answered[case.id])
-            return
         if any(earlier not in answered for earlier in case.earlier):
             self.ledger.skip(what, "the turn before it was left out")
             return
-        number = cases_of(case.workload).index(case)
-        offset = [w.name for w in self.ledger.workloads].index(case.workload.name) * PROBED_ANSWERS
-        probe = number + offset if number < PROBED_ANSWERS else None
-        try:
+        if (row := answered.get(case.id)) is None:
+            number = cases_of(case.workload).index(case)
+            offset = [w.name for w in self.ledger.workloads].index(case.workload.name) * PROBED_ANSWERS
+            probe = number + offset if number < PROBED_ANSWERS else None
             seed = (case.workload.sampling.seed or 0) + number
-            row = record_case(self.target, case, answered, seed=seed, probe=probe)
-        except (PromptError, GrammarError, ConstraintError) as error:
-            self.ledger.skip(what, f"{error.what}: {error.why}")
-        else:
+            try:
+                row = record_case(self.target, case, answered, seed=seed, probe=probe)
+            except (PromptError, GrammarError, ConstraintError) as error:
+                self.ledger.skip(what, f"{error.what}: {error.why}")
+                return
             self.ledger.append(row)
-            self._note_short(what, row)
-
-    def _note_short(self, what: str, row: AnswerRow) -> None:
-        """Also of a run that was killed between the answer and this line."""
-        if len(row.tokens) < MIN_TOKENS:
+        if len(row.tokens) < MIN_TOKENS:  # also after a run that was killed before it said so
             self.ledger.skip(what, f"its answer ends after {len(row.tokens)} tokens")
 
     def measure_target(self) -> None:
@@ -125,7 +117,7 @@ class Stages:
         curve = self._loader.costs(self.target, "target")
         if self.plan.costs is None:  # else it is another machine's, perhaps
             curve = target_costs(curve, answers)
-        scored = [case for w in self.ledger.workloads for case in self.ledger.scored(w.name, None)]
+        scored = [case for w in self.ledger.workloads for case in self.ledger.scored(w, None)]
         prices = with_policy_times(scored, prices_of(curve, answers))
         self.ledger.append(
             CostsRow(
@@ -137,47 +129,41 @@ class Stages:
             )
         )
 
-    # Drafts
-
     def score(self, file: ModelFile) -> None:
         """Find out whether a draft lines up, what it would have offered along the answers, and its costs."""
         pair = self.ledger.pair(file.name)
         if pair is not None and not pair.usable:
             return
+        missing = self._cases(file.name, offered=False)
+        if pair is None or missing or self.ledger.costs(file.name, "draft") is None:
+            self._meter.say("scoring", f"{file.name} for {self.name}")
+            try:
+                loaded = self._loader.draft(file, self.target)
+            except (ModelFileError, BackendError) as error:
+                self.ledger.skip(f"{file.name} for {self.name}", f"it could not be loaded: {error.why}")
+                return
+            if isinstance(loaded, PairRow):
+                self.ledger.append(loaded)
+                return
+            with closing(loaded[0]) as draft:
+                self.ledger.note_model(loaded[1])
+                if pair is None:
+                    report, identical = draft.alignment.report, draft.alignment.identical
+                    row = pair_row(self.name, draft.name, report, identical=identical, prior=draft.prior)
+                    self.ledger.append(row)
+                self._score_all(draft, missing)
+                self._measure_draft(draft)
         self.drafts[file.name] = file
-        offered = {(row.workload, row.case) for row in self.ledger.offers(file.name)}
-        missing = [(c, a) for c, a in self.ledger.all_cases() if (a.workload, a.case) not in offered]
-        if pair is not None and not missing and self.ledger.costs(file.name, "draft") is not None:
-            return
-        self._meter.say("scoring", f"{file.name} for {self.name}")
-        try:
-            loaded = self._loader.draft(file, self.target)
-        except (ModelFileError, BackendError) as error:
-            del self.drafts[file.name]
-            self.ledger.skip(f"{file.name} for {self.name}", f"it could not be loaded: {error.why}")
-            return
-        if isinstance(loaded, PairRow):
-            del self.drafts[file.name]
-            self.ledger.append(loaded)
-            return
-        draft, row = loaded
-        try:
-            self.ledger.note_model(row)
-            if pair is None:
-                self.ledger.append(self._pair_row(draft))
-            self._score_all(draft, missing)
-            self._measure_draft(draft)
-        finally:
-            draft.close()
 
-    def _pair_row(self, draft: LoadedDraft) -> PairRow:
-        report, identical = draft.alignment.report, draft.alignment.identical
-        return pair_row(self.name, draft.name, report, identical=identical, prior=draft.prior)
+    def _cases(self, draft: str, *, offered: bool) -> list[tuple[Case, AnswerRow]]:
+        """The cases for which it is known what a draft offers, or those for which it is not."""
+        known = {(row.workload, row.case) for row in self.ledger.of(OffersRow, draft=draft)}
+        return [(c, a) for c, a in self.ledger.all_cases() if ((a.workload, a.case) in known) == offered]
 
     def _score_all(self, draft: LoadedDraft, missing: Sequence[tuple[Case, AnswerRow]]) -> None:
         for number, (case, answer) in enumerate(missing):
-            self._meter.say("scoring", f"{draft.name} for {self.name}: {answer.workload} {answer.case}")
             what = f"{draft.name} for {self.name}: {answer.workload} {answer.case}"
+            self._meter.say("scoring", what)
             try:
                 self.ledger.append(score_case(self.target, draft, case, answer))
             except (BackendError, ConstraintError) as error:
@@ -185,11 +171,8 @@ class Stages:
             self._meter.did(f"score {draft.name}", 1 / (len(missing) - number + 1))
 
     def _measure_draft(self, draft: LoadedDraft) -> None:
-        if self.ledger.costs(draft.name, "draft") is not None:
-            return
-        offered = {(row.workload, row.case) for row in self.ledger.offers(draft.name)}
-        fitting = [(c, a) for c, a in self.ledger.all_cases() if (a.workload, a.case) in offered]
-        if not fitting:  # of none it could read the text
+        fitting = self._cases(draft.name, offered=True)
+        if not fitting or self.ledger.costs(draft.name, "draft") is not None:
             return
         self._meter.say("measuring calls", draft.name)
         free = [(c, a) for c, a in fitting if c.prompt.grammar is None] or fitting
@@ -202,54 +185,40 @@ class Stages:
         self.ledger.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
         self._meter.did(f"score {draft.name}", 1)
 
-    # Predictions
-
     def predict(self, draft: str | None) -> None:
         """Replay every setting of a pair, or those of lookup alone, and choose what runs for real."""
-        known = {(row.workload, row.setting) for row in self.ledger.predictions(draft)}
-        settings = self._settings(draft)
-        prices = self.ledger.prices(draft)
+        automatic = AUTO_LOOKUP if draft is None else AUTO
+        settings, prices = self._settings(draft), self.ledger.prices(draft)
         for workload in self.ledger.workloads:
-            cases = self.ledger.scored(workload.name, draft)
-            if not cases:
-                continue
-            for setting in settings:
-                if (workload.name, setting.name) not in known:
-                    self._meter.say("replaying", f"{self.name}, {draft or 'no draft'}: {workload.name}")
-                    self.ledger.append(self._prediction(cases, setting, prices, draft, workload.name))
-            self._choose(workload.name, draft)
+            cases = self.ledger.scored(workload, draft)
+            cell: dict[str, Any] = {"draft": draft, "workload": workload.name}
+            known = {row.setting for row in self.ledger.of(PredictionRow, **cell)}
+            for setting in settings if cases else ():
+                if setting.name in known:
+                    continue
+                self._meter.say("replaying", f"{self.name}, {draft or 'no draft'}: {workload.name}")
+                row = PredictionRow(
+                    target=self.name,
+                    setting=setting.name,
+                    cases=tuple(predict(cases, setting, prices)),
+                    bound_s=tuple(bound_s(case, prices) for case in cases) if setting == automatic else None,
+                    **cell,
+                )
+                self.ledger.append(row)
+            if cases and not self.ledger.of(ChoiceRow, **cell):
+                controls = [Setting.of(name) for name in self.plan.controls]
+                rows = self.ledger.of(PredictionRow, **cell)
+                self.ledger.append(choose(rows, finalists=self.plan.finalists, controls=controls))
         self._meter.did(f"replay {draft}", 1)
 
     def _settings(self, draft: str | None) -> list[Setting]:
+        """What needs no draft model is replayed without one alone."""
         if not self.can_draft:
             return [PLAIN]
-        found = grid(
-            self.plan.draft_lengths, self.plan.p_mins, self.plan.drafters, has_model=draft is not None
-        )
+        has_model = draft is not None
+        found = grid(self.plan.draft_lengths, self.plan.p_mins, self.plan.drafters, has_model=has_model)
         found += [Setting.of(name) for name in self.plan.controls]
-        if draft is not None:  # what needs no draft model is in the column without one
-            return list(dict.fromkeys(setting for setting in found if setting.uses_model))
-        return list(dict.fromkeys(setting for setting in found if not setting.uses_model))
-
-    def _prediction(
-        self, cases: Sequence[Recording], setting: Setting, prices: Prices, draft: str | None, workload: str
-    ) -> PredictionRow:
-        automatic = AUTO_LOOKUP if draft is None else AUTO
-        return PredictionRow(
-            target=self.name,
-            draft=draft,
-            workload=workload,
-            setting=setting.name,
-            cases=tuple(predict(cases, setting, prices)),
-            bound_s=tuple(bound_s(case, prices) for case in cases) if setting == automatic else None,
-        )
-
-    def _choose(self, workload: str, draft: str | None) -> None:
-        if any((row.workload, row.draft) == (workload, draft) for row in self.ledger.choices()):
-            return
-        rows = [row for row in self.ledger.predictions(draft) if row.workload == workload]
-        controls = [Setting.of(name) for name in self.plan.controls]
-        self.ledger.append(choose(rows, finalists=self.plan.finalists, controls=controls))
+        return list(dict.fromkeys(setting for setting in found if setting.uses_model == has_model))
 
 
 def predicted_ratio(row: PredictionRow) -> float:

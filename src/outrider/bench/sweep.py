@@ -7,28 +7,28 @@ was; a block of real runs that was interrupted is run again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
 from outrider.backends.gguf import physical_cores
-from outrider.bench.contestants import Answer, Contestant, ContestantError
+from outrider.bench.contestants import Contestant, ContestantError
 from outrider.bench.ledger import MIN_TOKENS, Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.plan import SweepPlan
 from outrider.bench.quality import families, quality_of, save_reference
 from outrider.bench.results import Results
-from outrider.bench.rounds import Rival, Rounds
+from outrider.bench.rounds import Rounds
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
 from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError
 from outrider.lab.models import ModelFile, under_backends, usable_backends
 from outrider.lab.progress import Meter, Progress
 from outrider.lab.prompts import Workload
-from outrider.lab.record import Case, cases_of
+from outrider.lab.record import cases_of
 from outrider.lab.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
 from outrider.lab.workloads import load_workload
 from outrider.models.gguf import ModelCard
@@ -84,7 +84,8 @@ class _Sweep:
         ordered = self._under_backends(families(targets, self.plan.references))
         self._check_files([*ordered, *drafts])
         self.cards = {model.name: model.card for model in ordered}
-        waiting = [file for file in ordered if not self._is_done(file.name)]
+        done = {row.target for row in self.store.rows if isinstance(row, DoneRow)}
+        waiting = [file for file in ordered if file.name not in done]
         for file in waiting:
             self._expect(file, drafts)
         for file in waiting:
@@ -111,10 +112,13 @@ class _Sweep:
             return self.plan.backends
         usable, refused = usable_backends(self.plan.backends, self.loader.check_backend)
         for backend, error in refused.items():
-            skipped = SkippedRow(what=f"backend {backend}", why=error.why)
-            if skipped not in self.store.rows:
-                self.store.append(skipped)
+            self._skip(f"backend {backend}", error.why)
         return usable
+
+    def _skip(self, what: str, why: str) -> None:
+        skipped = SkippedRow(what=what, why=why)
+        if skipped not in self.store.rows:
+            self.store.append(skipped)
 
     def _check_files(self, files: Sequence[ModelFile]) -> None:
         """Rows of another file by the same name are no rows of this one."""
@@ -123,9 +127,6 @@ class _Sweep:
             if known.get(file.name, file.fingerprint) != file.fingerprint:
                 why = f"it is not the {file.name} that this run began with"
                 raise SettingError(str(file.path), why, "Name another folder (-o), or put the file back.")
-
-    def _is_done(self, target: str) -> bool:
-        return any(isinstance(row, DoneRow) and row.target == target for row in self.store.rows)
 
     def _expect(self, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         """A first guess, by the size of the file."""
@@ -141,12 +142,10 @@ class _Sweep:
             target, row = self.loader.target(file)
         except (ModelFileError, BackendError) as error:
             self.failures.append(error)
-            skipped = SkippedRow(what=file.name, why=f"it could not be loaded: {error.why}")
-            if skipped not in self.store.rows:
-                self.store.append(skipped)
+            self._skip(file.name, f"it could not be loaded: {error.why}")
             self.meter.expect(f"later {file.name}", 0)
             return
-        try:
+        with closing(target):
             ledger = Ledger(self.store, target, self.workloads)
             ledger.note_model(row)
             stages = Stages(self.plan, ledger, self.loader, self.meter)
@@ -164,10 +163,10 @@ class _Sweep:
                 stages.predict(name)
             for draft in drafts:
                 self.meter.expect(f"replay {draft.name}", 0)
-            if self._measure(stages, file, drafts):
-                self.store.append(DoneRow(target=file.name))
-        finally:
-            target.close()
+            with ExitStack() as stack:
+                rivals = list(self._rivals(stack, stages, file, drafts))
+                if Rounds(self.plan, stages, self.loader, self.meter, rivals, self._is_over).run():
+                    self.store.append(DoneRow(target=file.name))
 
     def _score(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         """Score the drafts that the target can have."""
@@ -200,7 +199,7 @@ class _Sweep:
 
     def _quality(self, stages: Stages, target: str, reference: str) -> None:
         """Keep a reference's distributions, or compare with them: one pass over its texts."""
-        folder = self.store.folder / "references" / _plain(reference)
+        folder = self.store.folder / "references" / re.sub(r"[^\w.-]+", "_", reference)
         answers = [row for row in self.store.rows if isinstance(row, AnswerRow) and row.target == reference]
         self.meter.say("scoring", f"{target} as a quantization of {reference}")
         try:
@@ -208,11 +207,8 @@ class _Sweep:
                 if any(other != target for other, ref in self.relatives.items() if ref == reference):
                     save_reference(stages.target.model, folder, answers, name=reference)
                 return
-            known = {
-                (row.workload, row.case)
-                for row in self.store.rows
-                if isinstance(row, QualityRow) and row.target == target
-            }
+            rows = stages.ledger.of(QualityRow)
+            known = {(row.workload, row.case) for row in rows}
             missing = [row for row in answers if (row.workload, row.case) not in known]
             for found in quality_of(stages.target.model, folder, missing, name=target):
                 self.store.append(found)
@@ -221,18 +217,13 @@ class _Sweep:
 
     # Real runs
 
-    def _measure(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> bool:
-        with ExitStack() as stack:
-            rivals = list(self._rivals(stack, stages, file, drafts))
-            return Rounds(self.plan, stages, self.loader, self.meter, rivals, self._is_over).run()
-
     def _is_over(self) -> bool:
         minutes = self.plan.minutes
         return minutes is not None and perf_counter() - self.started_s > 60 * minutes
 
     def _rivals(
         self, stack: ExitStack, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]
-    ) -> Iterator[Rival]:
+    ) -> Iterator[Contestant]:
         """Other engines that start; one that needs a draft model is started with each."""
         for spec in self.plan.contestants:
             wanting = spec.command is not None and "{draft}" in spec.command
@@ -252,36 +243,9 @@ class _Sweep:
                         threads=self.plan.threads or physical_cores(),
                     )
                 except ContestantError as error:
-                    stages.ledger.skip(f"{name} with {file.name}", f"{error.why} ({_last_line(error)})")
+                    lines = [line.strip() for line in error.way_out.splitlines() if line.strip()]
+                    last = lines[-1] if lines else "no more is known"
+                    stages.ledger.skip(f"{name} with {file.name}", f"{error.why} ({last})")
                     continue
-                stack.enter_context(engine)
-                yield _Engine(name, engine)
-
-
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """A contestant that answers cases."""
-
-    name: str
-    engine: Contestant
-
-    def answer(self, case: Case, answered: Mapping[str, AnswerRow], seed: int) -> Answer:
-        return self.engine.ask(
-            case.prompt.after([answered[earlier].text for earlier in case.earlier]),
-            sampling=replace(case.workload.sampling, seed=seed),
-            max_tokens=case.prompt.max_tokens or case.workload.max_tokens,
-            grammar=case.prompt.grammar,
-            tools=case.prompt.tools,
-        )
-
-
-def _last_line(error: ContestantError) -> str:
-    """What its log ends with, or what can be done."""
-    return next(
-        (line.strip() for line in reversed(error.way_out.splitlines()) if line.strip()), "no more is known"
-    )
-
-
-def _plain(name: str) -> str:
-    """A model's name as a folder's."""
-    return re.sub(r"[^\w.-]+", "_", name)
+                engine.name = name
+                yield stack.enter_context(engine)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.bench.report.view import Best, View
 from outrider.bench.results import Cell
 from outrider.bench.summary import speeds
 from outrider.lab.settings import Setting
-from outrider.lab.statistics import Interval
+from outrider.lab.statistics import Interval, estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +28,34 @@ class Choice:
 
 
 def best_cell(view: View, target: str) -> Best | None:
-    """The best way to speculate with a target over all workloads; None where nothing is known."""
+    """The best way to speculate with a target over all workloads; None where nothing is known. What is faster
+    for certain comes before what only looks faster, and no draft model before one that adds nothing."""
     cells = [view.best(target, draft, view.pooled) for draft in view.columns] if view.pooled_first else []
-    best = max((cell for cell in cells if cell.speedup), key=_rank, default=None)
-    return None if best is None else _simpler(view, best)
+    ranked = [((cell.outcome == "faster", cell.speedup.value), cell) for cell in cells if cell.speedup]
+    if not ranked:
+        return None
+    best = max(ranked, key=lambda pair: pair[0])[1]
+    alone = next((cell for cell in cells if cell.draft is None), best)
+    if best.draft is None or alone.outcome != "faster" or not alone.is_measured:
+        return best
+    strata = speeds.paired(view.results, best.cell, alone.cell)
+    return alone if strata and estimate(strata).interval.low <= 1 else best
 
 
 def choices(view: View) -> list[Choice]:
     """Of every file what was measured fastest, under whichever backend; files that never ran are left out."""
-    found, seen = list[Choice](), set[str]()
+    found = []
     for target in view.results.targets:
-        if target in seen:
-            continue
         same = view.results.same_file(target)
-        seen.update(same)
         ran = [choice for name in same if (choice := _choice(view, name)) is not None]
-        if ran:
-            found.append(_against(view, sorted(ran, key=lambda choice: -choice.speed.value)))
+        if target != same[0] or not ran:
+            continue
+        first, *others = sorted(ran, key=lambda choice: -choice.speed.value)
+        rival = _choice(view, others[0].ran.target, certain=False) if others else None
+        if rival and (compared := speeds.faster_than(view.results, first.ran, rival.ran)):
+            first = replace(first, rival=rival, gain=compared[0], outcome=compared[1])
+        found.append(first)
     return found
-
-
-def _against(view: View, ranked: Sequence[Choice]) -> Choice:
-    """The first of them, against the second."""
-    first, *others = ranked
-    rival = _choice(view, others[0].ran.target, certain=False) if others else None
-    compared = speeds.faster_than(view.results, first.ran, rival.ran) if rival else None
-    if compared is None:
-        return first
-    gain, outcome = compared
-    return replace(first, rival=rival, gain=gain, outcome=outcome)
 
 
 def _choice(view: View, target: str, *, certain: bool = True) -> Choice | None:
@@ -82,17 +80,3 @@ def _command(view: View, ran: Cell) -> tuple[str, ...]:
             words += [flag, row.path]
     words += ["--backend", backend] if backend else []
     return (*words, *Setting.of(ran.setting).flags)
-
-
-def _rank(cell: Best) -> tuple[bool, float]:
-    """What is faster for certain comes before what only looks faster."""
-    return cell.outcome == "faster", cell.speedup.value if cell.speedup else 0.0
-
-
-def _simpler(view: View, best: Best) -> Best:
-    """The same target without a draft model, where that is not measurably slower."""
-    alone = view.best(best.target, None, best.workload) if None in view.columns else best
-    if best.draft is None or alone.outcome != "faster" or not alone.is_measured:
-        return best
-    gain = view.gain(best, alone)
-    return alone if gain is not None and gain.low <= 1 else best

@@ -18,14 +18,18 @@ _FIGURES = ("tokens/s", "predicted", "measured", "tokens a target call")
 
 def measured(view: View) -> Table:
     """Everything that ran for real, other engines too, predicted beside measured."""
-    rows = [_measured(view, verdict) for verdict in view.verdicts]
+    rows = [_measured(view, verdict) for verdict in speeds.verdicts(view.results)]
     return Table.of("Everything that ran for real", rows, figures=_FIGURES)
 
 
 def engines(view: View) -> Table:
     """Of that, the other engines."""
     kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
-    theirs = [_measured(view, verdict) for verdict in view.verdicts if verdict.cell.contestant is not None]
+    theirs = [
+        _measured(view, verdict)
+        for verdict in speeds.verdicts(view.results)
+        if verdict.cell.contestant is not None
+    ]
     rows = [{name: row[name] for name in kept} for row in theirs]
     return Table.of("Other engines", rows, figures=_FIGURES)
 

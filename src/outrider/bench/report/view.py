@@ -1,16 +1,17 @@
-"""What the views ask of a run's figures, each thing worked out once."""
+"""A run's figures as the report shows them: rows of targets, columns of drafts, workloads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from outrider.bench.results import Cell, Results
-from outrider.bench.summary import predictions, speeds
-from outrider.bench.summary.speeds import CellVerdict, verdicts
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
-from outrider.lab.statistics import Interval, estimate
+from outrider.bench.summary import speeds
+from outrider.bench.summary.predictions import predicted_speedup
+from outrider.lab.numbers import NOTHING
+from outrider.lab.settings import PLAIN, Setting
+from outrider.lab.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +48,26 @@ def draft_name(draft: str | None) -> str:
     return "no draft model" if draft is None else draft
 
 
-def automatic(draft: str | None) -> str:
-    """The name of the automatic choice among all that there is."""
-    return AUTO_LOOKUP.name if draft is None else AUTO.name
-
-
 def workload_name(workload: str | None) -> str:
     """A workload as people read it."""
     return "all workloads" if workload is None else workload
 
 
-_Ask = Callable[[Results, Cell], Interval | None]
-"""A figure of a cell."""
+def names(cell: Cell | Best) -> dict[str, str]:
+    """The columns of a table that say what a figure is about."""
+    return {
+        "target": cell.target,
+        "draft": draft_name(cell.draft),
+        "workload": workload_name(cell.workload),
+        "setting": cell.setting or NOTHING,
+    }
 
 
 class View:
-    """A run's results with the figures that the report shows more than once."""
+    """A run's results, cut as the report shows them."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self._known: dict[tuple[_Ask, Cell], Interval | None] = {}
 
     @cached_property
     def columns(self) -> list[str | None]:
@@ -97,29 +98,21 @@ class View:
         keys = [(t, d, w) for w in self.pooled_first for t in self.results.targets for d in self.columns]
         found = {key: self._best(*key) for key in keys}
         measured = [best.cell for best in found.values() if best.is_measured]
-        outcomes = {row.cell: row.outcome for row in verdicts(self.results, measured)}
-        for key, best in found.items():
-            if best.is_measured and best.cell in outcomes:
-                found[key] = replace(best, outcome=outcomes[best.cell])
-        return found
+        outcomes = {row.cell: row.outcome for row in speeds.verdicts(self.results, measured)}
+        return {
+            key: replace(best, outcome=outcomes.get(best.cell, best.outcome)) for key, best in found.items()
+        }
 
-    @cached_property
-    def verdicts(self) -> list[CellVerdict]:
-        """Of everything that ran for real, judged together."""
-        return verdicts(self.results)
+    def _best(self, target: str, draft: str | None, workload: str | None) -> Best:
+        setting, speedup, is_measured = speeds.fastest(self.results, target, draft, workload)
+        plain = speeds.plain_speed(self.results, target, workload)
+        noise = speeds.noise(self.results, target, workload)
+        said = speeds.outcome(speedup, noise) if speedup else None
+        return Best(target, draft, workload, setting, speedup, is_measured, said, plain)
 
     def best(self, target: str, draft: str | None, workload: str | None) -> Best:
         """A target with a draft under a workload."""
         return self.bests[target, draft, workload]
-
-    def gain(self, one: Best, other: Best) -> Interval | None:
-        """How much faster one is than the other, in the same blocks; None where they share none."""
-        strata = speeds.paired(self.results, one.cell, other.cell)
-        return estimate(strata).interval if strata else None
-
-    def place(self, workload: str | None) -> int:
-        """The workload's place among all: a name of it that suits any use."""
-        return self.pooled_first.index(workload)
 
     def settings(self, target: str, draft: str | None) -> list[str]:
         """What was replayed or ran for a pair, plain decoding apart, and what needs no draft model."""
@@ -128,51 +121,17 @@ class View:
         names = [cell.setting for wanted in (draft, None) for cell in mine if cell.draft == wanted]
         return [name for name in dict.fromkeys(names) if name != PLAIN.name]
 
-    def plain(self, target: str, workload: str | None) -> Interval | None:
-        """Tokens per second of plain decoding."""
-        return self._once(speeds.measured_speed, Cell.plain_of(target, workload))
-
-    def noise(self, target: str, workload: str | None) -> Interval | None:
-        """Plain decoding against itself."""
-        return self._once(_noise, Cell.plain_of(target, workload))
-
     def measured(self, cell: Cell) -> Interval | None:
         """The speed-up of a setting that ran. What needs no draft model may have run without one only."""
-        return self._with_or_without(speeds.measured_speedup, cell)
+        return speeds.measured_speedup(self.results, cell) or speeds.measured_speedup(
+            self.results, _needed(cell)
+        )
 
     def predicted(self, cell: Cell) -> Interval | None:
-        """The speed-up of a setting by replay."""
-        return self._with_or_without(predictions.predicted_speedup, cell)
-
-    def bound(self, target: str, draft: str | None, workload: str | None) -> float | None:
-        """The speed-up that the best choice at every step would have given, known in hindsight."""
-        found = self._once(predictions.bound_speedup, Cell(target, draft, automatic(draft), workload))
-        return found.value if found else None
-
-    def _best(self, target: str, draft: str | None, workload: str | None) -> Best:
-        """The fastest setting that ran in this cell; where none did, of those replayed."""
-        plain, noise = self.plain(target, workload), self.noise(target, workload)
-        names = [s for s in self.settings(target, draft) if draft is None or Setting.of(s).uses_model]
-        for is_measured, ask in ((True, speeds.measured_speedup), (False, predictions.predicted_speedup)):
-            asked = {name: self._once(ask, Cell(target, draft, name, workload)) for name in names}
-            found = {name: interval for name, interval in asked.items() if interval}
-            if found:
-                name = max(found, key=lambda name: found[name].value)
-                said = speeds.outcome(found[name], noise)
-                return Best(target, draft, workload, name, found[name], is_measured, said, plain)
-        return Best(target, draft, workload, "", None, False, None, plain)
-
-    def _with_or_without(self, ask: _Ask, cell: Cell) -> Interval | None:
-        found = self._once(ask, cell)
-        if found is None and cell.draft is not None and not Setting.of(cell.setting).uses_model:
-            found = self._once(ask, cell._replace(draft=None))
-        return found
-
-    def _once(self, ask: _Ask, cell: Cell) -> Interval | None:
-        if (ask, cell) not in self._known:
-            self._known[ask, cell] = ask(self.results, cell)
-        return self._known[ask, cell]
+        """The speed-up of a setting by replay, likewise."""
+        return predicted_speedup(self.results, cell) or predicted_speedup(self.results, _needed(cell))
 
 
-def _noise(results: Results, cell: Cell) -> Interval | None:
-    return speeds.noise(results, cell.target, cell.workload)
+def _needed(cell: Cell) -> Cell:
+    """The cell without a draft that its setting does not use."""
+    return cell if Setting.of(cell.setting).uses_model else cell._replace(draft=None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from outrider.bench.report.choice import Choice, best_cell
 from outrider.bench.report.view import Best, View, draft_name, workload_name
 from outrider.bench.results import Cell
-from outrider.bench.summary import counts, predictions
+from outrider.bench.summary import counts, predictions, speeds
 from outrider.bench.summary.account import time_saved
 from outrider.lab import numbers
 from outrider.lab.settings import PLAIN
@@ -64,14 +64,14 @@ def taken(choice: Choice) -> str:
     if choice.rival is None or choice.gain is None:
         return f"Run {name} so:"
     rival = choice.rival
-    speeds = f"{numbers.rate(choice.speed)} tokens/s against {numbers.rate(rival.speed)}"
+    against = f"{numbers.rate(choice.speed)} tokens/s against {numbers.rate(rival.speed)}"
     gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)})"
     if choice.outcome == "faster":
         said = f"Take {choice.backend} for {name}, with {_setting(choice.ran)}: {gain} the best under"
     else:
         said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain} "
         said += "the best under"
-    return f"{said} {rival.backend} ({_setting(rival.ran)}); {speeds}. Run it so:"
+    return f"{said} {rival.backend} ({_setting(rival.ran)}); {against}. Run it so:"
 
 
 def _setting(ran: Cell) -> str:
@@ -165,7 +165,7 @@ def notes(view: View) -> list[str]:
 
 
 def _noise(view: View) -> list[str]:
-    found = [(target, view.noise(target, view.pooled)) for target in view.results.targets]
+    found = [(target, speeds.noise(view.results, target, view.pooled)) for target in view.results.targets]
     parts = [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]
     return [f"Noise of plain decoding against itself: {joined(parts)}."] if parts else []
 

@@ -10,8 +10,7 @@ from statistics import fmean, median
 from outrider.bench.results import Cell, Results
 from outrider.bench.summary.predictions import prediction_error
 from outrider.core.errors import SettingError
-from outrider.lab.rows import PredictionRow
-from outrider.lab.settings import PLAIN, Setting
+from outrider.lab.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +46,21 @@ class TimeAccount:
         return self.took_s / self.everything_s if self.everything_s else None
 
 
+_Place = tuple[str | None, str | None]
+"""A target and a workload, None for any"""
+
+
 def time_saved(results: Results) -> TimeAccount:
     """What the sweep took against running every combination. A setting without a draft model is one
     combination, however many drafts it was replayed beside."""
     combinations = _combinations(results)
-    scale = _scales(results)
-    prompts = _prompt_seconds(results)
-    repeats = _repetitions(results)
+    scale, prompts, repeats = _scales(results), _prompt_seconds(results), _repetitions(results)
     everything = 0.0
-    for cell in combinations:
-        case_seconds = _seconds(results, cell)
-        factor = scale.get((cell.target, cell.workload), scale.get((cell.target, None), scale[None, None]))
-        once_s = sum(
-            seconds * factor + prompts.get((cell.target, cell.workload, case), 0.0)
-            for case, seconds in case_seconds.items()
-        )
-        everything += once_s * repeats.get((cell.target, cell.workload), repeats[None, None])
+    for cell, case_seconds in combinations.items():
+        place = (cell.target, cell.workload or "")
+        factor = scale.get(place, scale.get((cell.target, None), scale[None, None]))
+        once_s = sum(s * factor + prompts.get((*place, case), 0.0) for case, s in case_seconds.items())
+        everything += once_s * repeats.get(place, repeats[None, None])
     ours = {cell for cell in results.runs_by_cell if cell.contestant is None}
     return TimeAccount(
         recording_s=sum(row.prefill_s + row.decode_s for row in results.answers),
@@ -70,21 +68,20 @@ def time_saved(results: Results) -> TimeAccount:
         running_s=sum(row.prefill_s + row.decode_s for row in results.runs),
         everything_s=everything or None,
         combinations=len(combinations),
-        ran=sum(cell in ours or _without_draft(cell) in ours for cell in combinations),
+        ran=sum(cell in ours or cell._replace(draft=None) in ours for cell in combinations),
     )
 
 
-def _without_draft(cell: Cell) -> Cell:
-    return cell._replace(draft=None)
-
-
-def _combinations(results: Results) -> list[Cell]:
-    """Cells of the grid, each once: plain decoding and lookups have no draft model."""
-    found: dict[Cell, None] = {}
-    for cell in results.prediction_by_cell:
-        found[cell.plain] = None
-        found[cell if _uses_model(cell.setting) else _without_draft(cell)] = None
-    return list(found)
+def _combinations(results: Results) -> dict[Cell, Mapping[str, float]]:
+    """Cells of the grid, each once, with the predicted seconds of each case: plain decoding and lookups have
+    no draft model."""
+    found: dict[Cell, Mapping[str, float]] = {}
+    for cell, row in results.prediction_by_cell.items():
+        found.setdefault(cell.plain, {case.case: case.plain_s for case in row.cases})
+        alone = cell if _uses_model(cell.setting) else cell._replace(draft=None)
+        if alone not in found or cell == alone:
+            found[alone] = {case.case: case.seconds for case in row.cases}
+    return found
 
 
 def _uses_model(name: str) -> bool:
@@ -94,49 +91,29 @@ def _uses_model(name: str) -> bool:
         return True
 
 
-def _seconds(results: Results, cell: Cell) -> Mapping[str, float]:
-    """Predicted decoding of each case."""
-    if (row := _prediction(results, cell)) is not None:
-        return {case.case: case.seconds for case in row.cases}
-    beside = next(r for r in results.predictions if (r.target, r.workload) == (cell.target, cell.workload))
-    return {case.case: case.plain_s for case in beside.cases}  # plain decoding without a row of its own
-
-
-def _prediction(results: Results, cell: Cell) -> PredictionRow | None:
-    exact = results.prediction_by_cell.get(cell)
-    if exact is not None or cell.setting == PLAIN.name:
-        return exact
-    drafts = [results.prediction_by_cell.get(cell._replace(draft=draft)) for draft in results.drafts]
-    return next((row for row in drafts if row is not None), None)
-
-
-def _scales(results: Results) -> dict[tuple[str | None, str | None], float]:
+def _scales(results: Results) -> dict[_Place, float]:
     """Measured over predicted seconds: by target and workload, by target, over all; 1 where nothing ran."""
-    ratios: dict[tuple[str | None, str | None], list[float]] = {}
+    ratios: dict[_Place, list[float]] = defaultdict(list)
     for point in prediction_error(results).points:
-        ratio = point.predicted_tokens_per_s / point.measured_tokens_per_s
-        for key in ((point.cell.target, point.cell.workload), (point.cell.target, None), (None, None)):
-            ratios.setdefault(key, []).append(ratio)
-    return {(None, None): 1.0} | {key: median(found) for key, found in ratios.items()}
+        target = point.cell.target
+        for place in ((target, point.cell.workload), (target, None), (None, None)):
+            ratios[place].append(point.predicted_tokens_per_s / point.measured_tokens_per_s)
+    return {(None, None): 1.0} | {place: median(found) for place, found in ratios.items()}
 
 
-def _prompt_seconds(results: Results) -> dict[tuple[str | None, str | None, str], float]:
+def _prompt_seconds(results: Results) -> dict[tuple[str, str, str], float]:
     """Reading of each case's prompt: the mean over our requests, of which the first in a block reads it for
     all; or what it took when the answer was recorded."""
-    found: dict[tuple[str | None, str | None, str], float] = {
-        (row.target, row.workload, row.case): row.prefill_s for row in results.answers
-    }
-    ran: dict[tuple[str | None, str | None, str], list[float]] = defaultdict(list)
+    ran: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row in results.runs:
         if row.contestant is None:
             ran[row.target, row.workload, row.case].append(row.prefill_s)
-    return found | {case: fmean(seconds) for case, seconds in ran.items()}
+    recorded = {(row.target, row.workload, row.case): row.prefill_s for row in results.answers}
+    return recorded | {case: fmean(seconds) for case, seconds in ran.items()}
 
 
-def _repetitions(results: Results) -> dict[tuple[str | None, str | None], int]:
+def _repetitions(results: Results) -> dict[_Place, int]:
     """Complete blocks by target and workload; where there is none as many as elsewhere, or as planned."""
-    counted: Counter[tuple[str | None, str | None]] = Counter()
-    counted.update((row.target, row.workload) for row in results.blocks)
-    planned = results.head.plan.get("repetitions_least", 1)
-    usual = round(median(counted.values())) if counted else int(planned)
-    return {(None, None): usual, **counted}
+    counted = Counter[_Place]((row.target, row.workload) for row in results.blocks)
+    planned = int(results.head.plan.get("repetitions_least", 1))
+    return {(None, None): round(median(counted.values())) if counted else planned, **counted}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -62,40 +62,37 @@ class Quality:
 
 def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
     """Counted in real requests, or where none ran in replayed ones; other engines report no positions."""
-    rows = _runs(results, cell)
-    parts: Sequence[RunRow | CaseOutcome] = rows or _cases(results, cell)
+    parts = _parts(results, cell)
     if not parts:
         return None
-    drafted, accepted = (_added([row.drafted for row in parts]), _added([row.accepted for row in parts]))
-    return Acceptance(drafted, accepted, bool(rows))
+    drafted, accepted = _added(row.drafted for row in parts), _added(row.accepted for row in parts)
+    return Acceptance(drafted, accepted, isinstance(parts[0], RunRow))
 
 
 def time_shares(results: Results, cell: Cell) -> TimeShares | None:
     """Of real requests that say where their time went, or where none ran of replayed ones."""
-    rows = _runs(results, cell)
+    parts = _parts(results, cell)
     timed = [
-        (row.decode_s, row.verify_s, row.draft_s or 0.0) for row in rows if row.verify_s is not None
-    ] or [(case.seconds, case.verify_s, case.draft_s) for case in ([] if rows else _cases(results, cell))]
-    whole = sum(seconds for seconds, _, _ in timed)
+        (part.decode_s if isinstance(part, RunRow) else part.seconds, part.verify_s, part.draft_s or 0.0)
+        for part in parts
+        if part.verify_s is not None
+    ]
+    whole, verify, drafting = map(sum, zip(*timed, strict=True)) if timed else (0.0, 0.0, 0.0)
     if whole <= 0:
         return None
-    verify = sum(verify_s for _, verify_s, _ in timed) / whole
-    drafting = sum(draft_s for _, _, draft_s in timed) / whole
-    return TimeShares(verify, drafting, max(1 - verify - drafting, 0.0), bool(rows))
+    own = max(1 - verify / whole - drafting / whole, 0.0)
+    return TimeShares(verify / whole, drafting / whole, own, isinstance(parts[0], RunRow))
 
 
 def tokens_per_target_call(results: Results, cell: Cell) -> float | None:
     """Generated tokens over target calls; of real requests, or where none ran of replayed ones."""
-    rows = _runs(results, cell)
-    parts: Sequence[RunRow | CaseOutcome] = rows or _cases(results, cell)
-    counted = [(row.tokens, row.target_calls) for row in parts if row.target_calls]
+    counted = [(row.tokens, row.target_calls) for row in _parts(results, cell) if row.target_calls]
     return sum(tokens for tokens, _ in counted) / sum(calls for _, calls in counted) if counted else None
 
 
-def hiccups(results: Results, target: str | None = None) -> Hiccups:
-    """Over all complete blocks, of one target or of all."""
-    blocks = [row for row in results.blocks if target in (None, row.target)]
-    return Hiccups(sum(row.hiccups for row in blocks), sum(row.calls for row in blocks))
+def hiccups(results: Results) -> Hiccups:
+    """Over all complete blocks."""
+    return Hiccups(sum(row.hiccups for row in results.blocks), sum(row.calls for row in results.blocks))
 
 
 def memory_bytes(results: Results, target: str, draft: str | None) -> int | None:
@@ -116,10 +113,10 @@ def _models(results: Results, target: str, draft: str | None) -> list[ModelRow |
     return rows if draft is None else [*rows, results.model(draft, "draft", results.backend(target))]
 
 
-def quality_of(results: Results, target: str, workload: str | None = None) -> Quality | None:
+def quality_of(results: Results, target: str) -> Quality | None:
     """How a target scores its reference's texts, under whichever backend; None where it was not scored."""
     same = results.same_file(target)
-    rows = [row for row in results.quality if row.target in same and workload in (None, row.workload)]
+    rows = [row for row in results.quality if row.target in same]
     rows = [row for row in rows if row.reference == rows[-1].reference]
     total = sum(row.num_tokens for row in rows)
     if not total:
@@ -129,20 +126,15 @@ def quality_of(results: Results, target: str, workload: str | None = None) -> Qu
     return Quality(rows[-1].reference, mean_kl, agreement, total)
 
 
-def _runs(results: Results, cell: Cell) -> list[RunRow]:
-    return [row for one in _singles(results, cell) for row in results.runs_by_cell.get(one, ())]
-
-
-def _cases(results: Results, cell: Cell) -> list[CaseOutcome]:
-    rows = [results.prediction_by_cell.get(one) for one in _singles(results, cell)]
-    return [case for row in rows if row is not None for case in row.cases]
-
-
-def _singles(results: Results, cell: Cell) -> list[Cell]:
-    """The cell under each of its workloads."""
+def _parts(results: Results, cell: Cell) -> Sequence[RunRow | CaseOutcome]:
+    """The real requests of a cell, under each of its workloads; where none ran the replayed cases."""
     names = results.workloads if cell.workload is None else (cell.workload,)
-    return [cell._replace(workload=name) for name in names]
+    cells = [cell._replace(workload=name) for name in names]
+    if runs := [row for one in cells for row in results.runs_by_cell.get(one, ())]:
+        return runs
+    replayed = [results.prediction_by_cell[one] for one in cells if one in results.prediction_by_cell]
+    return [case for row in replayed for case in row.cases]
 
 
-def _added(counts: Sequence[tuple[int, ...] | None]) -> tuple[int, ...]:
-    return tuple(map(sum, zip_longest(*[count for count in counts if count], fillvalue=0)))
+def _added(counts: Iterable[tuple[int, ...] | None]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*filter(None, counts), fillvalue=0)))

@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 import numpy as np
 import numpy.typing as npt
 
-from outrider.bench.results import Cell, Results
+from outrider.bench.results import Cell, Results, once, rates
 from outrider.lab.rows import PredictionRow
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import Interval, estimate
@@ -58,6 +58,7 @@ class PredictionError:
     points: tuple[PredictedPoint, ...]
 
 
+@once
 def predicted_speedup(results: Results, cell: Cell) -> Interval | None:
     """Replayed plain decoding's time over the setting's; over cases (and then workloads) the geometric mean.
     The interval is over cases; that costs were measured with an error is not in it."""
@@ -65,6 +66,7 @@ def predicted_speedup(results: Results, cell: Cell) -> Interval | None:
     return estimate(strata).interval if strata and all(strata) else None
 
 
+@once
 def bound_speedup(results: Results, cell: Cell) -> Interval | None:
     """What the best choice at every step, known in hindsight, would have given with the same drafts; `cell`
     is that of the automatic choice."""
@@ -76,6 +78,7 @@ def bound_speedup(results: Results, cell: Cell) -> Interval | None:
     return estimate(strata).interval if strata and all(strata) else None
 
 
+@once
 def prediction_error(results: Results) -> PredictionError:
     """How far predictions were off, for every setting of ours that ran for real."""
     cells = [cell for cell in results.runs_by_cell if cell.contestant is None and cell.setting != PLAIN.name]
@@ -86,11 +89,10 @@ def prediction_error(results: Results) -> PredictionError:
 
 def _rows(results: Results, cell: Cell) -> list[PredictionRow]:
     """The predictions of a cell, one a workload; none where one of several is missing."""
-    if cell.workload is None:
-        replayed = {row.workload for row in results.predictions if row.target == cell.target}
-        names = [name for name in results.workloads if name in replayed]
-    else:
-        names = [cell.workload]
+    replayed = {row.workload for row in results.predictions if row.target == cell.target}
+    names = (
+        [name for name in results.workloads if name in replayed] if cell.workload is None else [cell.workload]
+    )
     found = [results.prediction_by_cell.get(cell._replace(workload=name)) for name in names]
     return [row for row in found if row is not None] if all(found) else []
 
@@ -102,13 +104,11 @@ def _ratios(row: PredictionRow, seconds: Sequence[float]) -> list[tuple[Floats, 
 
 def _point(results: Results, cell: Cell) -> PredictedPoint | None:
     row = results.prediction_by_cell.get(cell)
-    ran = results.rates(cell)
-    cases = (
-        [case for case in row.cases if case.case in ran and case.tokens and case.seconds > 0] if row else []
-    )
+    ran, plain = rates(results, cell), rates(results, cell.plain)
+    replayed = row.cases if row else ()
+    cases = [case for case in replayed if case.case in ran and case.tokens and case.seconds > 0]
     if not cases:
         return None
-    plain = results.rates(cell.plain)
     measured = 1 / geometric_mean(median(ran[case.case].values()) for case in cases)
     predicted = geometric_mean(case.tokens / case.seconds for case in cases)
     anchored = None

@@ -7,14 +7,14 @@ target's does not. docs/method.md says what each figure is over. None always mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.bench.results import Cell, Results
+from outrider.bench.results import Cell, Results, once, rates
 from outrider.bench.summary.counts import Quality, memory_bytes, quality_of
 from outrider.bench.summary.predictions import predicted_speedup
 from outrider.lab.settings import PLAIN
@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float64]
 Outcome = Literal["faster", "slower", "tie"]
 
 
+@once
 def measured_speedup(results: Results, cell: Cell, *, draw_cases: bool = True) -> Interval | None:
     """Plain decoding's time over the cell's, in the same blocks: of each case the ratio of medians over
     repetitions, over cases (and then workloads) the geometric mean. None: not run, or not in every workload.
@@ -34,6 +35,7 @@ def measured_speedup(results: Results, cell: Cell, *, draw_cases: bool = True) -
     return estimate(strata, draw_cases=draw_cases).interval if strata else None
 
 
+@once
 def measured_speed(results: Results, cell: Cell) -> Interval | None:
     """Tokens per second while decoding: the geometric mean over cases of their medians."""
     strata = paired(results, cell, cell)
@@ -53,7 +55,7 @@ def faster_than(results: Results, ours: Cell, theirs: Cell) -> tuple[Interval, O
     libraries did not. None where they share no case."""
     strata = []
     for workload in workloads_of(results, ours) or ():
-        mine, other = (results.rates(cell._replace(workload=workload)) for cell in (ours, theirs))
+        mine, other = (rates(results, cell._replace(workload=workload)) for cell in (ours, theirs))
         shared = [case for case in mine if case in other]
         if not shared:
             return None
@@ -65,12 +67,13 @@ def faster_than(results: Results, ours: Cell, theirs: Cell) -> tuple[Interval, O
     return found, outcome(found, combined_noise(known))
 
 
+@once
 def noise(results: Results, target: str, workload: str | None) -> Interval | None:
     """Plain decoding against itself, between disjoint halves of its repetitions: what lies inside is no
     result. None where nothing was repeated."""
     cell = Cell.plain_of(target, workload)
     strata = [
-        [np.array(list(blocks.values())) for blocks in results.rates(cell._replace(workload=name)).values()]
+        [np.array(list(blocks.values())) for blocks in rates(results, cell._replace(workload=name)).values()]
         for name in workloads_of(results, cell) or []
     ]
     return self_ratio(strata) if all(strata) else None
@@ -97,18 +100,17 @@ def paired(results: Results, cell: Cell, reference: Cell) -> Strata | None:
     them. None where they share none in one of the workloads."""
     strata = []
     for workload in workloads_of(results, cell) or ():
-        ours = results.rates(cell._replace(workload=workload))
-        theirs = results.rates(reference._replace(workload=workload))
-        cases = [_shared(theirs[case], ours[case]) for case in ours if case in theirs]
-        if not (cases := [case for case in cases if len(case[0])]):
+        ours = rates(results, cell._replace(workload=workload))
+        theirs = rates(results, reference._replace(workload=workload))
+        cases = []
+        for case in (case for case in ours if case in theirs):
+            blocks = [block for block in theirs[case] if block in ours[case]]
+            sides = [np.array([side[case][block] for block in blocks]) for side in (theirs, ours)]
+            cases += [(sides[0], sides[1])] if blocks else []
+        if not cases:
             return None
         strata.append(cases)
     return strata or None
-
-
-def _shared(first: Mapping[str, float], second: Mapping[str, float]) -> tuple[Floats, Floats]:
-    blocks = [block for block in first if block in second]
-    return np.array([first[block] for block in blocks]), np.array([second[block] for block in blocks])
 
 
 def workloads_of(results: Results, cell: Cell) -> list[str] | None:
@@ -134,25 +136,31 @@ def predicted_settings(results: Results, target: str, draft: str | None, workloa
     return [name for name in names if predicted_speedup(results, Cell(target, draft, name, workload))]
 
 
-def best_setting(results: Results, target: str, draft: str | None, workload: str | None) -> str:
-    """The setting with the highest speed-up: of those that ran for real, or where none did of those replayed;
-    "plain" where none is above 1."""
-    ask: Callable[[Results, Cell], Interval | None] = measured_speedup
-    if not (names := measured_settings(results, target, draft, workload)):
-        ask, names = predicted_speedup, predicted_settings(results, target, draft, workload)
-    found = {name: ask(results, Cell(target, draft, name, workload)) for name in names}
-    values = {name: interval.value for name, interval in found.items() if interval is not None}
-    best = max(values, key=values.__getitem__, default=PLAIN.name)
-    return best if values.get(best, 1.0) > 1 else PLAIN.name
-
-
 def _settings(cells: Iterable[Cell], target: str, draft: str | None, workload: str | None) -> list[str]:
-    names = [
-        cell.setting
-        for cell in cells
-        if (cell.target, cell.draft) == (target, draft) and workload in (None, cell.workload)
-    ]
-    return [name for name in dict.fromkeys(names) if name != PLAIN.name]
+    mine = [cell for cell in cells if (cell.target, cell.draft) == (target, draft)]
+    names = dict.fromkeys(cell.setting for cell in mine if workload in (None, cell.workload))
+    return [name for name in names if name != PLAIN.name]
+
+
+def fastest(
+    results: Results, target: str, draft: str | None, workload: str | None
+) -> tuple[str, Interval | None, bool]:
+    """The setting with the highest speed-up, be it below 1, this speed-up, and whether it is measured: of
+    those that ran for real, or where none did of those replayed. An empty name and None where there are none.
+    """
+    for ask, settings in ((measured_speedup, measured_settings), (predicted_speedup, predicted_settings)):
+        names = settings(results, target, draft, workload)
+        asked = {name: ask(results, Cell(target, draft, name, workload)) for name in names}
+        if found := {name: interval for name, interval in asked.items() if interval}:
+            best = max(found, key=lambda name: found[name].value)
+            return best, found[best], ask is measured_speedup
+    return "", None, False
+
+
+def best_setting(results: Results, target: str, draft: str | None, workload: str | None) -> str:
+    """The `fastest` setting; "plain" where it is not above 1."""
+    best, speedup, _ = fastest(results, target, draft, workload)
+    return best if speedup is not None and speedup.value > 1 else PLAIN.name
 
 
 # Faster, slower or a tie, for many cells at once: the more are looked at, the more each has to show.
@@ -173,25 +181,8 @@ class CellVerdict:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeatability:
-    """The standard deviation of a log speed-up from block to block, and the degrees of freedom that it was
-    worked out from."""
-
-    deviation: float
-    degrees: int
-
-    def p_value(self, strata: Strata, speedup: float) -> float:
-        """How often noise would move a figure over these requests so far from 1."""
-        if self.degrees < 1 or self.deviation <= 0:
-            return 1.0
-        groups = [sum(1 / len(first) for first, _ in cases) / len(cases) ** 2 for cases in strata]
-        error = self.deviation * math.sqrt(sum(groups)) / len(groups)
-        return t_tail(abs(math.log(speedup)) / error, min(self.degrees, _MAX_DEGREES))
-
-
-_MAX_DEGREES = 400
-"""beyond them nothing changes"""
+MAX_DEGREES = 400
+"""of freedom: beyond them nothing changes"""
 
 
 def measured_cells(results: Results) -> list[Cell]:
@@ -206,12 +197,11 @@ def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Cell
     chance that noise made any of them is at most 5 %) and whose interval does not hold 1.
     """
     wanted = measured_cells(results) if cells is None else [c for c in cells if c.setting != PLAIN.name]
-    repeated = {target: _repeatability(results, target) for target in results.targets}
     found = []
     for cell in wanted:
         if strata := paired(results, cell, cell.plain):
             speedup = estimate(strata).interval
-            found.append((cell, speedup, repeated[cell.target].p_value(strata, speedup.value)))
+            found.append((cell, speedup, _p_value(results, cell.target, strata, speedup.value)))
     picked = holm([p_value for _, _, p_value in found], 1 - LEVEL)
     judged = []
     for (cell, speedup, p_value), is_picked in zip(found, picked, strict=True):
@@ -221,18 +211,28 @@ def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Cell
     return judged
 
 
-def _repeatability(results: Results, target: str) -> _Repeatability:
-    """Over everything of a target that ran more than once."""
+def _p_value(results: Results, target: str, strata: Strata, speedup: float) -> float:
+    """How often noise would move a figure over these requests so far from 1."""
+    deviation, degrees = _repeatability(results, target)
+    if degrees < 1 or deviation <= 0:
+        return 1.0
+    groups = [sum(1 / len(first) for first, _ in cases) / len(cases) ** 2 for cases in strata]
+    error = deviation * math.sqrt(sum(groups)) / len(groups)
+    return t_tail(abs(math.log(speedup)) / error, min(degrees, MAX_DEGREES))
+
+
+@once
+def _repeatability(results: Results, target: str) -> tuple[float, int]:
+    """The standard deviation of a log speed-up from block to block, over everything of a target that ran more
+    than once, and its degrees of freedom."""
     squares, degrees = 0.0, 0
-    for cell in measured_cells(results):
-        if cell.target != target:
-            continue
-        for cases in paired(results, cell, cell.plain) or ():
-            for first, second in cases:
-                logs = np.log(first / second)
-                squares += float(((logs - logs.mean()) ** 2).sum())
-                degrees += len(logs) - 1
-    return _Repeatability(math.sqrt(squares / degrees) if degrees else 0.0, degrees)
+    cells = [cell for cell in measured_cells(results) if cell.target == target]
+    for cases in (cases for cell in cells for cases in paired(results, cell, cell.plain) or ()):
+        for first, second in cases:
+            logs = np.log(first / second)
+            squares += float(((logs - logs.mean()) ** 2).sum())
+            degrees += len(logs) - 1
+    return math.sqrt(squares / degrees) if degrees else 0.0, degrees
 
 
 # Speed against memory: which pairings nothing else beats in both.
@@ -252,35 +252,35 @@ class ParetoPoint:
     """another point is as fast or faster in no more memory, and better in one. Quality is not weighed"""
 
 
-def pareto_points(results: Results, workload: str | None = None) -> list[ParetoPoint]:
-    """Every target plainly, with its best setting without a draft model, and with each draft. Pairings whose
-    speed or memory is unknown are left out."""
+def pareto_points(results: Results) -> list[ParetoPoint]:
+    """Every target plainly, with its best setting without a draft model, and with each draft, over all
+    workloads. Pairings whose speed or memory is unknown are left out."""
     found = []
     for target in results.targets:
-        cells = [Cell.plain_of(target, workload)]
-        for draft in (None, *results.drafts):
-            cells.append(Cell(target, draft, best_setting(results, target, draft, workload), workload))
-        kept = [cell for cell in dict.fromkeys(cells) if cell == cells[0] or cell.setting != PLAIN.name]
-        found += [point for cell in kept if (point := _point(results, cell)) is not None]
-    return [replace(point, is_dominated=_is_dominated(point, found)) for point in found]
+        plain = Cell.plain_of(target, None)
+        cells = [
+            Cell(target, d, best_setting(results, target, d, None), None) for d in (None, *results.drafts)
+        ]
+        for cell in [plain, *(cell for cell in cells if cell.setting != PLAIN.name)]:
+            measured, memory = measured_speed(results, cell), memory_bytes(results, cell.target, cell.draft)
+            speed = measured or _predicted_speed(results, cell)
+            if speed is not None and memory is not None:
+                quality = quality_of(results, target)
+                found.append(ParetoPoint(cell, speed, measured is not None, memory, quality))
+    figures = {(point.tokens_per_s.value, -point.memory_bytes) for point in found}
+    return [replace(point, is_dominated=_is_dominated(point, figures)) for point in found]
 
 
-def _point(results: Results, cell: Cell) -> ParetoPoint | None:
-    speed = measured_speed(results, cell)
-    memory = memory_bytes(results, cell.target, cell.draft)
-    is_measured = speed is not None
-    if speed is None:
-        plain = plain_speed(results, cell.target, cell.workload)
-        gain = predicted_speedup(results, cell)
-        if plain is not None and gain is not None:
-            ends = (plain.value * gain.low, plain.value * gain.high)
-            speed = Interval(plain.value * gain.value, *ends, gain.cases)
-    if speed is None or memory is None:
+def _predicted_speed(results: Results, cell: Cell) -> Interval | None:
+    plain, gain = plain_speed(results, cell.target, cell.workload), predicted_speedup(results, cell)
+    if plain is None or gain is None:
         return None
-    return ParetoPoint(cell, speed, is_measured, memory, quality_of(results, cell.target))
+    low, high = plain.value * gain.low, plain.value * gain.high
+    return Interval(plain.value * gain.value, low, high, gain.cases)
 
 
-def _is_dominated(point: ParetoPoint, others: Sequence[ParetoPoint]) -> bool:
+def _is_dominated(point: ParetoPoint, figures: Iterable[tuple[float, int]]) -> bool:
     mine = (point.tokens_per_s.value, -point.memory_bytes)
-    theirs = [(other.tokens_per_s.value, -other.memory_bytes) for other in others]
-    return any(speed >= mine[0] and memory >= mine[1] and (speed, memory) != mine for speed, memory in theirs)
+    return any(
+        speed >= mine[0] and memory >= mine[1] and (speed, memory) != mine for speed, memory in figures
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
-from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture, series
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import View, draft_name, workload_name
+from outrider.bench.report.view import View, names
 from outrider.bench.report.words import prediction_line
 from outrider.bench.summary import predictions
 from outrider.lab import numbers
-from outrider.lab.drawing import INK, MARKERS, SERIES, SOFT, draw, legend_below
+from outrider.lab.drawing import INK, SOFT, draw, legend_below
 
 TITLE = "Predicted against measured"
 _BANDS = ((0.10, 0.10), (0.05, 0.16))
@@ -42,10 +42,6 @@ def _predicted(point: predictions.PredictedPoint) -> float:
     return point.anchored_tokens_per_s or point.predicted_tokens_per_s
 
 
-def _error(point: predictions.PredictedPoint) -> float:
-    return _predicted(point) / point.measured_tokens_per_s - 1
-
-
 def _paint(axes: Axes, points: tuple[predictions.PredictedPoint, ...]) -> None:
     speeds = [speed for point in points for speed in (_predicted(point), point.measured_tokens_per_s)]
     ends = [min(speeds) / 1.15, max(speeds) * 1.15]
@@ -56,17 +52,9 @@ def _paint(axes: Axes, points: tuple[predictions.PredictedPoint, ...]) -> None:
     targets = list(dict.fromkeys(point.cell.target for point in points))
     for number, target in enumerate(targets):
         mine = [point for point in points if point.cell.target == target]
-        axes.plot(
-            [point.measured_tokens_per_s for point in mine],
-            [_predicted(point) for point in mine],
-            linestyle="none",
-            marker=MARKERS[number % len(MARKERS)],
-            color=SERIES[number % len(SERIES)],
-            markeredgecolor=INK,
-            markeredgewidth=0.6,
-            markersize=7,
-            label=target,
-        )
+        places = ([point.measured_tokens_per_s for point in mine], [_predicted(point) for point in mine])
+        axes.plot(*places, **series(number), linestyle="none", markeredgecolor=INK, markeredgewidth=0.6,
+                  markersize=7, label=target)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -80,14 +68,11 @@ def _paint(axes: Axes, points: tuple[predictions.PredictedPoint, ...]) -> None:
 
 def _table(points: tuple[predictions.PredictedPoint, ...]) -> Table:
     rows = [
-        {
-            "target": point.cell.target,
-            "draft": draft_name(point.cell.draft),
-            "workload": workload_name(point.cell.workload),
-            "setting": point.cell.setting,
+        names(point.cell)
+        | {
             "measured tokens/s": numbers.digits(point.measured_tokens_per_s),
             "predicted tokens/s": numbers.digits(_predicted(point)),
-            "error": f"{100 * _error(point):+.1f} %",
+            "error": f"{100 * (_predicted(point) / point.measured_tokens_per_s - 1):+.1f} %",
             "uncorrected error": f"{100 * point.raw_error:+.1f} %",
         }
         for point in points

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from outrider.bench.report.pictures.picture import Missing, Panel, Picture
+from outrider.bench.report.pictures.picture import Missing, Panel, Picture, line
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View
 from outrider.costs import CallCosts
 from outrider.lab import numbers
-from outrider.lab.drawing import INK, SERIES, SOFT, STYLES, draw, legend_below
+from outrider.lab.drawing import INK, SERIES, SOFT, draw, legend_below
 from outrider.lab.rows import CostsRow
 
 TITLE = "What a call costs"
@@ -27,24 +27,27 @@ class _Curve:
     costs: CallCosts
     drafts: dict[str, float]
     """seconds of a draft's step, by its name"""
+    single_s: float
+    ratios: list[float]
+    """times of calls over 1, 2, … tokens, in calls of one"""
 
-    @property
-    def ratios(self) -> list[float]:
-        """Times of calls over 1, 2, … tokens, in calls of one."""
-        seconds = self.costs.calls_s(_MOST, context=0)
-        return [float(value / seconds[0]) for value in seconds]
-
-    @property
-    def single_s(self) -> float:
-        return self.costs.call_s(1, context=0)
+    @classmethod
+    def of(cls, row: CostsRow, rows: Sequence[CostsRow]) -> _Curve:
+        """That of a target, with the drafts that were measured beside it."""
+        mine = [r for r in rows if r.role == "draft" and r.beside in (None, row.model)]
+        drafts = {draft.model: draft.costs().call_s(1, context=0) for draft in mine}
+        costs = row.costs()
+        seconds = costs.calls_s(_MOST, context=0)
+        ratios = [float(value / seconds[0]) for value in seconds]
+        return cls(row.model, costs, drafts, costs.call_s(1, context=0), ratios)
 
     @property
     def finding(self) -> str:
         """What a call over some tokens costs, and a draft's step."""
-        ratios = self.ratios
         text = (
-            f"{self.target}: a call over 4 tokens costs {ratios[3]:.2f} calls of one "
-            f"({numbers.milliseconds(self.single_s)}), over 8 {ratios[7]:.2f}, over 16 {ratios[15]:.2f}"
+            f"{self.target}: a call over 4 tokens costs {self.ratios[3]:.2f} calls of one "
+            f"({numbers.milliseconds(self.single_s)}), over 8 {self.ratios[7]:.2f}, "
+            f"over 16 {self.ratios[15]:.2f}"
         )
         steps = ", ".join(f"{name} {step_s / self.single_s:.2f}" for name, step_s in self.drafts.items())
         return text + (f"; a draft step costs {steps}." if steps else ".")
@@ -52,7 +55,8 @@ class _Curve:
 
 def costs(view: View) -> Picture | Missing:
     """A panel for each target whose calls were measured."""
-    curves = _curves(view)
+    rows = view.results.costs
+    curves = [_Curve.of(row, rows) for row in rows if row.role == "target"]
     if not curves:
         return Missing(TITLE, "no cost curve was measured")
     panels = []
@@ -71,35 +75,18 @@ def costs(view: View) -> Picture | Missing:
     )
 
 
-def _curves(view: View) -> list[_Curve]:
-    rows = view.results.costs
-    return [_Curve(row.model, row.costs(), _steps(rows, row.model)) for row in rows if row.role == "target"]
-
-
-def _steps(rows: Sequence[CostsRow], target: str) -> dict[str, float]:
-    """Of the drafts that were measured beside this target."""
-    mine = [row for row in rows if row.role == "draft" and row.beside in (None, target)]
-    return {row.model: row.costs().call_s(1, context=0) for row in mine}
-
-
 def _paint(axes: Axes, curve: _Curve) -> None:
     sizes = range(1, _MOST + 1)
     axes.plot(sizes, curve.ratios, drawstyle="steps-mid", color=SERIES[0], label="target call V(n) / V(1)")
-    points = [
-        p
-        for p in curve.costs.points
-        if (p.context_tokens, p.num_sequences) == (0, 1) and p.num_tokens <= _MOST
-    ]
+    measured = [p for p in curve.costs.points if (p.context_tokens, p.num_sequences) == (0, 1)]
+    points = [point for point in measured if point.num_tokens <= _MOST]
     heights = [point.seconds / curve.single_s for point in points]
     spreads = [height * point.spread_ratio for height, point in zip(heights, points, strict=True)]
     axes.errorbar([p.num_tokens for p in points], heights, yerr=spreads, fmt="o", color=SERIES[0],
                   markersize=4, capsize=2, elinewidth=1, linestyle="none")  # fmt: skip
     for number, (name, step_s) in enumerate(curve.drafts.items(), 1):
-        style = STYLES[number % len(STYLES)]
         ratio = step_s / curve.single_s
-        axes.axhline(
-            ratio, color=SERIES[number % len(SERIES)], linestyle=style, label=f"{name}: d = {ratio:.2f}"
-        )
+        axes.axhline(ratio, **line(number), label=f"{name}: d = {ratio:.2f}")
     axes.axhline(1, color=SOFT, linewidth=0.8)
     axes.set_ylim(0, max(curve.ratios) * 1.08)
     axes.set_xlim(0, _MOST + 0.5)
@@ -110,23 +97,18 @@ def _paint(axes: Axes, curve: _Curve) -> None:
 
 
 def _table(curves: list[_Curve]) -> Table:
-    calls = [
-        (curve, "target call", size, curve.costs.call_s(size, context=0))
-        for curve in curves
-        for size in _TABLE_SIZES
-    ]
-    calls += [
-        (curve, f"step of {name}", 1, step_s) for curve in curves for name, step_s in curve.drafts.items()
-    ]
-    calls.sort(key=lambda call: curves.index(call[0]))
-    rows = [
-        {
-            "target": curve.target,
-            "call": call,
-            "tokens": str(size),
-            "time": numbers.milliseconds(seconds),
-            "calls of one token": f"{seconds / curve.single_s:.2f}",
-        }
-        for curve, call, size, seconds in calls
-    ]
+    rows = []
+    for curve in curves:
+        calls = [("target call", size, curve.costs.call_s(size, context=0)) for size in _TABLE_SIZES]
+        calls += [(f"step of {name}", 1, step_s) for name, step_s in curve.drafts.items()]
+        rows += [
+            {
+                "target": curve.target,
+                "call": call,
+                "tokens": str(size),
+                "time": numbers.milliseconds(seconds),
+                "calls of one token": f"{seconds / curve.single_s:.2f}",
+            }
+            for call, size, seconds in calls
+        ]
     return Table.of("Time of calls", rows, figures=("tokens", "time", "calls of one token"))

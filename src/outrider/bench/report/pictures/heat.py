@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
@@ -11,7 +10,8 @@ from matplotlib.patches import Rectangle
 
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import Best, View, draft_name, workload_name
+from outrider.bench.report.view import Best, View, draft_name, names, workload_name
+from outrider.bench.summary.speeds import plain_speed
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, LINE, SOFT, draw, wrapped
 
@@ -25,50 +25,40 @@ _REACH = math.log2(3)
 
 def heat(view: View) -> Picture | Missing:
     """The best setting of each pairing that ran for real, or else of the predicted ones."""
-    cells = [cell for workload in view.pooled_first for cell in _cells(view, workload)]
-    known = [cell for cell in cells if cell.speedup]
-    if not known:
+    cells = {w: [best for key, best in view.bests.items() if key[2] == w] for w in view.pooled_first}
+    top = _largest([cell for mine in cells.values() for cell in mine])
+    if not top:
         return Missing(TITLE, "no pairing was measured or predicted")
-    top = max(known, key=lambda cell: cell.speedup.value if cell.speedup else 0.0)
-    panels = tuple(_panel(view, workload) for workload in view.pooled_first)
+    size = (130 + 96 * (len(view.columns) + 1), 74 + 70 * len(view.results.targets))
+    panels = []
+    for number, (workload, mine) in enumerate(cells.items()):
+        title, found = workload_name(workload), _largest(mine)
+        finding = f"the largest is {found}" if found else "nothing is known"
+        alternative = f"Heat map, {title}: {finding}."
+        svg = draw(f"heat-{number}", *size, alternative, lambda axes, w=workload: _paint(axes, view, w))  # type: ignore[misc]
+        panels.append(Panel(title, svg, is_broad=True))
     return Picture(
         id="heat",
         title=TITLE,
-        finding=f"The largest speed-up is {_describe(top)}.",
+        finding=f"The largest speed-up is {top}.",
         reading="Each field holds the speed-up over plain decoding of the same target, and the setting that "
         "gave it: blue is faster, orange slower, a hatched field is a tie. ≈ marks what was only predicted. "
         "Plain speed is on the left, in tokens per second.",
-        panels=panels,
-        table=_table(cells),
+        panels=tuple(panels),
+        table=_table([cell for mine in cells.values() for cell in mine]),
     )
 
 
-def _cells(view: View, workload: str | None) -> Iterator[Best]:
-    for target in view.results.targets:
-        for draft in view.columns:
-            yield view.best(target, draft, workload)
-
-
-def _describe(cell: Best) -> str:
-    mark = "" if cell.is_measured else "predicted "
+def _largest(cells: list[Best]) -> str:
+    """The largest speed-up in words; nothing where none is known."""
+    known = [(cell.speedup.value, cell) for cell in cells if cell.speedup]
+    if not known:
+        return ""
+    cell = max(known, key=lambda pair: pair[0])[1]
     return (
-        f"{mark}{numbers.speedup(cell.speedup)} ({cell.target} with {draft_name(cell.draft)}, "
-        f"{workload_name(cell.workload)}, setting {cell.setting})"
+        f"{'' if cell.is_measured else 'predicted '}{numbers.speedup(cell.speedup)} ({cell.target} with "
+        f"{draft_name(cell.draft)}, {workload_name(cell.workload)}, setting {cell.setting})"
     )
-
-
-def _panel(view: View, workload: str | None) -> Panel:
-    targets, columns = view.results.targets, view.columns
-    title = workload_name(workload)
-    known = [cell for cell in _cells(view, workload) if cell.speedup]
-    top = max(known, key=lambda cell: cell.speedup.value if cell.speedup else 0.0, default=None)
-    alternative = f"Heat map, {title}: " + (
-        f"the largest is {_describe(top)}." if top else "nothing is known."
-    )
-    width, height = 130 + 96 * (len(columns) + 1), 74 + 70 * len(targets)
-    name = f"heat-{view.place(workload)}"
-    svg = draw(name, width, height, alternative, lambda axes: _paint(axes, view, workload))
-    return Panel(title, svg, is_broad=True)
 
 
 def _paint(axes: Axes, view: View, workload: str | None) -> None:
@@ -78,29 +68,30 @@ def _paint(axes: Axes, view: View, workload: str | None) -> None:
     axes.set_ylim(len(targets), 0)
     heads = ["plain\ntokens/s", *(wrapped(draft_name(draft), 13) for draft in columns)]
     axes.set_xticks([place + 0.5 for place in range(len(heads))], heads)
-    axes.set_yticks(
-        [place + 0.5 for place in range(len(targets))], [wrapped(target, 16) for target in targets]
-    )
+    axes.set_yticks([row + 0.5 for row in range(len(targets))], [wrapped(target, 16) for target in targets])
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     for row, target in enumerate(targets):
-        plain = view.plain(target, workload)
-        axes.add_patch(Rectangle((0.03, row + 0.04), 0.94, 0.92, facecolor="none", edgecolor=LINE))
-        axes.text(0.5, row + 0.5, numbers.rate(plain), ha="center", va="center", color=INK)
+        plain = numbers.rate(plain_speed(view.results, target, workload))
+        axes.add_patch(_box(0, row))
+        axes.text(0.5, row + 0.5, plain, ha="center", va="center", color=INK)
         for place, draft in enumerate(columns, 1):
             _field(axes, place, row, view.best(target, draft, workload))
 
 
+def _box(place: int, row: int) -> Rectangle:
+    return Rectangle((place + 0.03, row + 0.04), 0.94, 0.92, facecolor="none", edgecolor=LINE)
+
+
 def _field(axes: Axes, place: int, row: int, cell: Best) -> None:
-    box = Rectangle((place + 0.03, row + 0.04), 0.94, 0.92, facecolor="none", edgecolor=LINE)
+    box = _box(place, row)
     axes.add_patch(box)
     if cell.speedup is None:
         axes.text(place + 0.5, row + 0.5, numbers.NOTHING, ha="center", va="center", color=SOFT)
         return
-    level = 0.5 + max(-0.5, min(0.5, math.log2(max(cell.speedup.value, 1e-3)) / _REACH / 2))
-    box.set_facecolor(_COLOURS(level))
-    shade = _COLOURS(level)
+    shade = _COLOURS(0.5 + max(-0.5, min(0.5, math.log2(max(cell.speedup.value, 1e-3)) / _REACH / 2)))
+    box.set_facecolor(shade)
     ink = "#16181b" if _luminance(shade) > 0.2 else "#ffffff"
     if cell.outcome == "tie":
         box.set(hatch="//", edgecolor="#9aa0a6")
@@ -123,17 +114,18 @@ def _luminance(colour: tuple[float, float, float, float]) -> float:
 
 
 def _table(cells: list[Best]) -> Table:
-    rows = [
-        {
-            "target": cell.target,
-            "draft": draft_name(cell.draft),
-            "workload": workload_name(cell.workload),
-            "plain tokens/s": numbers.rate(cell.plain),
-            "setting": cell.setting or numbers.NOTHING,
-            "speed-up": numbers.speedup(cell.speedup),
-            "95 % interval": numbers.bounds(cell.speedup),
-            "verdict": cell.said,
-        }
-        for cell in cells
-    ]
+    rows = []
+    for cell in cells:
+        named = names(cell)
+        setting = named.pop("setting")
+        rows.append(
+            {
+                **named,
+                "plain tokens/s": numbers.rate(cell.plain),
+                "setting": setting,
+                "speed-up": numbers.speedup(cell.speedup),
+                "95 % interval": numbers.bounds(cell.speedup),
+                "verdict": cell.said,
+            }
+        )
     return Table.of("The best setting of every pairing", rows, figures=("plain tokens/s", "speed-up"))

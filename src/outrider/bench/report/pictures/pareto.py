@@ -11,7 +11,6 @@ from outrider.bench.summary.counts import memory_is_measured
 from outrider.bench.summary.speeds import ParetoPoint, pareto_points
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, PAPER, SERIES, SOFT, draw, legend_below
-from outrider.lab.settings import PLAIN
 
 TITLE = "Speed against memory"
 
@@ -41,8 +40,6 @@ def pareto(view: View) -> Picture | Missing:
 
 
 def _name(point: ParetoPoint) -> str:
-    if point.cell.draft is None and point.cell.setting == PLAIN.name:
-        return f"{point.cell.target}, plain"
     draft = f" with {point.cell.draft}" if point.cell.draft else ""
     return f"{point.cell.target}{draft}, {point.cell.setting}"
 
@@ -56,12 +53,16 @@ def _figures(point: ParetoPoint) -> str:
 
 
 def _paint(axes: Axes, points: list[ParetoPoint]) -> None:
-    front = [point for point in points if not point.is_dominated]
-    steps = [(point.memory_bytes / 1e9, point.tokens_per_s.value) for point in front]
+    steps = [(p.memory_bytes / 1e9, p.tokens_per_s.value) for p in points if not p.is_dominated]
     axes.plot(*zip(*steps, strict=True), drawstyle="steps-post", color=SOFT, linestyle="--", linewidth=1.2,
               label="front")  # fmt: skip
     for point in points:
-        _mark(axes, point)
+        speed, is_plain = point.tokens_per_s, point.cell.is_plain
+        colour, marker = SERIES[0 if is_plain else 1], "s" if is_plain else "o"
+        bars = [[max(speed.value - speed.low, 0)], [max(speed.high - speed.value, 0)]]
+        axes.errorbar(point.memory_bytes / 1e9, speed.value, yerr=bars, marker=marker, markersize=9,
+                      color=colour, markerfacecolor=PAPER if point.is_dominated else colour,
+                      markeredgecolor=colour, markeredgewidth=1.8, capsize=3, elinewidth=1.2)  # fmt: skip
     _number(axes, points)
     axes.margins(0.12)
     axes.set_ylim(bottom=0)
@@ -70,34 +71,20 @@ def _paint(axes: Axes, points: list[ParetoPoint]) -> None:
     legend_below(axes)
 
 
-def _mark(axes: Axes, point: ParetoPoint) -> None:
-    speed, memory = point.tokens_per_s, point.memory_bytes / 1e9
-    plain = point.cell.setting == PLAIN.name
-    colour = SERIES[0] if plain else SERIES[1]
-    bars = [[max(speed.value - speed.low, 0)], [max(speed.high - speed.value, 0)]]
-    axes.errorbar(memory, speed.value, yerr=bars, marker="s" if plain else "o", markersize=9, color=colour,
-                  markerfacecolor=PAPER if point.is_dominated else colour, markeredgecolor=colour,
-                  markeredgewidth=1.8, capsize=3, elinewidth=1.2)  # fmt: skip
-
-
 def _number(axes: Axes, points: list[ParetoPoint]) -> None:
     """Numbers beside the marks; where marks are close by, above and below in turn."""
     ends = [point.memory_bytes / 1e9 for point in points]
-    top = max(point.tokens_per_s.value for point in points)
-    reach = (max(ends) - min(ends)) or 1.0
+    top, reach = max(point.tokens_per_s.value for point in points), (max(ends) - min(ends)) or 1.0
     taken: list[tuple[float, float]] = []
     for number, point in enumerate(points, 1):
-        x, y = point.memory_bytes / 1e9 / reach, point.tokens_per_s.value / top
+        place = (point.memory_bytes / 1e9, point.tokens_per_s.value)
+        x, y = place[0] / reach, place[1] / top
         close = sum(abs(x - a) < 0.05 and abs(y - b) < 0.06 for a, b in taken)
         taken.append((x, y))
-        quality = (
-            f"  KL {point.quality.mean_kl:.3f}" if point.quality and point.cell.setting == PLAIN.name else ""
-        )
+        quality = f"  KL {point.quality.mean_kl:.3f}" if point.quality and point.cell.is_plain else ""
         offset = ((9, 6), (9, -15), (-9, 6), (-9, -15))[close % 4]
-        place = (point.memory_bytes / 1e9, point.tokens_per_s.value)
-        axes.annotate(f"{number}{quality}", place, xytext=offset,
-                      textcoords="offset points", color=INK, fontsize=11, fontweight="bold",
-                      ha="left" if offset[0] > 0 else "right")  # fmt: skip
+        axes.annotate(f"{number}{quality}", place, xytext=offset, textcoords="offset points", color=INK,
+                      fontsize=11, fontweight="bold", ha="left" if offset[0] > 0 else "right")  # fmt: skip
 
 
 def _table(view: View, points: list[ParetoPoint]) -> Table:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.bench.report.tables import Table
+from outrider.lab.drawing import MARKERS, SERIES, STYLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,13 @@ class Missing:
 
     title: str
     why: str
+
+
+def series(number: int) -> dict[str, Any]:
+    """How the points of a series are drawn: its colour and its marker."""
+    return {"color": SERIES[number % len(SERIES)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def line(number: int) -> dict[str, Any]:
+    """How the line of a series is drawn: its colour and its style."""
+    return {"color": SERIES[number % len(SERIES)], "linestyle": STYLES[number % len(STYLES)]}

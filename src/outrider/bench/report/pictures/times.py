@@ -8,12 +8,11 @@ from matplotlib.axes import Axes
 
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import View, draft_name, workload_name
+from outrider.bench.report.view import View, names, workload_name
 from outrider.bench.results import Cell
 from outrider.bench.summary import counts, speeds
 from outrider.lab import numbers
 from outrider.lab.drawing import HATCHES, INK, PAPER, SERIES, draw, legend_below, wrapped
-from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import Interval
 
 TITLE = "Where the time goes"
@@ -22,22 +21,14 @@ _PARTS = ("target calls", "draft calls", "the engine's own")
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    target: str
-    draft: str | None
-    workload: str | None
-    setting: str
+    cell: Cell
     shares: tuple[float, float, float]
     speed: Interval
     """tokens per second"""
 
     @property
-    def parts_s(self) -> list[float]:
-        """Seconds of a token by part."""
-        return [share / self.speed.value for share in self.shares]
-
-    @property
     def label(self) -> str:
-        return self.setting + (f"\n{wrapped(self.draft, 22)}" if self.draft else "")
+        return self.cell.setting + (f"\n{wrapped(self.cell.draft, 22)}" if self.cell.draft else "")
 
 
 def times(view: View) -> Picture | Missing:
@@ -46,49 +37,45 @@ def times(view: View) -> Picture | Missing:
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return Missing(TITLE, "no setting ran for real and reported where its time went")
-    first = groups[0][0].workload
-    panels = [(group, _panel(group, number)) for number, group in enumerate(groups)]
+    first = groups[0][0].cell.workload
+    panels = [(group[0].cell.workload == first, _panel(group, n)) for n, group in enumerate(groups)]
     bars = [bar for group in groups for bar in group]
-    most = max((bar for bar in bars if bar.setting != PLAIN.name), key=lambda bar: bar.shares[2])
+    most = max((bar for bar in bars if not bar.cell.is_plain), key=lambda bar: bar.shares[2])
+    named = names(most.cell)
     return Picture(
         id="times",
         title=TITLE,
         finding=f"At most {numbers.percent(most.shares[2], 1)} of the time is the engine's own "
-        f"({_name(most)}).",
+        f"({named['setting']}, {named['target']} with {named['draft']}, {named['workload']}).",
         reading="Milliseconds of a generated token, stacked: the target's calls, the draft model's (its "
         "reading of the prompt included), and all else. Whiskers are the 95 % interval of the whole.",
-        panels=tuple(panel for group, panel in panels if group[0].workload == first),
-        more=tuple(panel for group, panel in panels if group[0].workload != first),
+        panels=tuple(panel for is_first, panel in panels if is_first),
+        more=tuple(panel for is_first, panel in panels if not is_first),
         table=_table(bars),
     )
-
-
-def _name(bar: _Bar) -> str:
-    return f"{bar.setting}, {bar.target} with {draft_name(bar.draft)}, {workload_name(bar.workload)}"
 
 
 def _bars(view: View, target: str, workload: str | None) -> list[_Bar]:
     """Plain decoding first, then what ran, by draft."""
     results, found = view.results, []
-    asked: list[tuple[str | None, str]] = [(None, PLAIN.name)]
+    cells = [Cell.plain_of(target, workload)]
     for draft in view.columns:
-        asked += [(draft, name) for name in speeds.measured_settings(results, target, draft, workload)]
-    for draft, setting in asked:
-        cell = Cell(target, draft, setting, workload)
+        settings = speeds.measured_settings(results, target, draft, workload)
+        cells += [Cell(target, draft, setting, workload) for setting in settings]
+    for cell in cells:
         shares, speed = counts.time_shares(results, cell), speeds.measured_speed(results, cell)
         if shares and shares.is_measured and speed:
-            parts = (shares.target_calls, shares.draft_calls, shares.own)
-            found.append(_Bar(target, draft, workload, setting, parts, speed))
+            found.append(_Bar(cell, (shares.target_calls, shares.draft_calls, shares.own), speed))
     return found
 
 
 def _panel(bars: list[_Bar], number: int) -> Panel:
-    title = f"{bars[0].target}: {workload_name(bars[0].workload)}"
-    fast = max(bars, key=lambda bar: bar.speed.value)
+    plain, fast = bars[0], max(bars, key=lambda bar: bar.speed.value)
+    title = f"{plain.cell.target}: {workload_name(plain.cell.workload)}"
     share = f"{numbers.percent(fast.shares[0])} target calls, {numbers.percent(fast.shares[1])} draft calls"
     alternative = (
-        f"{title}: a token takes {numbers.milliseconds(1 / bars[0].speed.value)} with {bars[0].setting} "
-        f"and least, {numbers.milliseconds(1 / fast.speed.value)}, with {fast.setting} ({share})."
+        f"{title}: a token takes {numbers.milliseconds(1 / plain.speed.value)} with {plain.cell.setting} "
+        f"and least, {numbers.milliseconds(1 / fast.speed.value)}, with {fast.cell.setting} ({share})."
     )
     lines = sum(max(bar.label.count("\n") + 1, 2) for bar in bars)
     svg = draw(f"times-{number}", 480, 95 + 17 * lines, alternative, lambda axes: _paint(axes, bars))
@@ -99,7 +86,7 @@ def _paint(axes: Axes, bars: list[_Bar]) -> None:
     places = range(len(bars))
     left = [0.0] * len(bars)
     for part, name in enumerate(_PARTS):
-        widths = [1000 * bar.parts_s[part] for bar in bars]
+        widths = [1000 * (bar.shares[part] / bar.speed.value) for bar in bars]
         axes.barh(places, widths, left=left, height=0.62, label=name, facecolor=SERIES[part],
                   hatch=HATCHES[part], edgecolor=PAPER, linewidth=0.6)  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
@@ -119,14 +106,9 @@ def _paint(axes: Axes, bars: list[_Bar]) -> None:
 
 def _table(bars: list[_Bar]) -> Table:
     rows = [
-        {
-            "target": bar.target,
-            "draft": draft_name(bar.draft),
-            "workload": workload_name(bar.workload),
-            "setting": bar.setting,
-            "time of a token": numbers.milliseconds(1 / bar.speed.value),
-            **{part: numbers.percent(share, 1) for part, share in zip(_PARTS, bar.shares, strict=True)},
-        }
+        names(bar.cell)
+        | {"time of a token": numbers.milliseconds(1 / bar.speed.value)}
+        | {part: numbers.percent(share, 1) for part, share in zip(_PARTS, bar.shares, strict=True)}
         for bar in bars
     ]
     return Table.of("Where the time of a token goes", rows, figures=("time of a token", *_PARTS))
