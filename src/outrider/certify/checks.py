@@ -47,7 +47,6 @@ def certify(
         verifier=verifier_with(plan.fault),
         constrain=break_masks(plan.fault, subject.constrain),
     )
-
     compare = partial(compare_texts, engine, constrain=subject.constrain)
     requests = [
         Request(prompt, _GREEDY, plan.num_tokens, verification=plan.verification, grammar=plan.grammar)

@@ -125,12 +125,13 @@ def verifier_with(fault: Fault | None) -> Callable[[Request, int], VerificationR
     factor = _ratio_factor(fault)
 
     def make(request: Request, seed: int) -> VerificationRule:
-        rule, has_ratio = Verifier.of(request, seed), request.verification.rule != "stable"
         if request.speculate and fault is not None and fault in RULE_FAULTS:
             return BrokenVerifier(fault, request, seed)
-        if request.speculate and factor is not None and has_ratio and not request.sampling.is_greedy:
-            return cast(VerificationRule, _WrongRatio(rule, factor, seed))
-        return rule
+        sound = Verifier.of(request, seed)
+        has_ratio = request.verification.rule != "stable" and not request.sampling.is_greedy
+        if request.speculate and factor is not None and has_ratio:
+            return cast(VerificationRule, _WrongRatio(sound, factor, seed))
+        return sound
 
     return make
 
