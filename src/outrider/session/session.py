@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from outrider.backends.bitwise import BitwiseModel, Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
-from outrider.core.contracts import Constraint, Drafter, Model, Policy
+from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request, StepRecord, Update
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams, Verification
@@ -143,7 +143,7 @@ class Session:
             target,
             drafters,
             policy,
-            constrain=self._constrain,
+            constrain=lambda grammar: self.compile(grammar).start(),
             max_running=max_running,
             max_pause_s=max_pause_s,
         )
@@ -230,7 +230,7 @@ class Session:
             grammar = replace(grammar or Grammar("json_schema"), kind="json_schema", text=text)
             parse = parser_of(grammar, self.target.vocabulary, parse_text)
         request = Request(
-            prompt=_as_tokens(prompt) or self.encode(cast("str | Sequence[Message]", prompt)),
+            prompt=encode(self.target, self.template, prompt),
             sampling=sampling or SamplingParams(),
             max_tokens=max_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -254,9 +254,6 @@ class Session:
         new = [notice for notice in compiled.notices if notice not in self.notices]
         self.notices += new[: max(_MAX_NOTICES - len(self.notices), 0)]
         return compiled
-
-    def _constrain(self, grammar: Grammar) -> Constraint:
-        return self.compile(grammar).start()
 
     def read_prediction(self, prediction: str | None) -> tuple[int, ...]:
         """The tokens of an expected answer, for a Request. It is read as text, whatever it spells. Where
@@ -314,34 +311,29 @@ def close_model(model: Model) -> None:
         native.weights.close()
 
 
-def _as_tokens(prompt: str | Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
-    """The prompt if it is one of tokens (integers of any kind), else nothing. Raises PromptError for what is
-    neither text, nor messages, nor tokens."""
+def encode(
+    target: Model | Weights,
+    template: ChatTemplate | None,
+    prompt: str | Sequence[Message] | Sequence[int],
+) -> tuple[int, ...]:
+    """Tokens of a text as it is, or of a conversation under `template`; tokens (integers of any kind) stay
+    what they are.
+
+    Raises PromptError for anything else, an empty prompt, or a conversation without a template.
+    """
+    vocabulary = target.vocabulary
     if not isinstance(prompt, str | Sequence) and not hasattr(prompt, "__array__"):
         why = f"it is a {type(prompt).__name__}"
         raise PromptError("prompt", why, "Give a text, a conversation, or tokens.")
-    if isinstance(prompt, str) or not all(isinstance(token, Integral) for token in prompt):
-        return ()
-    return tuple(int(token) for token in cast("Sequence[int]", prompt))
-
-
-def encode(
-    target: Model | Weights, template: ChatTemplate | None, prompt: str | Sequence[Message]
-) -> tuple[int, ...]:
-    """Tokens of a text as it is, or of a conversation under `template`.
-
-    Raises PromptError for an empty prompt, or for a conversation without a template.
-    """
-    vocabulary = target.vocabulary
     if isinstance(prompt, str):
         tokens = vocabulary.tokenize(prompt)
-    elif len(prompt) == 0:
-        tokens = []
+    elif all(isinstance(token, Integral) for token in prompt):
+        tokens = [int(token) for token in cast("Sequence[int]", prompt)]
     elif template is None:
         why = f"{target.name} has no chat template"
         raise PromptError("conversation", why, "Give the prompt as one text.")
     else:
-        tokens = template.tokenize(template.render(prompt), vocabulary)
+        tokens = template.tokenize(template.render(cast("Sequence[Message]", prompt)), vocabulary)
     if not tokens:
         raise PromptError("prompt", "it is empty", "Give some text.")
     return tuple(tokens)
