@@ -74,8 +74,7 @@ class _Parser:
 
     def _choice(self) -> Node:
         options = [self._sequence()]
-        while self._peek() == "|":
-            self._at += 1
+        while self._accept("|"):
             self._skip(_BLANKS_AND_LINES)
             options.append(self._sequence())
         return options[0] if len(options) == 1 else Choice(tuple(options))
@@ -93,16 +92,15 @@ class _Parser:
         return items[0] if len(items) == 1 else Sequence(tuple(items))
 
     def _item(self) -> Node | None:
+        if self._accept('"'):
+            return self._literal()
+        if self._accept("["):
+            return self._char_class()
+        if self._accept("."):
+            return Chars(_ANY)
         match self._peek():
-            case '"':
-                return self._literal()
-            case "[":
-                return self._char_class()
             case "(":
                 return self._group()
-            case ".":
-                self._at += 1
-                return Chars(_ANY)
             case "<":
                 return Token(self._take(_TOKEN, "a token, such as <think> or <[1000]>"))
             case "!":
@@ -118,7 +116,7 @@ class _Parser:
         self._depth += 1
         if self._depth > _MAX_NESTING:
             raise self._error(f"it nests more than {_MAX_NESTING} levels deep")
-        self._at += 1
+        self._expect("(")
         self._skip(_BLANKS_AND_LINES)
         inner = self._choice()
         self._expect(")")
@@ -126,20 +124,16 @@ class _Parser:
         return inner
 
     def _literal(self) -> Node:
-        self._at += 1
         characters: list[Node] = []
-        while self._peek() != '"':
+        while not self._accept('"'):
             point = self._character()
             characters.append(Chars(((point, point),)))
-        self._at += 1
         return characters[0] if len(characters) == 1 else Sequence(tuple(characters))
 
     def _char_class(self) -> Node:
-        self._at += 1
-        negated = self._peek() == "^"
-        self._at += negated
+        negated = self._accept("^")
         ranges: list[tuple[int, int]] = []
-        while self._peek() != "]":
+        while not self._accept("]"):
             first = last = self._character()
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
@@ -147,7 +141,6 @@ class _Parser:
             if last < first:
                 raise self._error("a range of characters runs backwards")
             ranges.append((first, last))
-        self._at += 1
         if not ranges and not negated:
             raise self._error("a set of characters is empty")
         return Chars(complement(tuple(ranges)) if negated else tuple(ranges))
@@ -199,10 +192,15 @@ class _Parser:
         self._at = found.end()
         return found[0]
 
+    def _accept(self, sign: str) -> bool:
+        """Whether the sign comes next, which is then read."""
+        found = self._text.startswith(sign, self._at)
+        self._at += len(sign) if found else 0
+        return found
+
     def _expect(self, sign: str) -> None:
-        if not self._text.startswith(sign, self._at):
+        if not self._accept(sign):
             raise self._error(f"{sign} is expected here")
-        self._at += len(sign)
 
     def _line(self) -> int:
         return self._text.count("\n", 0, self._at) + 1
