@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -30,31 +31,22 @@ _MAX_LEXER_STATES = 50_000
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
+@dataclass(frozen=True, slots=True)
 class Compiled:
     """A grammar that is ready to constrain requests; `notices` is what of it is not enforced.
 
     `masks` says what is allowed, `guide` (possibly the same) what is forced.
     """
 
-    def __init__(
-        self,
-        grammar: Grammar,
-        notices: tuple[str, ...],
-        vocabulary: Vocabulary,
-        masks: SharedMatcher,
-        guide: SharedMatcher | None,
-    ) -> None:
-        self.grammar = grammar
-        self.notices = notices + tuple(masks.matcher.get_grammar_warnings())
-        self._vocabulary = vocabulary  # the tokenizer refers to it weakly
-        self._masks = masks
-        self._guide = guide
+    notices: tuple[str, ...]
+    masks: SharedMatcher
+    guide: SharedMatcher | None
 
     def start(self) -> GrammarConstraint:
         """A constraint for one request; takes microseconds."""
-        masks = Walker(self._masks)
-        guide = masks if self._guide is self._masks else Walker(self._guide) if self._guide else None
-        return GrammarConstraint(masks, guide, keeps=self._vocabulary)
+        masks = Walker(self.masks)
+        guide = masks if self.guide is self.masks else Walker(self.guide) if self.guide else None
+        return GrammarConstraint(masks, guide)
 
 
 class Compiler:
@@ -91,11 +83,11 @@ class Compiler:
             head = after(grammar.after, self._vocabulary, tokenizer.controls, optional=grammar.optional)
             _matcher(tokenizer, grammar, None, body, forces=forces)  # a body that is wrong is so at once
         make = partial(_matcher, tokenizer, grammar, head, body)
-        masks = SharedMatcher(partial(make, forces=forces), tokenizer, forces=forces, by_mask=forces)
+        masks = SharedMatcher(self._vocabulary, make, forces=forces, by_mask=forces)
         guide = masks if forces else None
         if grammar.fast_forward == "exact":
-            guide = SharedMatcher(partial(make, forces=True), tokenizer, forces=True, by_mask=False)
-        return Compiled(grammar, notices, self._vocabulary, masks, guide)
+            guide = SharedMatcher(self._vocabulary, make, forces=True, by_mask=False)
+        return Compiled((*notices, *masks.matcher.get_grammar_warnings()), masks, guide)
 
 
 def _matcher(

@@ -9,7 +9,7 @@ on with a matcher that was compiled again, and fails only if it comes to the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,8 @@ import numpy as np
 from llguidance import LLMatcher
 
 from outrider.constraints.complaints import dead_end
-from outrider.constraints.tokenizer import Tokenizer
+from outrider.constraints.tokenizer import tokenizer_for
+from outrider.core.contracts import Vocabulary
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
 
@@ -39,12 +40,13 @@ class SharedMatcher:
     """
 
     def __init__(
-        self, make: Callable[[], LLMatcher], tokenizer: Tokenizer, *, forces: bool, by_mask: bool
+        self, vocabulary: Vocabulary, make: Callable[..., LLMatcher], *, forces: bool, by_mask: bool
     ) -> None:
-        self.make = make
-        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary  # the tokenizer refers to it weakly
+        self.tokenizer = tokenizer_for(vocabulary)
+        self.make = partial(make, forces=forces)
         self.by_mask = by_mask
-        self.matcher = make()
+        self.matcher = self.make()
         self.is_slow = False
         """whether forced text takes long to work out"""
         self.first = self.forced(self.matcher.deep_copy()) if forces else []
@@ -203,14 +205,13 @@ class GrammarConstraint:
     """Fulfils `core.contracts.Constraint` on llguidance: what one request's output may be, after any draft.
 
     The masks of `masks` are the truth; `guide`, possibly the same walker, says what is forced. End tokens are
-    kept here, away from the matchers. `keeps` lives as long as the constraint does.
+    kept here, away from the matchers.
     """
 
-    def __init__(self, masks: Walker, guide: Walker | None, *, keeps: object = None) -> None:
+    def __init__(self, masks: Walker, guide: Walker | None) -> None:
         self._ends = masks.ends
         self._walker = masks
         self._guide = guide
-        self._keeps = keeps
         self._ended = False
 
     def allowed(self, drafted: Sequence[int]) -> Mask | None:
