@@ -14,9 +14,9 @@ from rich.console import Console
 from cli_helpers import TEMPLATE, Outcome, call
 from outrider.cli.grammar import MAX_BYTES
 from outrider.cli.report import SOURCE_STYLES, print_legend
+from outrider.constraints import Compiled
 from outrider.core.contracts import Constraint
 from outrider.core.errors import ConstraintError
-from outrider.session import Session
 from tiny_gguf import write_tiny
 
 Call = Callable[..., Outcome]
@@ -249,8 +249,8 @@ class _Dead:
 
 @pytest.fixture
 def dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Session._constrain
-    monkeypatch.setattr(Session, "_constrain", lambda self, grammar: _Dead(sound(self, grammar)))
+    sound = Compiled.start
+    monkeypatch.setattr(Compiled, "start", lambda self: _Dead(sound(self)))
 
 
 @pytest.mark.usefixtures("dead")
