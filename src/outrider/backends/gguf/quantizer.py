@@ -69,13 +69,11 @@ def requantizing(source: Path) -> str | None:
 def check_output(source: Path, output: Path, *, force: bool) -> None:
     """Raise SettingError where the file could not be put in its place in the end, ModelFileError where the
     source is missing."""
-    if output.exists():
-        if any(output.samefile(part) for part in local_shards(source)):
-            raise SettingError(
-                str(output), "it is the source itself", "Choose another type, or --out FOLDER."
-            )
-        if not force:
-            raise SettingError(str(output), "it exists", "Give --force to replace it, or --out FOLDER.")
+    exists = output.exists()
+    if exists and any(output.samefile(part) for part in local_shards(source)):
+        raise SettingError(str(output), "it is the source itself", "Choose another type, or --out FOLDER.")
+    if exists and not force:
+        raise SettingError(str(output), "it exists", "Give --force to replace it, or --out FOLDER.")
     check_writable(output, "model")
 
 
@@ -135,39 +133,33 @@ def quantize(
     begun = time.perf_counter()
     try:
         _run(card, json.dumps(request), partial, progress or (lambda _part: None), launch)
-        made = _checked(card, partial, to)
-        tensor_types, notes = _account(card, made, to, ends or to)
+        made = read_card(partial)
+        if (made.quantization, made.parameters) != (to, card.parameters):
+            why = f"llama.cpp wrote {made.quantization} with {made.parameters:,} weights instead of {to}"
+            raise BackendError(str(card.path), f"{why} with {card.parameters:,}", "Report this.")
+        matrices = _matrices(partial)
         partial.replace(place)
     finally:
         partial.unlink(missing_ok=True)
-    seconds = time.perf_counter() - begun
-    sizes = (made.file_bytes, card.file_bytes)
-    return Quantized(output, to, card.path, card.quantization, *sizes, seconds, tensor_types, notes)
-
-
-def _run(
-    card: ModelCard, request: str, partial: Path, progress: Callable[[float], None], launch: Launch
-) -> None:
-    # -P: whatever lies in the working folder is not part of the program.
-    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantizer", request]
-    reason = ""
-    with tempfile.TemporaryFile() as errors, launch(command, errors) as child:
-        try:
-            for line in child.stdout or ():
-                event = json.loads(line)
-                reason = event.get("error", reason)
-                if "bytes" in event:
-                    _check_room(partial.parent, card, event["bytes"])
-                progress(event.get("part", 0.0))
-        except BaseException:
-            child.kill()
-            raise
-        finally:
-            status = child.wait()
-        if status:
-            errors.seek(0)
-            last_words = errors.read().decode(errors="replace").strip().splitlines()
-            raise _failure(card, partial, status, reason, last_words[0] if last_words else "")
+    weights: Counter[str] = Counter()
+    for tensor in matrices:
+        weights[tensor.type_name] += tensor.num_parameters
+    outer = [tensor for tensor in matrices if tensor.name in _ENDS and ends not in (None, to)]
+    inner = [tensor for tensor in matrices if tensor not in outer]
+    notes = [requantizing(card.path), _fallbacks(inner, to), _fallbacks(outer, ends or to)]
+    if made.file_bytes >= card.file_bytes:
+        notes.append("it is larger than its source, and no better")
+    return Quantized(
+        path=output,
+        quantization=to,
+        source=card.path,
+        source_quantization=card.quantization,
+        file_bytes=made.file_bytes,
+        source_bytes=card.file_bytes,
+        seconds=time.perf_counter() - begun,
+        tensor_types={name: count / max(weights.total(), 1) for name, count in weights.most_common()},
+        notes=tuple(note for note in notes if note),
+    )
 
 
 def _fitting(source: Path, ends: str) -> str:
@@ -175,58 +167,6 @@ def _fitting(source: Path, ends: str) -> str:
     that only for types that it chose itself."""
     rows = [tensor.shape[0] for tensor in _tensors(source) if tensor.name in _ENDS]
     return next(name for name in (ends, "Q8_0", "F16") if not any(row % _block_size(name) for row in rows))
-
-
-def _check_room(folder: Path, card: ModelCard, weights_bytes: int) -> None:
-    # Metadata, mostly the vocabulary: the same in every file of the model.
-    metadata_bytes = card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
-    needed, free = weights_bytes + metadata_bytes, shutil.disk_usage(folder).free
-    if needed > free:
-        why = f"it has {free / 1e6:,.0f} MB free, and the file needs {needed / 1e6:,.0f} MB"
-        raise SettingError(str(folder), why, "Free some space, or choose another folder (--out).")
-
-
-def _failure(card: ModelCard, partial: Path, status: int, reason: str, last_words: str) -> BackendError:
-    what = str(card.path)
-    if status == -signal.SIGKILL:
-        why = "the system ended llama.cpp while it quantized it, most likely for want of memory"
-        return OutOfMemory(what, why, "End other programs, or do it on a larger machine.")
-    if status < 0:
-        why = f"llama.cpp died while it quantized it ({signal.Signals(-status).name})"
-        way_out = "The file is damaged, or of a kind that this build cannot quantize: try another type."
-        return BackendCrash(what, f"{why}: {last_words}" if last_words else why, way_out)
-    if "iostream" in reason:  # all that the library says when it cannot write any further
-        free = shutil.disk_usage(partial.parent).free
-        why = f"{partial.parent} took no more ({free / 1e6:,.0f} MB are free): the file was not written"
-        return BackendError(what, why, "Free some space, or choose another folder (--out).")
-    why = f"llama.cpp could not quantize it ({reason or last_words or 'it does not say why'})"
-    return BackendError(what, why, "Try another type, or download the file again.")
-
-
-def _checked(card: ModelCard, partial: Path, to: str) -> ModelCard:
-    """The card of what was written. Raises BackendError when it is not what was asked for."""
-    made = read_card(partial)
-    if (made.quantization, made.parameters) != (to, card.parameters):
-        why = f"llama.cpp wrote {made.quantization} with {made.parameters:,} weights instead of {to}"
-        raise BackendError(str(card.path), f"{why} with {card.parameters:,}", "Report this.")
-    return made
-
-
-def _account(
-    card: ModelCard, made: ModelCard, to: str, ends: str
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    matrices = _matrices(made.path)
-    weights: Counter[str] = Counter()
-    for tensor in matrices:
-        weights[tensor.type_name] += tensor.num_parameters
-    total = max(weights.total(), 1)
-    shares = {name: count / total for name, count in weights.most_common()}
-    outer = [tensor for tensor in matrices if tensor.name in _ENDS and ends != to]
-    inner = [tensor for tensor in matrices if tensor not in outer]
-    notes = [requantizing(card.path), _fallbacks(inner, to), _fallbacks(outer, ends)]
-    if made.file_bytes >= card.file_bytes:
-        notes.append("it is larger than its source, and no better")
-    return shares, tuple(note for note in notes if note)
 
 
 def _fallbacks(matrices: Sequence[TensorInfo], to: str) -> str | None:
@@ -248,6 +188,62 @@ def _matrices(path: Path) -> list[TensorInfo]:
 
 def _tensors(path: Path) -> list[TensorInfo]:
     return [tensor for part in local_shards(path) for tensor in read_header(part).tensors]
+
+
+def _run(
+    card: ModelCard, request: str, partial: Path, progress: Callable[[float], None], launch: Launch
+) -> None:
+    """Let the child process write `partial`. Raises what `quantize` raises."""
+    # -P: whatever lies in the working folder is not part of the program.
+    command = [sys.executable, "-P", "-m", "outrider.backends.gguf.quantizer", request]
+    reason = ""
+    with tempfile.TemporaryFile() as errors, launch(command, errors) as child:
+        try:
+            for line in child.stdout or ():
+                event = json.loads(line)
+                reason = event.get("error", reason)
+                if "bytes" in event:
+                    _check_room(partial.parent, card, event["bytes"])
+                progress(event.get("part", 0.0))
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            status = child.wait()
+        if status:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip().partition("\n")[0]
+            raise _failure(card, partial.parent, status, reason, said)
+
+
+def _check_room(folder: Path, card: ModelCard, weights_bytes: int) -> None:
+    # Metadata, mostly the vocabulary: the same in every file of the model.
+    metadata_bytes = card.file_bytes - sum(tensor.num_bytes or 0 for tensor in _tensors(card.path))
+    needed, free = weights_bytes + metadata_bytes, shutil.disk_usage(folder).free
+    if needed > free:
+        why = f"it has {free / 1e6:,.0f} MB free, and the file needs {needed / 1e6:,.0f} MB"
+        raise SettingError(str(folder), why, "Free some space, or choose another folder (--out).")
+
+
+def _failure(card: ModelCard, folder: Path, status: int, reason: str, said: str) -> BackendError:
+    """The error of a child that ended so: its exit status, the `reason` that it reported and what it `said`
+    on standard error."""
+    kind: type[BackendError] = BackendError
+    way_out = "Try another type, or download the file again."
+    why = f"llama.cpp could not quantize it ({reason or said or 'it does not say why'})"
+    if status == -signal.SIGKILL:
+        kind, way_out = OutOfMemory, "End other programs, or do it on a larger machine."
+        why = "the system ended llama.cpp while it quantized it, most likely for want of memory"
+    elif status < 0:
+        kind = BackendCrash
+        why = f"llama.cpp died while it quantized it ({signal.Signals(-status).name})"
+        why += f": {said}" if said else ""
+        way_out = "The file is damaged, or of a kind that this build cannot quantize: try another type."
+    elif "iostream" in reason:  # all that the library says when it cannot write any further
+        free = shutil.disk_usage(folder).free
+        why = f"{folder} took no more ({free / 1e6:,.0f} MB are free): the file was not written"
+        way_out = "Free some space, or choose another folder (--out)."
+    return kind(str(card.path), why, way_out)
 
 
 # The types that a model file's weights can be quantized to, as llama.cpp's users write them.
@@ -334,16 +330,10 @@ def main(request: str) -> int:
 
 def _reporter() -> Callable[[dict[str, Any]], None]:
     """Writes an event to what was standard output; whatever the library itself prints goes nowhere."""
-    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-
-    def report(event: dict[str, Any]) -> None:
-        events.write(json.dumps(event) + "\n")
-        events.flush()
-
-    return report
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    return lambda event: print(json.dumps(event), file=events)
 
 
 def _end_with_parent(output: Path) -> None:
