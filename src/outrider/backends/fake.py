@@ -46,6 +46,7 @@ class FakeVocabulary:
 
     def __init__(self, characters: str) -> None:
         self._characters = characters
+        self._end = len(characters)
         self.size = len(characters) + 1
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -53,16 +54,16 @@ class FakeVocabulary:
         return [self._characters.index(character) for character in text if character in self._characters]
 
     def piece(self, token: int) -> bytes:
-        return b"" if token == self.size - 1 else self._characters[token].encode()
+        return b"" if self.is_control(token) else self._characters[token].encode()
 
     def spelling(self, token: int) -> bytes:
-        return self.piece(token) or b"<end>"
+        return b"<end>" if token == self._end else self.piece(token)
 
     def is_control(self, token: int) -> bool:
-        return token == self.size - 1
+        return token >= self._end
 
     def ends_generation(self, token: int) -> bool:
-        return token == self.size - 1
+        return token == self._end
 
 
 class ReducedVocabulary(FakeVocabulary):
@@ -77,33 +78,28 @@ class ReducedVocabulary(FakeVocabulary):
 
     def __init__(self, whole: FakeVocabulary, characters: str) -> None:
         super().__init__(characters)
-        self._end, self._other = len(characters), len(characters) + 1
-        self.size = len(characters) + 2
+        self.size += 1
         known = (*whole.tokenize(characters), whole.size - 1, -1)
-        self.part_of = PartOf(known, self._other, tokenizer_id(whole), "fake")
-
-    def piece(self, token: int) -> bytes:
-        return b"" if self.is_control(token) else self._characters[token].encode()
+        self.part_of = PartOf(known, self._end + 1, tokenizer_id(whole), "fake")
 
     def spelling(self, token: int) -> bytes:
-        return b"<|other|>" if token == self._other else super().spelling(token)
-
-    def is_control(self, token: int) -> bool:
-        return token >= self._end
-
-    def ends_generation(self, token: int) -> bool:
-        return token == self._end
+        return b"<|other|>" if token == self.part_of.other_token else super().spelling(token)
 
 
 def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.0) -> NextLogits:
     """A fixed random language: normal logits that depend on the last `order` tokens alone."""
 
     def next_logits(tokens: Sequence[int]) -> _Row:
-        key = repr((seed, tuple(tokens[-order:]))).encode()
-        rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()))
+        rng = _generator((seed, tuple(tokens[-order:])))
         return (rng.standard_normal(size) * scale).astype(np.float32)
 
     return next_logits
+
+
+def _generator(key: object) -> np.random.Generator:
+    """Random numbers that a key fixes."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest))
 
 
 def scripted_logits(vocabulary: FakeVocabulary, text: str) -> NextLogits:
@@ -175,17 +171,19 @@ class FakeModel:
         self._handed_out: list[Logits] = []
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        self._check(spans)
+        try:
+            check_spans(self, spans)
+        except BackendError as error:
+            raise ContractBroken(str(error)) from error
+        num_tokens, num_rows = sum(len(span.tokens) for span in spans), sum(span.rows for span in spans)
+        used = sum(map(len, self._stored.values())) + num_tokens
+        _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
         for rows in self._handed_out:
             rows.fill(np.nan)
         self.calls.append(tuple(spans))
         if self.fail_at_call == len(self.calls):
             raise BackendError("fake model", "a failure was planned for this call")
         try:
-            num_tokens, num_rows = (
-                sum(len(span.tokens) for span in spans),
-                sum(span.rows for span in spans),
-            )
             self._handed_out = [self._evaluate(span, num_tokens, num_rows) for span in spans]
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
@@ -203,8 +201,10 @@ class FakeModel:
             marks.append(self._mark(span.sequence, num_tokens))
             if (row := i - len(span.tokens) + span.rows) >= 0:
                 rows[row] = self._next_logits(stored)
-                if self._rounding is not None:
-                    rows[row] += self._rounding_error((*marks, self._rounding.kernel(num_rows)))
+                if self._rounding is not None:  # normal noise that the history of roundings fixes
+                    rng = _generator((*marks, self._rounding.kernel(num_rows)))
+                    noise = rng.standard_normal(self.vocabulary.size) * self._rounding.scale
+                    rows[row] += noise.astype(np.float32)
         return rows
 
     def _mark(self, sequence: int, num_tokens: int) -> int:
@@ -213,21 +213,6 @@ class FakeModel:
             return 0
         others = sum(len(stored) for other, stored in self._stored.items() if other != sequence)
         return self._rounding.kernel(num_tokens) + 1000 * others * self._rounding.mixes
-
-    def _rounding_error(self, marks: tuple[int, ...]) -> _Row:
-        """Normal noise that a history of roundings fixes."""
-        assert self._rounding is not None
-        seed = int.from_bytes(hashlib.blake2b(repr(marks).encode(), digest_size=8).digest())
-        noise = np.random.default_rng(seed).standard_normal(self.vocabulary.size)
-        return (noise * self._rounding.scale).astype(np.float32)
-
-    def _check(self, spans: Sequence[Span]) -> None:
-        try:
-            check_spans(self, spans)
-        except BackendError as error:
-            raise ContractBroken(str(error)) from error
-        used = sum(map(len, self._stored.values())) + sum(len(span.tokens) for span in spans)
-        _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
 
     def length(self, sequence: int) -> int:
         _insist(0 <= sequence < self.max_sequences, f"no sequence {sequence}")
@@ -254,8 +239,8 @@ class FakeModel:
 
     def adopt(self, other: Model, length: int) -> None:
         """Hold the first `length` tokens of another model's sequence 0."""
-        _insist(isinstance(other, FakeModel), "only a model of its own kind can be taken over")
-        assert isinstance(other, FakeModel)
+        if not isinstance(other, FakeModel):
+            raise ContractBroken("only a model of its own kind can be taken over")
         _insist(0 < length <= other.length(0), f"{length} tokens are not stored there")
         _insist(not self.length(0), "something is stored here")
         self._stored[0] = other._stored[0][:length]

@@ -9,7 +9,7 @@ from time import perf_counter, sleep
 
 from outrider.core.contracts import Model
 from outrider.costs.curve import CallCosts
-from outrider.costs.timer import CallTimer, Clock, Rows, Samples
+from outrider.costs.timer import FIRM_ROUNDS, CallTimer, Clock, Rows, Samples
 
 DEFAULT_SECONDS = 6.0
 
@@ -25,10 +25,6 @@ _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
 _CONTEXTS = (512, 2048, 8192, 32768)
 
 _MIN_ROUNDS = 3
-_SETTLED_ROUNDS = 5
-_MAX_ROUNDS = 15
-_SETTLED_RATIO = 0.015
-"""Standard error of a median below which it needs no further samples."""
 
 # Parts of the time: single calls first, then contexts, then several sequences.
 _BASE_SHARE = 0.6
@@ -53,16 +49,15 @@ def calibrate(
 
     Raises BackendError when a call fails.
     """
-    timer = CallTimer(model, rows, clock, random.Random(seed))
-    plan = _Plan(timer, clock, seconds, progress, random.Random(seed + 1))
+    plan = _Plan(model, rows, clock, seconds, progress, seed)
     longest = model.context_length if model.rewind == "free" else 0
     before_sequences = _BASE_SHARE + _CONTEXT_SHARE if model.max_sequences > 1 else 1.0
-    with timer:
+    with plan:
         plan.start()
-        plan.sizes(_BASE_SHARE if longest >= _CONTEXTS[0] + timer.largest else before_sequences)
+        plan.sizes(_BASE_SHARE if longest >= _CONTEXTS[0] + plan.largest else before_sequences)
         plan.prefill(longest)
         plan.contexts(longest, before_sequences)
-        timer.clear()
+        plan.clear()
         plan.sequences(model.max_sequences)
         plan.sizes(1.0)
     part = model.vocabulary.part_of
@@ -70,29 +65,25 @@ def calibrate(
     return CallCosts(points, prefill_token_s=plan.prefill_token_s, window=part.window if part else 0)
 
 
-class _Plan:
+class _Plan(CallTimer):
     """What was sampled so far, and what to sample next."""
 
     def __init__(
-        self, timer: CallTimer, clock: Clock, seconds: float, progress: Progress, rng: random.Random
+        self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress, seed: int
     ) -> None:
-        self._timer = timer
-        self._clock = clock
+        super().__init__(model, rows, clock, random.Random(seed))
         self._seconds = seconds
         self._progress = progress
-        self._rng = rng
+        self._rng = random.Random(seed + 1)
         self._started = clock()
+        self._waiting = [size for size in _SIZES if size <= self.largest]
         self.samples: list[Samples] = []
-        self._waiting = [size for size in _SIZES if size <= timer.largest]
         self._single: list[Samples] = []
         """of one sequence, at an empty context"""
         self.prefill_token_s: float | None = None
 
-    def _until(self, share: float) -> float:
-        return self._started + share * self._seconds
-
     def _add(self, sizes: Iterable[int], context: int = 0, num_sequences: int = 1) -> list[Samples]:
-        added = [Samples(size, context, num_sequences) for size in sizes if size <= self._timer.largest]
+        added = [Samples(size, context, num_sequences) for size in sizes if size <= self.largest]
         self.samples += added
         return added
 
@@ -101,12 +92,12 @@ class _Plan:
         self._single = self._add(self._waiting[:_FIRST_SIZES])
         del self._waiting[:_FIRST_SIZES]
         for _ in range(_MIN_ROUNDS):
-            self._take(self._single[0])
+            self._sample(self._single[0])
 
     def sizes(self, share: float) -> None:
         """Calls of every size at an empty context, until this share of the time is spent: of another one as
         soon as all that are open can still be sampled often enough."""
-        until = self._until(share)
+        until = self._started + share * self._seconds
         while self._round(self._single, until):
             missing = ((max(_MIN_ROUNDS - len(s.seconds), 0), s.num_tokens) for s in self._single)
             left_s = until - self._clock() - sum(n * self._expected_s(size) for n, size in missing)
@@ -118,25 +109,25 @@ class _Plan:
 
     def prefill(self, longest: int) -> None:
         """What reading a prompt takes, where a tenth of the time will do."""
-        largest = self._timer.largest
+        largest = self.largest
         if longest >= 4 * largest and self._expected_s(largest) * 2 <= 0.1 * self._seconds:
-            self.prefill_token_s = self._timer.fill(2 * largest)
+            self.prefill_token_s = self.fill(2 * largest)
 
     def contexts(self, longest: int, share: float) -> None:
         """Calls at longer contexts: each is reached from the one before, as far as the time allows."""
-        until, largest = self._until(share), self._timer.largest
+        until, largest = self._started + share * self._seconds, self.largest
         round_s = sum(self._expected_s(size) for size in _CONTEXT_SIZES if size <= largest)
         for context in _CONTEXTS:
             if context + largest > longest:
                 return
-            while (missing := context - self._timer.stored()) > 0:
+            while (missing := context - self.stored()) > 0:
                 token_s = self.prefill_token_s or self._expected_s(largest) / largest
                 if self._clock() + token_s * missing + _MIN_ROUNDS * round_s > until:
                     return
-                self.prefill_token_s = self._timer.fill(missing)
+                self.prefill_token_s = self.fill(missing)
                 self._report()
             samples = self._add(_CONTEXT_SIZES, context)
-            for _ in range(_SETTLED_ROUNDS):
+            for _ in range(FIRM_ROUNDS):
                 self._round(samples, until)
 
     def sequences(self, most: int) -> None:
@@ -145,21 +136,21 @@ class _Plan:
             if number <= most:
                 samples = self._add((number, 2 * number, 4 * number), 0, number)
                 for _ in range(_MIN_ROUNDS):
-                    self._round(samples, self._until(1.0))
+                    self._round(samples, self._started + self._seconds)
 
     def _round(self, kinds: Iterable[Samples], until: float) -> bool:
         """One sample of each kind that is not yet firm, in any order; False when none was taken."""
-        unsettled = [samples for samples in kinds if not _is_settled(samples)]
+        unsettled = [samples for samples in kinds if not samples.is_firm]
         self._rng.shuffle(unsettled)
         taken = False
         for samples in unsettled:
             if self._clock() + self._expected_s(samples.num_tokens) <= until:
-                self._take(samples)
+                self._sample(samples)
                 taken = True
         return taken
 
-    def _take(self, samples: Samples) -> None:
-        samples.seconds.append(self._timer.call_s(samples.num_tokens, samples.num_sequences))
+    def _sample(self, samples: Samples) -> None:
+        samples.seconds.append(self.call_s(samples.num_tokens, samples.num_sequences))
         self._report()
 
     def _report(self) -> None:
@@ -170,12 +161,6 @@ class _Plan:
         sampled = [s for s in self._single if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
         return near.median_s * max(1.0, num_tokens / near.num_tokens)
-
-
-def _is_settled(samples: Samples) -> bool:
-    number = len(samples.seconds)
-    firm = number >= _SETTLED_ROUNDS and samples.spread_ratio < _SETTLED_RATIO
-    return firm or number >= _MAX_ROUNDS
 
 
 def _share(spent_s: float, seconds: float) -> float:

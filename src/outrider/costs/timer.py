@@ -22,6 +22,10 @@ Clock = Callable[[], float]
 _WARM_UP = (1, 4, 1)
 _CHUNK_TOKENS = 128
 """Tokens of a prompt read at once: few, so that Ctrl-C and the budget are heeded in between."""
+FIRM_ROUNDS = 5
+_MAX_ROUNDS = 15
+_FIRM_RATIO = 0.015
+"""Standard error of a median below which it needs no further samples."""
 _DEVIATIONS_PER_MAD = 1.4826
 _FEW_RATIO = 0.3
 """What a single sample may be off by"""
@@ -126,6 +130,12 @@ class Samples:
         deviation = median(abs(seconds - middle) for seconds in self.seconds)
         error: float = _MEDIAN_ERROR * _DEVIATIONS_PER_MAD * deviation / len(self.seconds) ** 0.5
         return error / middle if middle > 0 else 0.0
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether further samples would hardly change the median."""
+        number = len(self.seconds)
+        return number >= _MAX_ROUNDS or (number >= FIRM_ROUNDS and self.spread_ratio < _FIRM_RATIO)
 
     def point(self) -> CallPoint:
         """What goes into the curve."""

@@ -78,7 +78,11 @@ class BitwiseModel:
             return [self._evaluate(self._lanes[span.sequence], span) for span in spans]
         except BaseException:  # an interrupt as well
             for span in spans:
-                self._undo(self._lanes[span.sequence], span.start)
+                lane = self._lanes[span.sequence]
+                with suppress(OutriderError):
+                    lane.truncate(0, min(span.start, lane.length(0)))
+                if lane.length(0) > span.start:
+                    lane.truncate(0, 0)
             raise
 
     def _evaluate(self, lane: Lane, span: Span) -> Logits:
@@ -100,13 +104,6 @@ class BitwiseModel:
         if not rows:
             return np.empty((0, self.vocabulary.size), dtype=np.float32)
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
-
-    def _undo(self, lane: Lane, length: int) -> None:
-        if lane.length(0) > length:
-            with suppress(OutriderError):
-                lane.truncate(0, length)
-        if lane.length(0) > length:
-            lane.truncate(0, 0)
 
     def length(self, sequence: int) -> int:
         if not 0 <= sequence < self.max_sequences:

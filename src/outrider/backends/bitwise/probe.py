@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import pairwise, repeat
@@ -20,7 +21,7 @@ from typing import Any
 
 from outrider.core.contracts import Model
 from outrider.core.data import Span
-from outrider.costs.timer import Clock, ordinary_tokens
+from outrider.costs.timer import CallTimer, Clock, ordinary_tokens
 
 TRIED = (*range(1, 10), 12, 16, 20, 24, 28, 31, 32, 48, 64)
 """Drafts are mostly short; kernels step at multiples of 4, 8 and 16, at 32 and at 64."""
@@ -91,23 +92,21 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed
     """
     if model.rewind == "none":
         return Equality(None, "the model cannot forget single tokens")
-    calls = _Calls(model, seed)
-    if calls.room == 0:
-        return Equality(None, f"a context of {model.context_length} tokens is too small to find out")
-    try:
+    with _Calls(model, seed) as calls:
+        if calls.room == 0:
+            return Equality(None, f"a context of {model.context_length} tokens is too small to find out")
         filled = calls.fill((size, size) for size in repeat(calls.fill_size))
         progress(0.3)
         groups: list[tuple[list[int], Digests]] = []
         """sizes that gave the same bits, and the rows by which that is known"""
         for size in calls.sizes:
             rows = calls.chain(size)
-            for sizes, known in groups:
-                if all(map(eq, known, rows)):
-                    sizes.append(size)
-                    known += rows[len(known) :]
-                    break
-            else:
-                groups.append(([size], rows))
+            alike = (group for group in groups if all(map(eq, group[1], rows)))
+            sizes, known = next(alike, (list[int](), list[bytes]()))
+            if not sizes:
+                groups.append((sizes, known))
+            sizes.append(size)
+            known += rows[len(known) :]
         progress(0.6)
         equal = [sizes for sizes, _ in groups if len(sizes) > 1]
         if not equal:
@@ -122,23 +121,18 @@ def find_equality(model: Model, *, progress: Progress = lambda _part: None, seed
         if again != filled:
             return Equality(None, f"calls of {found} tokens agree, but not everywhere in a longer text")
         return Equality(found)
-    finally:
-        calls.clear()
 
 
 def needs_no_padding(model: Model, *, seed: int = 0) -> bool:
     """Whether calls over single tokens agree with calls over two: a few calls that may save the others."""
     if model.rewind == "none":
         return False
-    calls = _Calls(model, seed)
-    try:
+    with _Calls(model, seed) as calls:
         return calls.room > 0 and calls.chain(1) == calls.chain(2)
-    finally:
-        calls.clear()
 
 
-class _Calls:
-    """Calls on a text of random ordinary tokens."""
+class _Calls(AbstractContextManager["_Calls"]):
+    """Calls on a text of random ordinary tokens; the sequence is left empty."""
 
     def __init__(self, model: Model, seed: int) -> None:
         self._model = model
@@ -152,6 +146,9 @@ class _Calls:
         """tokens that precede every trial"""
         tokens = ordinary_tokens(model.vocabulary, self._rng)
         self._text = [tokens[i % len(tokens)] for i in range(CONTEXT_TOKENS + 2 * longest)]
+
+    def __exit__(self, *_error: object) -> None:
+        self.clear()
 
     def clear(self) -> None:
         """Leave the sequence empty."""
@@ -197,27 +194,16 @@ class _Calls:
 def measure_price(plain: Model, equal: Model, *, clock: Clock = perf_counter, seed: int = 0) -> Price:
     """The two models' times of a plain step and of a prompt, call by call in turn, after a short context.
     Sequence 0 of both is empty afterwards."""
-    tokens = ordinary_tokens(plain.vocabulary, random.Random(seed))
-    models = (plain, equal)
-    room = min(min(model.context_length, model.max_batch_tokens) for model in models) - 1
-    size = min(_PROMPT_TOKENS, room, len(tokens))
-
-    def timed(model: Model, span: Span) -> float:
-        before = clock()
-        model.decode([span])
-        return clock() - before
-
+    timers = [CallTimer(model, "last", clock, random.Random(seed)) for model in (plain, equal)]
+    size = min(_PROMPT_TOKENS, plain.context_length - 1, equal.context_length - 1)
     prompts: tuple[list[float], list[float]] = ([], [])
     steps: tuple[list[float], list[float]] = ([], [])
-    try:
+    with timers[0], timers[1]:
         for i in range(_PRICE_ROUNDS):
             for j in (0, 1) if i % 2 else (1, 0):
-                models[j].truncate(0, 0)
-                prompts[j].append(timed(models[j], Span(0, tuple(tokens[:size]), 0, 0)))
-                steps[j].append(timed(models[j], Span(0, tuple(tokens[:1]), size, 1)))
-    finally:
-        for model in models:
-            model.truncate(0, 0)
+                timers[j].clear()
+                prompts[j].append(timers[j].fill(size))
+                steps[j].append(timers[j].call_s(1))
     return Price(*(median(times[1]) / median(times[0]) - 1 for times in (steps, prompts)))
 
 
@@ -262,10 +248,8 @@ class EqualSizes:
 
     def __str__(self) -> str:
         """As people write it: `2-9, 12, 16`."""
-        runs: list[list[int]] = []
-        for size in self.sizes:
-            if runs and size == runs[-1][-1] + 1:
-                runs[-1].append(size)
-            else:
-                runs.append([size])
-        return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+        sizes = set(self.sizes)
+        firsts = [size for size in self.sizes if size - 1 not in sizes]
+        lasts = [size for size in self.sizes if size + 1 not in sizes]
+        runs = zip(firsts, lasts, strict=True)
+        return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)

@@ -12,7 +12,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,16 +85,16 @@ def check_cache_types(weights: Weights, options: LoadOptions) -> None:
     widths = library.head_widths(weights.handle)
     types = (options.cache_type_k, options.cache_type_v)
     for name, cache_type, right, width in zip("kv", types, right_types, widths, strict=True):
+        what, blocks = f"cache type {name}", f"{cache_type} comes in blocks of {_BLOCK_VALUES} values"
         if cache_type not in right:
             attention = "without" if options.flash_attention == "off" else "with"
             why = f"{library.title} is not right with {cache_type} {attention} flash attention"
-            choices = f"Choose one of {', '.join(right)}, or another library (--backend)."
-            raise SettingError(f"cache type {name}", why, choices)
-        if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
-            why = (
-                f"{cache_type} comes in blocks of {_BLOCK_VALUES} values, and the model's heads have {width}"
+            raise SettingError(
+                what, why, f"Choose one of {', '.join(right)}, or another library (--backend)."
             )
-            raise SettingError(f"cache type {name}", why, f"Choose one of {', '.join(UNQUANTIZED)}.")
+        if cache_type not in UNQUANTIZED and width % _BLOCK_VALUES:
+            why = f"{blocks}, and the model's heads have {width}"
+            raise SettingError(what, why, f"Choose one of {', '.join(UNQUANTIZED)}.")
 
 
 def check_room(
@@ -231,19 +231,13 @@ def speaks_of_memory(reason: str) -> bool:
 def silenced() -> Iterator[None]:
     """Keep off the terminal what a library writes to standard error past its log (ik_llama.cpp's reader of
     files does). What other threads write meanwhile is lost as well, so it is for loading alone."""
-    try:
-        kept = None if _shown else os.dup(2)
-    except OSError:  # it is closed: there is nothing to keep clean
-        kept = None
-    if kept is None:
+    with ExitStack() as stack:
+        with suppress(OSError):  # it is closed: there is nothing to keep clean
+            if not _shown:
+                kept = os.dup(2)
+                stack.callback(os.close, kept)
+                stack.callback(os.dup2, kept, 2)
+                sys.stderr.flush()
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), 2)
         yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        sys.stderr.flush()
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -29,6 +29,7 @@ INSTALL = (
 )
 _BRINGS_GOMP = "install it (Debian and Ubuntu: apt install libgomp1; Fedora: dnf install libgomp)"
 _GPU_PARTS = ("cuda", "hip", "metal", "musa", "sycl", "vulkan")
+_opened: dict[Path, Library] = {}
 _refused: dict[Path, str] = {}
 
 
@@ -81,9 +82,6 @@ def device_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-_opened: dict[Path, Library] = {}
-
-
 def open_library(file: LibraryFile) -> Library:
     """The library of a file, opened once. Raises LibraryRefused."""
     path = file.path.resolve()
@@ -105,7 +103,11 @@ def _open(file: LibraryFile) -> Library:
     try:
         functions = ctypes.CDLL(str(file.path))
     except OSError as error:
-        raise LibraryRefused(_not_loaded(str(error))) from None
+        why = f"it cannot be loaded ({error})"
+        if missing := re.match(r"(lib[^/:\s]+): cannot open shared object file", str(error)):
+            way_out = _BRINGS_GOMP if missing[1].startswith("libgomp.so") else "install what brings it"
+            why = f"it needs {missing[1]}, which this machine lacks: {way_out}"
+        raise LibraryRefused(why) from None
     shared = {_ggml_of(library.functions): library for library in opened()}
     if other := shared.get(_ggml_of(functions)):
         # The loader serves a library's needs with the first one of that name, wherever it lies.
@@ -115,16 +117,6 @@ def _open(file: LibraryFile) -> Library:
             dialect: type[Library] = import_module(row.module).Dialect
             return dialect(file, functions)
     raise LibraryRefused("it is no library of llama.cpp, or of a version before 2025")
-
-
-def _not_loaded(said: str) -> str:
-    """Why the loader could not load a library, from what it said; the way out where another is missing."""
-    missing = re.match(r"(lib[^/:\s]+): cannot open shared object file", said)
-    if missing is None:
-        return f"it cannot be loaded ({said})"
-    name = missing[1]
-    way_out = _BRINGS_GOMP if name.startswith("libgomp.so") else "install what brings it"
-    return f"it needs {name}, which this machine lacks: {way_out}"
 
 
 def _ggml_of(functions: ctypes.CDLL) -> str:
@@ -147,8 +139,10 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
     if options.library:
         yield _named(options)
         return
-    found = False
-    for file in _in_order(options):
+    files, found = list(installed()), False
+    if options.gpu_layers != 0:  # without, ik_llama.cpp's kernels for processors come first
+        files.sort(key=lambda file: not has_gpu_code(file))
+    for file in files:
         try:
             library = open_library(file)
         except LibraryRefused as refusal:
@@ -157,8 +151,13 @@ def candidates(options: LoadOptions) -> Iterator[Library]:
         if options.backend == library.backend or (options.backend == "auto" and library.suits(options)):
             found = True
             yield library
-    if not found:
-        raise _none(options)
+    if found:
+        return
+    if options.backend == "auto" and not files:
+        raise BackendError("native library", "no package that brings one is installed", INSTALL)
+    what = "native library" if options.backend == "auto" else f"backend {options.backend}"
+    why = "; ".join(refusals()) or "no installed library does what is asked for"
+    raise BackendError(what, why, f"Choose another (--backend), or name a file (--llama-library). {INSTALL}")
 
 
 def _named(options: LoadOptions) -> Library:
@@ -168,9 +167,9 @@ def _named(options: LoadOptions) -> Library:
     )
     if not path.is_file():
         raise SettingError(what, "there is no such file", way_out)
-    known = next((file for file in installed() if file.path.resolve() == path.resolve()), None)
+    known = [file for file in installed() if file.path.resolve() == path.resolve()]
     try:
-        library = open_library(known or LibraryFile(path.resolve(), path.name))
+        library = open_library(known[0] if known else LibraryFile(path.resolve(), path.name))
     except LibraryRefused as refusal:
         raise SettingError(what, str(refusal), way_out) from None
     if options.backend not in ("auto", library.backend):
@@ -178,25 +177,10 @@ def _named(options: LoadOptions) -> Library:
     return library
 
 
-def _in_order(options: LoadOptions) -> list[LibraryFile]:
-    """ik_llama.cpp's kernels first on a processor, a library with GPU code first where there is one."""
-    if options.gpu_layers == 0:
-        return list(installed())
-    return sorted(installed(), key=lambda file: not has_gpu_code(file))
-
-
 def has_gpu_code(file: LibraryFile) -> bool:
     """Whether a library can compute on a GPU, as far as the names of its files tell."""
     parts = [path.name for path in file.path.parent.glob("*ggml-*")]
     return any(gpu in name for name in [*parts, file.source] for gpu in _GPU_PARTS)
-
-
-def _none(options: LoadOptions) -> BackendError:
-    if options.backend == "auto" and not installed():
-        return BackendError("native library", "no package that brings one is installed", INSTALL)
-    what = "native library" if options.backend == "auto" else f"backend {options.backend}"
-    why = "; ".join(refusals()) or "no installed library does what is asked for"
-    return BackendError(what, why, f"Choose another (--backend), or name a file (--llama-library). {INSTALL}")
 
 
 def find_quantizer() -> tuple[Library, Any]:

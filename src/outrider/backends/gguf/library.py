@@ -33,7 +33,7 @@ from outrider.backends.gguf.c_types import (
     functions,
 )
 from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
-from outrider.backends.gguf.options import CONTEXT_TYPES, LoadOptions
+from outrider.backends.gguf.options import CONTEXT_TYPES, SPLIT_MODES, LoadOptions
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendError
@@ -80,8 +80,6 @@ BATCH_FIELDS = [
     *fields(ctypes.POINTER(ctypes.c_int8), "logits"),
 ]
 """The beginning of every dialect's llama_batch."""
-
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 
 
 class Handle:
@@ -193,13 +191,11 @@ class Library(ABC):
         """The function that returns default parameters, declared with the first of these structures that it
         turns out to return."""
         name = f"llama_{what}_default_params"
-        refusals = []
+        self._declare({name: (None,)})
+        function, refusals = getattr(self.functions, name), []
         for kind in versions:
             try:
-                function = getattr(self.functions, name)
                 check_layout(function, kind, what)
-            except AttributeError:
-                raise LibraryRefused(f"it has no function {name}") from None
             except LibraryRefused as refusal:
                 refusals.append(refusal)
             else:
@@ -210,7 +206,7 @@ class Library(ABC):
 
     @cached_property
     def build_id(self) -> str:
-        """Names this build (`LibraryFile.build_id`)."""
+        """Names this build."""
         return self.file.build_id
 
     @cached_property
@@ -237,7 +233,7 @@ class Library(ABC):
         if options.split_mode not in self.split_modes:
             what, choices = f"split mode {options.split_mode}", ", ".join(self.split_modes)
             raise BackendError(what, f"{self.title} does not have it", f"Choose one of {choices}.")
-        params.split_mode = _SPLIT_MODES[options.split_mode]
+        params.split_mode = SPLIT_MODES.index(options.split_mode)
         self._set_model_params(params, options)
         with silenced():
             handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
@@ -298,30 +294,9 @@ class Library(ABC):
 
     # The KV cache
 
-    def _memory(self, context: int) -> int:
+    def memory(self, context: int) -> int:
         """What the functions about the KV cache take."""
         return context
-
-    def forget(self, context: int, sequence: int, start: int) -> bool:
-        """Remove a sequence's tokens from position `start` on (-1: all); False where that is impossible."""
-        return bool(self.functions.llama_memory_seq_rm(self._memory(context), sequence, start, -1))
-
-    def copy(self, context: int, source: int, sequence: int, length: int) -> None:
-        """Let `sequence` share the first `length` tokens of `source`."""
-        self.functions.llama_memory_seq_cp(self._memory(context), source, sequence, 0, length)
-
-    def oldest_position(self, context: int, sequence: int) -> int:
-        """The first position that is stored of a sequence; -1 where it is empty."""
-        return int(self.functions.llama_memory_seq_pos_min(self._memory(context), sequence))
-
-    def transfer(self, source: int, target: int) -> bool:
-        """Let sequence 0 of an empty context hold, bit by bit, what it holds in another one on the same
-        weights; False where the library cannot."""
-        native, flags = self.functions, self.state_flags
-        size = native.llama_state_seq_get_size(source, 0, *flags)
-        buffer = (ctypes.c_ubyte * size)()
-        written = native.llama_state_seq_get_data(source, buffer, size, 0, *flags)
-        return bool(written and native.llama_state_seq_set_data(target, buffer, written, 0, *flags))
 
     def make_room(self, context: int) -> bool:  # noqa: ARG002 - most take free cells wherever they lie
         """Bring free cells together after a call found no room; False where that cannot help."""
@@ -335,15 +310,9 @@ class Library(ABC):
     # Quantizing
 
     def quantize_params(self) -> Any:
-        """The default parameters of `quantize`. Raises LibraryRefused where it has no quantizer that is
-        known."""
+        """The default parameters of its quantizer. Raises LibraryRefused where it has none that is known."""
         self._declare({"llama_model_quantize": (UINT, TEXT, TEXT, ctypes.POINTER(self.QuantizeParams))})
         return self._default_params("model_quantize", self.QuantizeParams)()
-
-    def quantize(self, source: Path, output: Path, params: Any) -> bool:
-        """Quantize a file; False where the library refuses (its log says why)."""
-        paths = os.fsencode(source), os.fsencode(output)
-        return bool(self.functions.llama_model_quantize(*paths, ctypes.byref(params)) == 0)
 
     # What differs
 

@@ -107,7 +107,7 @@ class Dialect(Library):
     def is_diffusion(self, model: int) -> bool:
         return bool(self.functions.llama_model_is_diffusion(model))
 
-    def _memory(self, context: int) -> int:
+    def memory(self, context: int) -> int:
         memory: int = self.functions.llama_get_memory(context)
         return memory
 

@@ -52,9 +52,8 @@ class Weights:
         self._contexts: WeakSet[GgufModel] = WeakSet()
         if not self._generates_text():
             self.close()
-            raise ModelFileError(
-                str(path), "it is not a decoder-only language model", "Choose a text-generation model."
-            )
+            why = "it is not a decoder-only language model"
+            raise ModelFileError(str(path), why, "Choose a text-generation model.")
         # The file says which quantization it is; its own general.name is often left from training.
         self.name = path.stem
         # The library hands out no arrays. It is asked whether there is such a map, the file for the map.
@@ -70,11 +69,10 @@ class Weights:
 
     def _generates_text(self) -> bool:
         """Models that embed text have a decoder by llama.cpp's reckoning; what they lack is causality."""
-        native = self.library.functions
-        causal = self.metadata(f"{self.metadata('general.architecture')}.attention.causal") != "false"
-        encodes = native.llama_model_has_encoder(self.handle)
-        decodes = native.llama_model_has_decoder(self.handle) and not encodes
-        return causal and decodes and not self.library.is_diffusion(self.handle)
+        native, model = self.library.functions, self.handle
+        is_causal = self.metadata(f"{self.metadata('general.architecture')}.attention.causal") != "false"
+        decodes = native.llama_model_has_decoder(model) and not native.llama_model_has_encoder(model)
+        return is_causal and decodes and not self.library.is_diffusion(model)
 
     def _rewind_kind(self) -> RewindKind:
         native = self.library.functions
@@ -121,29 +119,26 @@ class Weights:
 
 
 def _load(path: Path, options: LoadOptions) -> tuple[Library, int]:
+    """The library that runs the file, and the native model in it."""
     failure: ModelFileError | None = None
     for library in candidates(options):
         library.take_log()
         clear_log()
         model = library.load_model(path, options)
-        if model is None:
-            failure = _failure(path, library)
-        elif why := library.why_not(model):
+        if model is not None and not (why := library.why_not(model)):
+            return library, model
+        if model is not None:
             library.functions.llama_model_free(model)
             failure = ModelFileError(str(path), why, "Choose another library (--backend), or another model.")
-        else:
-            return library, model
+            continue
+        why = last_error(f"{library.title} could not load it").replace("error loading model: ", "")
+        if speaks_of_memory(why.replace(str(path), "")):
+            way_out = "Choose a smaller quantization, or offload fewer layers (-ngl)."
+            raise OutOfMemory(str(path), why, way_out)
+        way_out = f"Fetch the file again, or choose a model that this build of {library.title} supports."
+        failure = ModelFileError(str(path), why, way_out)
     assert failure is not None, "candidates raises where there is none"
     raise failure
-
-
-def _failure(path: Path, library: Library) -> ModelFileError:
-    """What the library logged. Raises OutOfMemory where that is the reason."""
-    reason = last_error(f"{library.title} could not load it").replace("error loading model: ", "")
-    if speaks_of_memory(reason.replace(str(path), "")):
-        raise OutOfMemory(str(path), reason, "Choose a smaller quantization, or offload fewer layers (-ngl).")
-    way_out = f"Fetch the file again, or choose a model that this build of {library.title} supports."
-    return ModelFileError(str(path), reason, way_out)
 
 
 class GgufModel:
@@ -198,8 +193,12 @@ class GgufModel:
             status = self._library.functions.llama_decode(context, batch)
             if status == _NO_KV_SLOT and self._make_room(context, spans):
                 status = self._library.functions.llama_decode(context, batch)
+            if status == _NO_KV_SLOT:
+                why = f"the KV cache has no room for {batch.n_tokens} more tokens"
+                raise OutOfMemory(self.name, why, "Give a larger context (-c).")
             if status != 0:
-                raise self._failure(status, batch.n_tokens)
+                title = self._library.title
+                raise BackendError(self.name, last_error(f"{title} failed with status {status}"))
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
         except BaseException:  # Ctrl-C included: it is raised when the native call returns
@@ -248,21 +247,20 @@ class GgufModel:
                 self._forget(span.sequence, -1)
                 self._lengths[span.sequence] = 0
 
-    def _forget(self, sequence: int, start: int) -> bool:
-        self._may_have_gaps = True
-        return self._library.forget(self._native.pointer, sequence, start)
+    @property
+    def _memory(self) -> Any:
+        """What the functions about the KV cache take. Raises BackendError when it was closed."""
+        return self._library.memory(self._native.pointer)
 
-    def _failure(self, status: int, num_tokens: int) -> BackendError:
-        if status == _NO_KV_SLOT:
-            return OutOfMemory(
-                self.name,
-                f"the KV cache has no room for {num_tokens} more tokens",
-                "Give a larger context (-c).",
-            )
-        return BackendError(self.name, last_error(f"{self._library.title} failed with status {status}"))
+    def _forget(self, sequence: int, start: int) -> bool:
+        """Remove a sequence's tokens from position `start` on (-1: all); False where that is impossible."""
+        self._may_have_gaps = True
+        return bool(self._library.functions.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
     def length(self, sequence: int) -> int:
-        self._check_sequence(sequence)
+        # A negative number means all sequences to the libraries.
+        if not 0 <= sequence < self.max_sequences:
+            raise BackendError("sequence", f"there is none numbered {sequence}")
         return self._lengths[sequence]
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -272,45 +270,32 @@ class GgufModel:
             raise BackendError("truncate", f"{stored} tokens are stored, so {length} cannot be kept")
         if length == stored:
             return
-        if length > 0:
-            self._check_rewind(sequence, length)
-        if not self._forget(sequence, length):
-            raise RewindUnsupported(
-                self.name, f"{self._library.title} refuses to forget back to {length} tokens"
-            )
-        self._lengths[sequence] = length
-
-    def _check_sequence(self, sequence: int) -> None:
-        # A negative number means all sequences to the libraries.
-        if not 0 <= sequence < self.max_sequences:
-            raise BackendError("sequence", f"there is none numbered {sequence}")
-
-    def _check_rewind(self, sequence: int, length: int) -> None:
-        """llama.cpp reports success for sliding windows even where needed cells are gone."""
-        if self.rewind == "none":
+        if length > 0 and self.rewind == "none":
             raise RewindUnsupported(self.name, "a recurrent state cannot forget single tokens")
         if not self._holds_window(sequence, length):
-            raise RewindUnsupported(
-                self.name,
-                f"its sliding window no longer holds what {length} tokens need",
-                "Use --swa-full.",
-            )
+            # llama.cpp reports success even where needed cells are gone.
+            why = f"its sliding window no longer holds what {length} tokens need"
+            raise RewindUnsupported(self.name, why, "Use --swa-full.")
+        if not self._forget(sequence, length):
+            why = f"{self._library.title} refuses to forget back to {length} tokens"
+            raise RewindUnsupported(self.name, why)
+        self._lengths[sequence] = length
 
     def _holds_window(self, sequence: int, length: int) -> bool:
         """Whether all that a token at position `length` looks back at is stored. The library keeps
         what it stores of a sequence free of gaps, so the oldest position is enough to know."""
         if not (self.weights.window_tokens and self._library.reuses_window_cells) or length == 0:
             return True
-        oldest = self._library.oldest_position(self._native.pointer, sequence)
+        oldest: int = self._library.functions.llama_memory_seq_pos_min(self._memory, sequence)
         return 0 <= oldest <= max(0, length - self.weights.window_tokens + 1)
 
     def copy(self, source: int, sequence: int, length: int) -> None:
-        context = self._native.pointer  # refuses when it was closed
+        memory = self._memory
         check_copy(self, source, sequence, length)
         if self.rewind != "free" or not self._holds_window(source, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
         # One cache for all sequences: the cells are shared, nothing is moved.
-        self._library.copy(context, source, sequence, length)
+        self._library.functions.llama_memory_seq_cp(memory, source, sequence, 0, length)
         self._lengths[sequence] = length
 
     def adopt(self, other: Model, length: int) -> None:
@@ -322,7 +307,12 @@ class GgufModel:
             raise BackendError("adopt", f"{length} tokens are not there, or there is no room for them")
         if self.rewind != "free" or not other._holds_window(0, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
-        if not self._library.transfer(other._native.pointer, self._native.pointer):
+        native, flags = self._library.functions, self._library.state_flags
+        theirs, ours = other._native.pointer, self._native.pointer
+        size = native.llama_state_seq_get_size(theirs, 0, *flags)
+        state = (ctypes.c_ubyte * size)()
+        size = native.llama_state_seq_get_data(theirs, state, size, 0, *flags)
+        if not size or not native.llama_state_seq_set_data(ours, state, size, 0, *flags):
             self._forget(0, -1)
             raise RewindUnsupported(self.name, last_error(f"{self._library.title} cannot copy its state"))
         self._lengths[0] = other.length(0)

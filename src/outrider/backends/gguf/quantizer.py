@@ -322,7 +322,8 @@ def main(request: str) -> int:
     params.allow_requantize = True
     for dry_run in (True, False):
         params.dry_run = dry_run
-        if not library.quantize(Path(asked["source"]), Path(asked["output"]), params):
+        paths = os.fsencode(asked["source"]), os.fsencode(asked["output"])
+        if library.functions.llama_model_quantize(*paths, ctypes.byref(params)) != 0:
             report({"error": error})
             return 1
     return 0
