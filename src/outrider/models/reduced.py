@@ -26,18 +26,13 @@ def read_part(path: Path) -> PartOf:
     """What the file says of its reduced vocabulary, empty where it says nothing: lining it up with a target
     verifies the map and says what is wrong with it. Raises ModelFileError when the header cannot be read."""
     header = read_header(path)
-    tokens = header.fields.get(TARGET_TOKENS)
+    array, tokens = header.fields.get(TARGET_TOKENS), ()
+    if isinstance(array, Array) and array.kind is GGUFValueType.INT32:
+        tokens = tuple(np.fromfile(path, "<i4", array.length, offset=array.start_byte).tolist())
     return PartOf(
-        target_tokens=_integers(path, tokens) if isinstance(tokens, Array) else (),
+        target_tokens=tokens,
         other_token=header.number(OTHER_TOKEN),
         target_tokenizer=header.text(TARGET_TOKENIZER) or "",
         name=path.stem,
         window=header.number(WINDOW) or 0,
     )
-
-
-def _integers(path: Path, array: Array) -> tuple[int, ...]:
-    if array.kind is not GGUFValueType.INT32:
-        return ()
-    values = np.fromfile(path, dtype="<i4", count=array.length, offset=array.start_byte)
-    return tuple(values.tolist())

@@ -57,39 +57,30 @@ def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple
     target = embedded_default() if model is None else resolve(model, hub=hub)
     if draft == NO_DRAFT:
         return target, None
-    if draft == DEFAULT_DRAFT:
-        return target, _own_draft()
-    if draft is not None:
+    if draft is not None and draft != DEFAULT_DRAFT:
         return target, resolve(draft, hub=hub)
-    return target, embedded_draft() if model is None else None
-
-
-def _own_draft() -> Path:
-    path = embedded_draft()
-    if path is None:
-        reason = "this installation came without the embedded default's draft"
-        raise ModelFileError(DEFAULT_DRAFT, reason, "Install Outrider again, or name a draft of your own.")
-    return path
+    own = embedded_draft() if draft or model is None else None
+    if draft and own is None:
+        why = "this installation came without the embedded default's draft"
+        raise ModelFileError(draft, why, "Install Outrider again, or name a draft of your own.")
+    return target, own
 
 
 def _parse(reference: str) -> tuple[str, str | None, str | None]:
     """Repository, file and quantization."""
     match = _HUB.fullmatch(reference.removeprefix("hf:"))
-    if not match:
-        raise _bad(reference, "it is not a hub reference")
-    file, choice = match["file"], match["choice"]
+    file, choice = (match["file"], match["choice"]) if match else (None, None)
     if choice and choice.lower().endswith(".gguf"):
         file, choice = choice, None
+    why = "" if match else "it is not a hub reference"
     if file and not file.lower().endswith(".gguf"):
-        raise _bad(reference, f"{file!r} is not a GGUF file")
-    if file and ".." in PurePosixPath(file).parts:
-        raise _bad(reference, "a repository has no folder named '..'")
+        why = f"{file!r} is not a GGUF file"
+    elif file and ".." in PurePosixPath(file).parts:
+        why = "a repository has no folder named '..'"
+    if why or not match:
+        way_out = "Write hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo/file.gguf."
+        raise HubError(reference, why, way_out)
     return match["repo"], file, choice
-
-
-def _bad(reference: str, reason: str) -> HubError:
-    forms = "hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo/file.gguf"
-    return HubError(reference, reason, f"Write {forms}.")
 
 
 def choose_file(
@@ -104,18 +95,18 @@ def choose_file(
     models = [name for name in names if name.lower().endswith(".gguf") and not _COMPANIONS.search(name)]
     models = [name for name in models if name == shard_names(name)[0]]
     if not models:
-        raise HubError(
-            what,
-            "the repository holds no GGUF model",
-            "Look for one whose name ends in -GGUF, or convert it.",
-        )
+        way_out = "Look for one whose name ends in -GGUF, or convert it."
+        raise HubError(what, "the repository holds no GGUF model", way_out)
     for wanted in (quantization,) if quantization else _USUAL:
         ranked = [(rank, name) for name in models if (rank := _rank(name, wanted)) is not None]
         if ranked:
             return min(ranked)[1]
-    if quantization:
-        raise _absent(what, quantization, models)
-    return models[0]
+    if not quantization:
+        return models[0]
+    parts = {name: len(shard_names(name)) for name in models[:_SHOWN]}
+    shown = ", ".join(name if count == 1 else f"{name} ({count} parts)" for name, count in parts.items())
+    more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
+    raise HubError(what, f"the repository has no {quantization}", f"It has: {shown}{more}.")
 
 
 def _rank(name: str, quantization: str) -> tuple[bool, bool] | None:
@@ -129,17 +120,6 @@ def _rank(name: str, quantization: str) -> tuple[bool, bool] | None:
     if not matches:
         return None
     return any(match[1] for match in matches), matches[-1].end() != len(stem)
-
-
-def _absent(what: str, quantization: str, models: Sequence[str]) -> HubError:
-    shown = ", ".join(_label(name) for name in models[:_SHOWN])
-    more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
-    return HubError(what, f"the repository has no {quantization}", f"It has: {shown}{more}.")
-
-
-def _label(name: str) -> str:
-    parts = len(shard_names(name))
-    return name if parts == 1 else f"{name} ({parts} parts)"
 
 
 # Models that are split over several files: x-00001-of-00003.gguf and its siblings.
@@ -185,25 +165,18 @@ def local_shards(path: Path) -> tuple[Path, ...]:
 def _check_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
-        inside = sorted(child.name for child in path.glob("*.gguf")) if path.is_dir() else None
+        inside = sorted(child.name for child in path.glob("*.gguf")) if stat.S_ISDIR(mode) else []
     except PermissionError:
         raise ModelFileError(str(path), "it may not be read", "Check the permissions on its way.") from None
     except (OSError, ValueError):
-        raise ModelFileError(str(path), "there is no such file", _way_to(path)) from None
-    if inside is None and not stat.S_ISREG(mode):
-        raise ModelFileError(str(path), "it is a device or a pipe", "Name a .gguf file.")
-    if inside is not None:
+        like_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", str(path)) and path.suffix != ".gguf"
+        hint = f"; a repository of the hub is written hf:{path}" if like_hub else ""
+        raise ModelFileError(str(path), "there is no such file", f"Check the path{hint}.") from None
+    if stat.S_ISDIR(mode):
         names = f"Name a file in it: {', '.join(inside[:5])}." if inside else "Name a .gguf file."
         raise ModelFileError(str(path), "it is a directory", names)
-
-
-def _way_to(path: Path) -> str:
-    looks_like_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", str(path)) and path.suffix != ".gguf"
-    return (
-        f"Check the path; a repository of the hub is written hf:{path}."
-        if looks_like_hub
-        else "Check the path."
-    )
+    if not stat.S_ISREG(mode):
+        raise ModelFileError(str(path), "it is a device or a pipe", "Name a .gguf file.")
 
 
 # Names of quantizations, as they occur in the names of files and models.

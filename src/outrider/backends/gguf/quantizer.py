@@ -137,29 +137,29 @@ def quantize(
         if (made.quantization, made.parameters) != (to, card.parameters):
             why = f"llama.cpp wrote {made.quantization} with {made.parameters:,} weights instead of {to}"
             raise BackendError(str(card.path), f"{why} with {card.parameters:,}", "Report this.")
-        matrices = _matrices(partial)
+        tensor_types, notes = _account(card, made, to, ends or to)
         partial.replace(place)
     finally:
         partial.unlink(missing_ok=True)
-    weights: Counter[str] = Counter()
+    seconds = time.perf_counter() - begun
+    sizes = (made.file_bytes, card.file_bytes)
+    return Quantized(output, to, card.path, card.quantization, *sizes, seconds, tensor_types, notes)
+
+
+def _account(
+    card: ModelCard, made: ModelCard, to: str, ends: str
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Each type's share of the weights, and what a user should know."""
+    matrices, weights = _matrices(made.path), Counter[str]()
     for tensor in matrices:
         weights[tensor.type_name] += tensor.num_parameters
-    outer = [tensor for tensor in matrices if tensor.name in _ENDS and ends not in (None, to)]
+    shares = {name: count / max(weights.total(), 1) for name, count in weights.most_common()}
+    outer = [tensor for tensor in matrices if tensor.name in _ENDS and ends != to]
     inner = [tensor for tensor in matrices if tensor not in outer]
-    notes = [requantizing(card.path), _fallbacks(inner, to), _fallbacks(outer, ends or to)]
+    notes = [requantizing(card.path), _fallbacks(inner, to), _fallbacks(outer, ends)]
     if made.file_bytes >= card.file_bytes:
         notes.append("it is larger than its source, and no better")
-    return Quantized(
-        path=output,
-        quantization=to,
-        source=card.path,
-        source_quantization=card.quantization,
-        file_bytes=made.file_bytes,
-        source_bytes=card.file_bytes,
-        seconds=time.perf_counter() - begun,
-        tensor_types={name: count / max(weights.total(), 1) for name, count in weights.most_common()},
-        notes=tuple(note for note in notes if note),
-    )
+    return shares, tuple(note for note in notes if note)
 
 
 def _fitting(source: Path, ends: str) -> str:

@@ -61,10 +61,11 @@ def choose_best(
     """The best of the sets (the first is what it is measured against), its score, and all as trials."""
     curves = [cost.calls_s(COMPARED_TOKENS, context=0) for cost in costs]
     reads_s = [cost.prefill_s(1) for cost in costs]
-    base_s = _weighted_s(curves[0], reads_s[0], draft=draft)
+    weighted_s = [_weighted_s(*times, draft=draft) for times in zip(curves, reads_s, strict=True)]
+    base_s = weighted_s[0]
     trials = [
-        Trial(describe_changes(options, given), given, cost, _weighted_s(curve, read_s, draft=draft) / base_s)
-        for given, cost, curve, read_s in zip(sets, costs, curves, reads_s, strict=True)
+        Trial(_described(options, given), given, cost, seconds / base_s)
+        for given, cost, seconds in zip(sets, costs, weighted_s, strict=True)
     ]
     # How uncertain the time of a single token is, as a part of it.
     spreads = (min(p.spread_ratio for p in cost.points if p.num_tokens == 1) for cost in costs)
@@ -103,18 +104,16 @@ def _weighted_s(calls_s: Curve, read_s: float, *, draft: bool) -> float:
     return math.exp(sum(weight * math.log(seconds) for seconds, weight in parts))
 
 
-def describe_changes(options: LoadOptions, changed: LoadOptions) -> str:
+def _described(options: LoadOptions, changed: LoadOptions) -> str:
     """The library that is named, and what else differs, in words."""
-    words = []
-    if changed.library:
-        words.append(_title(changed))
+    words = [_title(changed)] if changed.library else []
     if changed.extra_buffer_types != options.extra_buffer_types:
         words.append(f"repacked kernels {'on' if changed.extra_buffer_types else 'off'}")
     if changed.flash_attention != options.flash_attention:
         words.append(f"flash attention {changed.flash_attention}")
-    threads = (changed.threads, changed.threads_batch)
-    if threads != (options.threads, options.threads_batch):
-        single, batch = (n or physical_cores() for n in (threads[0], threads[1] or threads[0]))
+    if (changed.threads, changed.threads_batch) != (options.threads, options.threads_batch):
+        single = changed.threads or physical_cores()
+        batch = changed.threads_batch or single
         words.append(f"{single} threads" if single == batch else f"{single} threads, {batch} for batches")
     return ", ".join(words) or "as it is"
 
@@ -124,30 +123,27 @@ def compare_libraries(best: LoadOptions, trials: Sequence[Trial]) -> str:
     plain step, and a call over four tokens. `trials` were measured together. Empty where all are of one
     library."""
     ranked = sorted(trials, key=lambda trial: trial.score)
-    others = [trial for trial in ranked if trial.options.library != best.library]
-    others = [trial for trial in others if trial.options.backend != best.backend] or others
     chosen = next((trial for trial in ranked if trial.options.library == best.library), None)
-    if chosen is None or not others:
+    others = [trial for trial in ranked if trial.options.library != best.library]
+    # False comes first, and what ties keeps its order.
+    other = min(others, key=lambda trial: trial.options.backend == best.backend, default=None)
+    if chosen is None or other is None:
         return ""
-    other = others[0]
-    plain, check = (
-        other.costs.call_s(tokens, context=0) / chosen.costs.call_s(tokens, context=0)
-        for tokens in (1, _CHECKED_TOKENS)
-    )
-    faster = f"a plain step {_faster(plain)}, a check of {_CHECKED_TOKENS} tokens {_faster(check)}"
-    return f"{_title(best)}: {faster}, against {_title(other.options)}"
+
+    def faster(tokens: int) -> str:
+        ratio = other.costs.call_s(tokens, context=0) / chosen.costs.call_s(tokens, context=0)
+        if abs(ratio - 1) <= _ABOUT_EQUAL:
+            return "as fast"
+        return f"{ratio:.1f}x faster" if ratio > 1 else f"{1 / ratio:.1f}x slower"
+
+    steps = f"a plain step {faster(1)}, a check of {_CHECKED_TOKENS} tokens {faster(_CHECKED_TOKENS)}"
+    return f"{_title(best)}: {steps}, against {_title(other.options)}"
 
 
 def _title(options: LoadOptions) -> str:
     """The library that is named, in words."""
     title = TITLES.get(options.backend, options.backend)
     return f"{title} built for this CPU" if options.library == str(native_library()) else title
-
-
-def _faster(ratio: float) -> str:
-    if abs(ratio - 1) <= _ABOUT_EQUAL:
-        return "as fast"
-    return f"{ratio:.1f}x faster" if ratio > 1 else f"{1 / ratio:.1f}x slower"
 
 
 # The cost curve of a loaded model: from the cache, or measured now and kept.

@@ -193,24 +193,21 @@ class Cuts:
 
 def compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:
     """How two tokenizers cut some text of many kinds."""
+
+    def pieces(vocabulary: Vocabulary, text: str) -> Iterator[tuple[int, bytes]]:
+        """With the distance in bytes from the text's end: some tokenizers put a blank before its begin."""
+        end = 0
+        for token in reversed(vocabulary.tokenize(text, add_special=False)):
+            piece = vocabulary.piece(token)
+            yield end, piece
+            end += len(piece)
+
     common = total = 0
     for text in _SAMPLES:
-        ours, theirs = set(_spans(target, text)), set(_spans(draft, text))
+        ours, theirs = set(pieces(target, text)), set(pieces(draft, text))
         common += len(ours & theirs)
         total += max(len(ours), len(theirs))
     return Cuts(common, total)
-
-
-def _spans(vocabulary: Vocabulary, text: str) -> Iterator[tuple[int, bytes]]:
-    """Each piece of a text with its distance in bytes from the text's end.
-
-    From the end, because some tokenizers put a blank before the first word.
-    """
-    end = 0
-    for token in reversed(vocabulary.tokenize(text, add_special=False)):
-        piece = vocabulary.piece(token)
-        yield end, piece
-        end += len(piece)
 
 
 def tokenizer_id(vocabulary: Vocabulary) -> str:

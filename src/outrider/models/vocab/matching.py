@@ -53,14 +53,24 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
     if report.usable:
         return alignment
     if draft.part_of is not None and report.map_fault is not None:
-        raise VocabularyMismatch(
-            f"draft {draft.part_of.name}",
-            report.map_fault,
-            "Take a draft that was made for this target (`outrider distill` makes one), or fetch it again.",
+        way_out = (
+            "Take a draft that was made for this target (`outrider distill` makes one), or fetch it again."
+        )
+        raise VocabularyMismatch(f"draft {draft.part_of.name}", report.map_fault, way_out)
+    agree = f"they have {report.common_text_tokens:,} of {report.text_tokens:,} text tokens in common"
+    ratio, cuts = report.text_ratio, report.cuts
+    why = (
+        f"{agree} ({ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed). Not in common: "
+        f"{'; '.join(report.differences)}"
+    )
+    if ratio >= MIN_TEXT_RATIO:
+        why = (
+            f"{agree}, but cut only {cuts.common_pieces} of {cuts.pieces} pieces of sample text alike "
+            f"({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
         )
     raise VocabularyMismatch(
         f"draft tokenizer {report.draft_kind} for target tokenizer {report.target_kind}",
-        _complaint(report),
+        why,
         "Take a draft of the target's own model family, or draft by lookup, which needs no second model.",
     )
 
@@ -144,14 +154,12 @@ def _match(source: list[_Name], goal: list[_Name]) -> Ids:
     matches = np.full(len(source), -1, dtype=np.int64)
     same = [i for i, (ours, theirs) in enumerate(zip(source, goal, strict=False)) if ours == theirs]
     matches[same] = same
-    unmatched = np.flatnonzero(matches < 0).tolist()
-    if not unmatched:
-        return matches
-    source_counts, goal_counts = Counter(source), Counter(goal)
-    goal_ids = {name: i for i, name in enumerate(goal)}
-    for i in unmatched:
-        if source_counts[source[i]] == 1 and goal_counts[source[i]] == 1:
-            matches[i] = goal_ids[source[i]]
+    if len(same) < len(source):
+        source_counts, goal_counts = Counter(source), Counter(goal)
+        goal_ids = {name: i for i, name in enumerate(goal)}
+        for i in np.flatnonzero(matches < 0).tolist():
+            if source_counts[source[i]] == 1 and goal_counts[source[i]] == 1:
+                matches[i] = goal_ids[source[i]]
     return matches
 
 
@@ -174,15 +182,3 @@ def _unlike(target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_
         if not any(map(differ, mapped[::16])):
             return list(filter(differ, special))
     return list(filter(differ, mapped))
-
-
-def _complaint(report: AlignmentReport) -> str:
-    agree = f"they have {report.common_text_tokens:,} of {report.text_tokens:,} text tokens in common"
-    if report.text_ratio >= MIN_TEXT_RATIO:
-        cuts = report.cuts
-        return (
-            f"{agree}, but cut only {cuts.common_pieces} of {cuts.pieces} pieces of sample text alike "
-            f"({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
-        )
-    shown = "; ".join(report.differences)
-    return f"{agree} ({report.text_ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed). Not in common: {shown}"
