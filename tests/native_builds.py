@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.backends.native.build import NativeBuild, build_native
-from outrider.backends.native.tools import Source
+from outrider.backends.native.build import NativeBuild, Source, build_native
 
 PYTHON = sys.executable
 COMPILER = shutil.which("cc")

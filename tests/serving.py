@@ -21,6 +21,7 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits
+from outrider.core.calls import check_spans
 from outrider.core.contracts import Drafter, Policy
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
@@ -84,7 +85,7 @@ class SlowModel(FakeModel):
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         time.sleep(self.call_s)
         if self.fail_from_call is not None and len(self.calls) + 1 >= self.fail_from_call:
-            self._check(spans)
+            check_spans(self, spans)
             raise BackendError("tiny", "it was told to fail")
         return super().decode(spans)
 

@@ -8,7 +8,7 @@ import pytest
 
 from native_builds import Machine, staged
 from outrider.backends.native import build, hint_once
-from outrider.backends.native.tools import library_path
+from outrider.backends.native.build import library_path
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from native_builds import COMPILER, archive_of, source_of, staged
 from outrider.backends.native import build_native
-from outrider.backends.native.tools import fetched
+from outrider.backends.native.build import fetched
 from outrider.core.errors import BuildError
 from outrider.models import embedded_default
 
