@@ -180,25 +180,19 @@ class CallCosts:
         what was learned about their differences, against what the points said before.
         """
         if not self.num_observed:
-            return self._rescaled(lambda _point: 1.0, (), self.prefill_token_s)
+            return CallCosts(self.points, prefill_token_s=self.prefill_token_s, window=self.window)
         if not self.is_measured:
             scale = shape = 1.0
         weights = np.full(len(self._learned.state), shape)
         weights[SCALE] = scale
         old, new = CallCosts(self.points), CallCosts(self.points)
         new._learned.state = self._learned.state * weights
-        learned = (np.flatnonzero(self._learned.seen >= _LEARNED_CALLS) + 1).tolist() if shape else []
-        added = [CallPoint(n, old.call_s(n, context=0)) for n in learned]
+        learned = np.flatnonzero(self._learned.seen >= _LEARNED_CALLS) + 1 if shape else ()
+        added = [CallPoint(int(n), old.call_s(int(n), context=0)) for n in learned]
         if not any(point.num_tokens == 1 for point in (*self.points, *added)):
             added.append(CallPoint(1, old.call_s(1, context=0), spread_ratio=0.2))
         token_s = median(self._prefill_token_s) if self._prefill_token_s else None
-
-        def ratio(point: CallPoint) -> float:
-            tokens, context, sequences = point.num_tokens, point.context_tokens, point.num_sequences
-            before = old.call_s(tokens, context=context, num_sequences=sequences)
-            return new.call_s(tokens, context=context, num_sequences=sequences) / before
-
-        return self._rescaled(ratio, added, token_s)
+        return self._rescaled(lambda p: _at(new, p) / _at(old, p), added, token_s)
 
     def corrected(self, calls: Iterable[tuple[int, int, float]]) -> CallCosts:
         """The curve as real calls show it, each given by its tokens, its context and its seconds.
@@ -209,17 +203,17 @@ class CallCosts:
         for num_tokens, context, seconds in calls:
             ratio = seconds / self.call_s(num_tokens, context=context)
             ratios.setdefault(num_tokens, []).append(ratio)
-        ratios = {n: found for n, found in sorted(ratios.items()) if len(found) >= _MIN_CALLS}
-        if not ratios:
+        known = {
+            n: _bounded(median(found)) for n, found in sorted(ratios.items()) if len(found) >= _MIN_CALLS
+        }
+        if not known:
             return self
-        sizes, values = np.log(list(ratios)), [_bounded(median(found)) for found in ratios.values()]
+        sizes, values = np.log(list(known)), list(known.values())
         spread = next((point.spread_ratio for point in self.points), 0.05)
-        added = [CallPoint(n, self.call_s(n, context=0), spread_ratio=spread) for n in ratios]
-
-        def ratio(point: CallPoint) -> float:
-            return float(np.interp(np.log(point.num_tokens), sizes, values))
-
-        return self._rescaled(ratio, added, self.prefill_token_s)
+        added = [CallPoint(n, self.call_s(n, context=0), spread_ratio=spread) for n in known]
+        return self._rescaled(
+            lambda p: float(np.interp(np.log(p.num_tokens), sizes, values)), added, self.prefill_token_s
+        )
 
     def corrected_by_drafts(self, records: Sequence[StepRecord], target: CallCosts) -> CallCosts:
         """A draft model's curve as the steps show it in which it drafted, with the engine's own time for
@@ -289,6 +283,10 @@ class CallCosts:
 
 def _bounded(ratio: float) -> float:
     return min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
+
+
+def _at(costs: CallCosts, point: CallPoint) -> float:
+    return costs.call_s(point.num_tokens, context=point.context_tokens, num_sequences=point.num_sequences)
 
 
 _KEYS: dict[str, tuple[str, type]] = {

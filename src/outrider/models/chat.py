@@ -57,9 +57,8 @@ class ChatTemplate:
             tree.set_environment(self._environment)
             self._template = self._environment.from_string(tree)
         except Exception as error:
-            raise InputError(
-                "chat template", f"it does not compile: {_sentence(error)}", "Use another template, or none."
-            ) from error
+            why = f"it does not compile: {_sentence(error)}"
+            raise InputError("chat template", why, "Use another template, or none.") from error
 
     def render(
         self,
@@ -86,9 +85,8 @@ class ChatTemplate:
                 raise PromptError(what, "it has no role", way_out)
         if messages[0]["role"] == "system" and not self._takes_system:
             messages = _fold_system(messages)
-        return self._render(
-            {**extra, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        )
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return self._render({**extra, **given})
 
     def strip_bos(self, rendered: str) -> str:
         """The text without the start token that the template spelled out: for a tokenizer that
@@ -132,11 +130,11 @@ class ChatTemplate:
                     _limit(length)
                     parts.append(part)
             except Exception as error:  # a template can raise whatever its expressions raise
-                raise InputError(
-                    "chat template",
-                    f"it refuses the conversation: {_sentence(error)}",
-                    "Change the messages, use another template, or give the prompt as it is, without one.",
-                ) from error
+                why = f"it refuses the conversation: {_sentence(error)}"
+                way_out = (
+                    "Change the messages, use another template, or give the prompt as it is, without one."
+                )
+                raise InputError("chat template", why, way_out) from error
         return "".join(parts)
 
 
@@ -156,10 +154,10 @@ def _text(message: Mapping[str, Any]) -> str:
 
 def _sentence(error: Exception) -> str:
     """An error's message as the middle of a sentence; its type where it says nothing itself."""
-    message = str(error).strip().rstrip(".")
+    message, kind = str(error).strip().rstrip("."), type(error).__name__
     if isinstance(error, TemplateError):
         return message or "no reason given"
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{kind}: {message}" if message else kind
 
 
 class _Environment(ImmutableSandboxedEnvironment):

@@ -28,8 +28,9 @@ class GgufVocabulary:
         self.size: int = lib.llama_vocab_n_tokens(vocab)
         family = _FAMILIES.get(lib.llama_vocab_type(vocab), "unknown")
         self.kind = f"{family} ({pre_tokenizer})" if pre_tokenizer else family
-        self.bos: int | None = _token(lib.llama_vocab_bos(vocab))
-        self.eos: int | None = _token(lib.llama_vocab_eos(vocab))
+        bos, eos = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
+        self.bos: int | None = bos if bos >= 0 else None
+        self.eos: int | None = eos if eos >= 0 else None
         self.adds_bos: bool = lib.llama_vocab_get_add_bos(vocab)
         self.part_of = part_of
         # Asked for every token of every text; what the library says never changes.
@@ -52,13 +53,10 @@ class GgufVocabulary:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise PromptError("text", f"it is not valid Unicode ({error.reason})", "Give UTF-8.") from error
-        size = len(data) + 8
+        native, size, special = self._library.functions, len(data) + 8, (add_special, parse_special)
         while True:
             buffer = (ctypes.c_int32 * size)()
-            special = (add_special, parse_special)
-            count = self._library.functions.llama_tokenize(
-                self._vocab, data, len(data), buffer, size, *special
-            )
+            count = native.llama_tokenize(self._vocab, data, len(data), buffer, size, *special)
             if count >= 0:
                 return buffer[:count]
             size = -count
@@ -66,8 +64,7 @@ class GgufVocabulary:
     def piece(self, token: int) -> bytes:
         piece = self._pieces.get(token)
         if piece is None:
-            piece = b"" if self.is_control(token) else self._read_piece(token)
-            self._pieces[token] = piece
+            piece = self._pieces[token] = b"" if self.is_control(token) else self._read_piece(token)
         return piece
 
     def _read_piece(self, token: int) -> bytes:
@@ -96,7 +93,3 @@ class GgufVocabulary:
             known = bool(self._library.functions.llama_vocab_is_eog(vocab, self._checked(token)))
             self._ends[token] = known
         return known
-
-
-def _token(token: int) -> int | None:
-    return token if token >= 0 else None
