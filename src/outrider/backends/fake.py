@@ -57,7 +57,7 @@ class FakeVocabulary:
         return b"" if self.is_control(token) else self._characters[token].encode()
 
     def spelling(self, token: int) -> bytes:
-        return b"<end>" if token == self._end else self.piece(token)
+        return self.piece(token) or b"<end>"
 
     def is_control(self, token: int) -> bool:
         return token >= self._end
