@@ -46,7 +46,6 @@ class FakeVocabulary:
 
     def __init__(self, characters: str) -> None:
         self._characters = characters
-        self._end = len(characters)
         self.size = len(characters) + 1
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -54,16 +53,16 @@ class FakeVocabulary:
         return [self._characters.index(character) for character in text if character in self._characters]
 
     def piece(self, token: int) -> bytes:
-        return b"" if self.is_control(token) else self._characters[token].encode()
+        return b"" if token == self.size - 1 else self._characters[token].encode()
 
     def spelling(self, token: int) -> bytes:
         return self.piece(token) or b"<end>"
 
     def is_control(self, token: int) -> bool:
-        return token >= self._end
+        return token == self.size - 1
 
     def ends_generation(self, token: int) -> bool:
-        return token == self._end
+        return token == self.size - 1
 
 
 class ReducedVocabulary(FakeVocabulary):
@@ -78,12 +77,22 @@ class ReducedVocabulary(FakeVocabulary):
 
     def __init__(self, whole: FakeVocabulary, characters: str) -> None:
         super().__init__(characters)
-        self.size += 1
+        self._end, self._other = len(characters), len(characters) + 1
+        self.size = len(characters) + 2
         known = (*whole.tokenize(characters), whole.size - 1, -1)
-        self.part_of = PartOf(known, self._end + 1, tokenizer_id(whole), "fake")
+        self.part_of = PartOf(known, self._other, tokenizer_id(whole), "fake")
+
+    def piece(self, token: int) -> bytes:
+        return b"" if self.is_control(token) else self._characters[token].encode()
 
     def spelling(self, token: int) -> bytes:
-        return b"<|other|>" if token == self.part_of.other_token else super().spelling(token)
+        return b"<|other|>" if token == self._other else super().spelling(token)
+
+    def is_control(self, token: int) -> bool:
+        return token >= self._end
+
+    def ends_generation(self, token: int) -> bool:
+        return token == self._end
 
 
 def random_logits(size: int, *, seed: int = 0, order: int = 2, scale: float = 2.0) -> NextLogits:
