@@ -21,6 +21,7 @@ from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFacts, ModelFile, bytes_read, card_fields
 from outrider.lab.prompts import Prompt
+from outrider.lab.replay import Offers, Recording, record_offers
 from outrider.lab.rows import ModelRow, Role
 from outrider.models.chat import ChatTemplate
 from outrider.models.vocab import Alignment
@@ -185,6 +186,12 @@ class LoadedDraft:
     alignment: Alignment
     prior: PretrainedCalibration | None = None
     """what its file says of its acceptance"""
+
+    def offers(self, recording: Recording) -> Offers:
+        """What it would offer along an answer. Raises BackendError when a call fails or the text does not
+        fit."""
+        prompt, answer, constrain = recording.prompt, recording.tokens, recording.constrain
+        return record_offers(self.model, self.alignment, prompt, answer, constrain=constrain)
 
     def close(self) -> None:
         """Free the model and its weights."""

@@ -7,7 +7,7 @@ turn: these calls show what it really costs to check so many tokens within the e
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import perf_counter
@@ -17,6 +17,7 @@ from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord
 from outrider.core.errors import ConstraintError, GrammarError, OutriderError, PromptError
 from outrider.costs import CallCosts
 from outrider.drafters.prediction import PredictionDrafter
+from outrider.engine import Engine
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.replay import Offers, Recording
@@ -96,9 +97,9 @@ def record_case(
     engine.reset()
     plain = engine.generate(request)
     decode = [record for record in plain.records if record.kind == "decode"]
-    calls = list(map(_call, decode))
+    timed = list(decode)
     if probe is not None and plain.tokens and engine.target.rewind != "none":
-        calls += _probe(target, request, plain, probe)
+        timed += [record for record in _probe(engine, request, plain, probe) if record.kind == "decode"]
     return AnswerRow(
         target=target.name,
         workload=case.workload.name,
@@ -110,28 +111,18 @@ def record_case(
         prefill_s=sum(record.total_s for record in plain.records if record.kind == "prefill"),
         decode_s=sum(record.total_s for record in decode),
         own_s=sum(record.total_s - record.verify_s for record in decode),
-        calls=tuple(calls),
+        calls=tuple((r.num_evaluated, r.position, r.verify_s, r.total_s - r.verify_s) for r in timed),
         seed=plain.seed,
     )
 
 
-def _call(record: StepRecord) -> tuple[int, int, float, float]:
-    return record.num_evaluated, record.position, record.verify_s, record.total_s - record.verify_s
-
-
-def _probe(
-    target: LoadedTarget, request: Request, plain: Completion, number: int
-) -> Iterator[tuple[int, int, float, float]]:
+def _probe(engine: Engine, request: Request, plain: Completion, number: int) -> Sequence[StepRecord]:
     """Calls over every number of tokens; the prompt's KV is still there."""
-    engine = target.engine
     engine.equip((_KnownAnswer(number * _PROBED_CALLS),), FixedPolicy(max(PROBED_LENGTHS), 0, 0.0))
     try:
-        again = engine.generate(replace(request, speculate=True, prediction=plain.tokens))
+        return engine.generate(replace(request, speculate=True, prediction=plain.tokens)).records
     except OutriderError:  # the answer itself is there
-        return
-    for record in again.records:
-        if record.kind == "decode":
-            yield _call(record)
+        return ()
 
 
 class _KnownAnswer(PredictionDrafter):

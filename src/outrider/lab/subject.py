@@ -17,8 +17,7 @@ from outrider.lab.facts import tokenizer_fault
 from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget, Progress
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
-from outrider.lab.record import Answer, Case, request_of
-from outrider.lab.replay import record_offers
+from outrider.lab.record import Answer, Case, recording_of, request_of
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
 from outrider.models.vocab import Alignment, AlignmentReport, compare
 from outrider.policy import FixedPolicy
@@ -65,8 +64,7 @@ def pair_row(
 def score_case(target: LoadedTarget, draft: LoadedDraft, case: Case, answer: AnswerRow) -> OffersRow:
     """A draft's offers along one answer. Raises BackendError when a call fails or the text does not fit."""
     before = perf_counter()
-    constrain = target.constrain(case.prompt.grammar)
-    offers = record_offers(draft.model, draft.alignment, answer.prompt, answer.tokens, constrain=constrain)
+    offers = draft.offers(recording_of(target, case, answer))
     return OffersRow(
         target=target.name,
         draft=draft.name,
@@ -214,13 +212,7 @@ def offered(
         if len(recording.prompt) + 2 * len(recording.tokens) > draft.model.context_length:
             skipped += 1
             continue
-        offers = record_offers(
-            draft.model,
-            draft.alignment,
-            recording.prompt,
-            recording.tokens,
-            constrain=recording.constrain,
-        )
+        offers = draft.offers(recording)
         found.append(replace(answer, recording=replace(recording, offers={DRAFT: offers})))
         progress((done + 1) / len(subject.answers))
     return found, skipped
