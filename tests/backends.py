@@ -70,6 +70,8 @@ KINDS = {
     "whole window": Kind("gemma3", "free"),
     "recurrent": Kind("mamba", "none"),
     "hybrid": Kind("jamba", "none"),
+    "delta net": Kind("qwen35", "snapshots"),
+    "convolution": Kind("lfm2", "snapshots"),
 }
 
 
@@ -115,7 +117,7 @@ class Fake(Backend):
     """The model that tests of the engine run on."""
 
     name = "fake"
-    kinds = ("dense", "recurrent")
+    kinds = ("dense", "recurrent", "delta net")
 
     def __init__(self) -> None:
         self._vocabulary = FakeVocabulary("".join(chr(0x4E00 + i) for i in range(_SIZE - 1)))
@@ -140,6 +142,7 @@ class Fake(Backend):
             max_rows=max_rows,
             max_batch_tokens=batch_tokens,
             rewind=KINDS[kind].rewind,
+            max_draft=6 if KINDS[kind].rewind == "snapshots" else None,
         )
 
     @contextmanager

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from backends import (
     KINDS,
+    MAINLINE,
     REFUSED,
     Backend,
     Kept,
@@ -34,9 +35,10 @@ __all__ = ["backend"]  # pytest finds the fixture by its name
 
 FREE = ("dense", "experts", "whole window")
 UNFREE = ("recurrent", "hybrid")
+SNAPSHOTS = ("delta net", "convolution")
 
 
-@over("dense", "experts", "window", "whole window", "recurrent", "hybrid")
+@over(*FREE, "window", *UNFREE, *SNAPSHOTS)
 def test_what_a_model_can_forget_is_known_when_it_is_loaded(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
     assert model.rewind == KINDS[kind].rewind
@@ -91,6 +93,66 @@ def test_a_recurrent_state_forgets_everything_or_nothing(backend: Backend, kind:
             model.truncate(0, length)
         assert model.length(0) == 10
     assert_near(next_rows(model, TEXT[10:11]), backend.expected(TEXT[:11], kind)[10:])
+    model.close()
+
+
+@over(*SNAPSHOTS)
+@pytest.mark.parametrize("num_tokens", [2, 5, 7, 30])
+def test_snapshots_take_back_all_but_the_first_token_of_a_call_once(
+    backend: Backend, kind: str, num_tokens: int
+) -> None:
+    model = backend.open(kind, 256, max_sequences=2)
+    first, kept = num_tokens - min(model.max_draft, num_tokens - 1), 40
+    for back in (1, num_tokens - first):
+        model.truncate(0, 0)
+        store(model, TEXT[:40])
+        store(model, TEXT[50:60], sequence=1)
+        model.decode([Span(0, TEXT[40 : 40 + num_tokens], 40, 0)])
+        with pytest.raises(RewindUnsupported):
+            model.truncate(0, 40 + first - 1)
+        kept = 40 + num_tokens - back
+        model.truncate(0, kept)
+        with pytest.raises(RewindUnsupported):  # it stands at a snapshot, which has none of its own
+            model.truncate(0, kept - 1)
+        assert_near(next_rows(model, (7, 8)), backend.expected((*TEXT[:kept], 7, 8), kind)[-2:])
+        model.truncate(0, kept + 1)
+        assert_near(next_rows(model, (9,)), backend.expected((*TEXT[:kept], 7, 9), kind)[-1:])
+    assert_near(next_rows(model, (5,), 1), backend.expected((*TEXT[50:60], *TEXT[50:60], 5), kind)[-1:])
+    model.close()
+
+
+@over("delta net", names=MAINLINE)
+@pytest.mark.parametrize(("num_tokens", "back"), [(1, 1), (2, 2), (3, 5)])
+def test_the_library_goes_back_further_than_it_has_snapshots(
+    backend: Native, kind: str, num_tokens: int, back: int
+) -> None:
+    """Why it is not believed: it says that it did, and the logits are others."""
+    model = backend.open(kind, 256)
+    store(model, TEXT[:40])
+    model.decode([Span(0, TEXT[40 : 40 + num_tokens], 40, 0)])
+    with pytest.raises(RewindUnsupported):
+        model.truncate(0, 40 + num_tokens - back)
+    assert model.length(0) == 40 + num_tokens
+    kept = 40 + num_tokens - back
+    assert model._forget(0, kept)
+    model._lengths[0] = kept
+    assert np.abs(next_rows(model, (7,)) - backend.expected((*TEXT[:kept], 7), kind)[-1:]).max() > 0.1
+    model.close()
+
+
+@over(*SNAPSHOTS)
+def test_the_whole_of_a_state_is_copied(backend: Backend, kind: str) -> None:
+    model = backend.open(kind, 128, max_sequences=3)
+    store(model, TEXT[:20])
+    for length in (1, 19):
+        with pytest.raises(RewindUnsupported):
+            model.copy(0, 1, length)
+    model.copy(0, 1, 20)
+    model.decode([Span(0, TEXT[30:36], 20, 0), Span(1, TEXT[20:24], 20, 0)])
+    model.truncate(0, 22)
+    model.truncate(1, 23)
+    for sequence, text in enumerate(((*TEXT[:20], *TEXT[30:32]), TEXT[:23])):
+        assert_near(next_rows(model, (7,), sequence), backend.expected((*text, 7), kind)[-1:])
     model.close()
 
 
@@ -242,7 +304,7 @@ def test_what_keeps_no_state_of_every_part_is_not_copied(backend: Backend, kind:
 # All of it in any order
 
 
-@over(*FREE, "window")
+@over(*FREE, "window", *SNAPSHOTS)
 def test_calls_rewinding_and_copying_in_any_order(backend: Backend, kind: str) -> None:
     operations = st.tuples(
         st.sampled_from(["grow", "grow", "shrink", "copy"]), st.integers(0, 2), st.integers(0, 30)
@@ -253,7 +315,7 @@ def test_calls_rewinding_and_copying_in_any_order(backend: Backend, kind: str) -
     def check(operations: list[tuple[str, int, int]]) -> None:
         # As little room as three texts of 64 tokens need, so that cells are used again.
         with closing(backend.open(kind, 64, max_sequences=3)) as model:
-            kept = Kept(model, TEXT, 60, may_refuse="window" in kind)
+            kept = Kept(model, TEXT, 60, may_refuse="window" in kind or kind in SNAPSHOTS)
             for operation in operations:
                 kept.do(*operation)
                 assert [model.length(s) for s in range(3)] == [len(text) for text in kept.texts]

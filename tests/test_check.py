@@ -355,7 +355,7 @@ def constant(seconds: float) -> CallTime:
     return lambda *_call: seconds
 
 
-def test_a_rewind_is_timed_with_the_call_behind_it() -> None:
+def test_a_rewind_is_timed_with_the_call_after_it() -> None:
     model = TimedModel(constant(0.05))
     found = measure_rewind(model, [0] * 100, clock=model.clock)
     assert found.kind == "free"
@@ -363,6 +363,8 @@ def test_a_rewind_is_timed_with_the_call_behind_it() -> None:
     assert model.length(0) == 0
     short = TimedModel(constant(0.05))
     assert measure_rewind(short, [0, 1], clock=short.clock).rewound_call_s == pytest.approx(0.05)
+    snapshots = TimedModel(constant(0.05), rewind="snapshots", max_draft=8)
+    assert measure_rewind(snapshots, [0] * 100, clock=snapshots.clock).rewound_call_s == pytest.approx(0.05)
     recurrent = TimedModel(rewind="none")
     assert measure_rewind(recurrent, [0] * 100) == Rewind("none", None, None) and not recurrent.calls
 

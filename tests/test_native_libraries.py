@@ -31,7 +31,8 @@ HEADER = Path(sysconfig.get_paths()["purelib"]) / "include" / "llama.h"
 
 SIZES = {
     **dict.fromkeys(("bool", "int8_t"), 1),
-    **dict.fromkeys(("int32_t", "uint32_t", "int", "float", "llama_token", "llama_pos", "llama_seq_id"), 4),
+    **dict.fromkeys(("int32_t", "uint32_t", "int", "float", "llama_token", "llama_pos"), 4),
+    **dict.fromkeys(("llama_seq_id", "llama_state_seq_flags"), 4),
     **dict.fromkeys(("size_t", "uint64_t", "double", "ggml_log_callback"), 8),
     "void": 0,
 }

@@ -26,6 +26,7 @@ FEED_FORWARD = 96
 EXPERTS, EXPERTS_USED = 4, 2
 INNER = 2 * WIDTH
 STATE, CONVOLUTION, TIME_STEP_RANK = 8, 4, 4
+DELTA_HEAD, DELTA_HEADS, DELTA_GROUPS = 16, 4, 2
 SLIDING_WINDOW = 16
 WINDOW_PATTERN = 6
 """One layer in so many has no window; ik_llama.cpp knows no other number."""
@@ -93,8 +94,9 @@ def write_tiny(
     """Write a model that llama.cpp loads, and return the file to load (the first shard).
 
     `arch` is one of ARCHITECTURES: "llama" (plain attention), "qwen2moe" (4 experts, 2 used),
-    "mamba" (recurrent), "jamba" (a recurrent layer, then an attention layer), "gemma3" (a
-    window of 16 tokens on all layers but each sixth). `seed` draws the weights; `noise` blurs
+    "mamba" (recurrent), "jamba" (a recurrent layer, then an attention layer), "qwen35" and "lfm2"
+    (the same, of kinds that llama.cpp keeps snapshots of), "gemma3" (a window of 16 tokens on all
+    layers but each sixth). `seed` draws the weights; `noise` blurs
     them by that share of their spread, so that a model with the same seed and some noise is a
     draft that agrees now and then. `layers` 0 means 2, or 6 of gemma3. `padding` adds unused
     tokens to the vocabulary and leaves the rest of the model as it is. `confidence` scales the
@@ -147,7 +149,7 @@ def _write_general(writer: GGUFWriter, tiny: Tiny) -> None:
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(tiny.layers)
     writer.add_layer_norm_rms_eps(1e-5)
-    if tiny.arch == "jamba":
+    if tiny.arch in ("jamba", "lfm2"):
         writer.add_head_count_kv([0 if _is_recurrent(tiny, i) else KV_HEADS for i in range(tiny.layers)])
 
 
@@ -212,6 +214,24 @@ def _describe_recurrent(writer: GGUFWriter, heads: int = 0, feed_forward: int = 
 
 def _describe_hybrid(writer: GGUFWriter) -> None:
     _describe_recurrent(writer, HEADS, FEED_FORWARD)
+
+
+def _describe_delta(writer: GGUFWriter) -> None:
+    _describe_attention(writer)
+    writer.add_ssm_conv_kernel(CONVOLUTION)
+    writer.add_ssm_inner_size(DELTA_HEAD * DELTA_HEADS)
+    writer.add_ssm_state_size(DELTA_HEAD)
+    writer.add_ssm_time_step_rank(DELTA_HEADS)
+    writer.add_ssm_group_count(DELTA_GROUPS)
+    writer.add_full_attention_interval(2)
+    writer.add_rope_dimension_sections([HEAD_WIDTH // 4, HEAD_WIDTH // 8, HEAD_WIDTH // 8, 0])
+
+
+def _describe_short_convolution(writer: GGUFWriter) -> None:
+    writer.add_head_count(HEADS)
+    writer.add_rope_dimension_count(HEAD_WIDTH)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_shortconv_l_cache(CONVOLUTION - 1)
 
 
 def _attention() -> list[Tensor]:
@@ -279,8 +299,53 @@ def _hybrid_recurrent_layer() -> list[Tensor]:
     return [*_recurrent_layer(), *((name, (width,)) for name, width in norms), *feed_forward]
 
 
+def _delta_attention_layer() -> list[Tensor]:
+    gated = [
+        (name, (2 * shape[0], *shape[1:])) if name == "attn_q.weight" else (name, shape)
+        for name, shape in _attention()
+    ]
+    norms = [("attn_q_norm.weight", HEAD_WIDTH), ("attn_k_norm.weight", HEAD_WIDTH)]
+    norms += [("post_attention_norm.weight", WIDTH)]
+    return [*gated, *((name, (width,)) for name, width in norms), *_feed_forward()]
+
+
+def _delta_layer() -> list[Tensor]:
+    value = DELTA_HEAD * DELTA_HEADS
+    mixed = 2 * DELTA_HEAD * DELTA_GROUPS + value
+    return [
+        ("attn_norm.weight", (WIDTH,)),
+        ("post_attention_norm.weight", (WIDTH,)),
+        ("attn_qkv.weight", (mixed, WIDTH)),
+        ("attn_gate.weight", (value, WIDTH)),
+        ("ssm_conv1d.weight", (mixed, CONVOLUTION)),
+        ("ssm_dt.bias", (DELTA_HEADS,)),
+        ("ssm_a", (DELTA_HEADS,)),
+        ("ssm_beta.weight", (DELTA_HEADS, WIDTH)),
+        ("ssm_alpha.weight", (DELTA_HEADS, WIDTH)),
+        ("ssm_norm.weight", (DELTA_HEAD,)),
+        ("ssm_out.weight", (WIDTH, value)),
+        *_feed_forward(),
+    ]
+
+
+def _normed_attention_layer() -> list[Tensor]:
+    norms = [("attn_q_norm.weight", HEAD_WIDTH), ("attn_k_norm.weight", HEAD_WIDTH)]
+    return [*_dense_layer(), *((name, (width,)) for name, width in norms)]
+
+
+def _short_convolution_layer() -> list[Tensor]:
+    return [
+        ("attn_norm.weight", (WIDTH,)),
+        ("shortconv.conv.weight", (WIDTH, CONVOLUTION - 1)),
+        ("shortconv.in_proj.weight", (3 * WIDTH, WIDTH)),
+        ("shortconv.out_proj.weight", (WIDTH, WIDTH)),
+        ("ffn_norm.weight", (WIDTH,)),
+        *_feed_forward(),
+    ]
+
+
 def _is_recurrent(tiny: Tiny, layer: int) -> bool:
-    return tiny.arch == "mamba" or (tiny.arch == "jamba" and layer % 2 == 0)
+    return tiny.arch == "mamba" or (tiny.arch in ("jamba", "qwen35", "lfm2") and layer % 2 == 0)
 
 
 def _weights(tiny: Tiny) -> Iterator[tuple[str, Weights]]:
@@ -304,7 +369,7 @@ def _weights(tiny: Tiny) -> Iterator[tuple[str, Weights]]:
 def _tensors(tiny: Tiny) -> Iterator[Tensor]:
     size = len(vocabulary(tiny.merges, tiny.padding))
     yield "token_embd.weight", (size, WIDTH)
-    yield "output_norm.weight", (WIDTH,)
+    yield ("token_embd_norm.weight" if tiny.arch == "lfm2" else "output_norm.weight"), (WIDTH,)
     # Tied to the embedding, an untrained model would only ever repeat its last token.
     yield "output.weight", (size, WIDTH)
     kind = ARCHITECTURES[tiny.arch]
@@ -316,7 +381,7 @@ def _tensors(tiny: Tiny) -> Iterator[Tensor]:
 def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     if name.endswith("ssm_a"):
         # A state that decays must have negative rates: minus the exponential of what is trained.
-        return -np.tile(np.arange(1, shape[-1] + 1, dtype=np.float64), (shape[0], 1))
+        return -np.broadcast_to(np.arange(1, shape[-1] + 1, dtype=np.float64), shape).copy()
     if "_norm." in name:
         return 1 + 0.1 * rng.standard_normal(shape)
     if len(shape) == 1:
@@ -337,6 +402,10 @@ ARCHITECTURES = {
     "qwen2moe": _Architecture(_describe_experts, _expert_layer),
     "mamba": _Architecture(_describe_recurrent, _recurrent_layer),
     "jamba": _Architecture(_describe_hybrid, _dense_layer, _hybrid_recurrent_layer),
+    "qwen35": _Architecture(_describe_delta, _delta_attention_layer, _delta_layer, layers=4),
+    "lfm2": _Architecture(
+        _describe_short_convolution, _normed_attention_layer, _short_convolution_layer, layers=4
+    ),
     "gemma3": _Architecture(_describe_window, _gemma_layer, layers=WINDOW_PATTERN),
 }
 """The kinds of model that `write_tiny` can make."""

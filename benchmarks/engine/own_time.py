@@ -72,6 +72,7 @@ class InstantModel:
     max_batch_tokens = 2048
     max_rows = 128
     rewind: RewindKind = "free"
+    max_draft = 2**31 - 1
 
     def __init__(self, table: Logits) -> None:
         self.vocabulary = InstantVocabulary()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.calls import check_spans
-from outrider.core.contracts import Model, PartOf, RewindKind
+from outrider.core.contracts import UNLIMITED, Model, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
 from outrider.models.vocab import tokenizer_id
@@ -144,7 +144,8 @@ class Rounding:
 class FakeModel:
     """A model over `next_logits`, with the KV bookkeeping of a real one.
 
-    `rewind` "none" refuses to forget tokens, as a recurrent model does. `rounding`: its logits are not
+    `rewind` "none" refuses to forget tokens, as a recurrent model does; "snapshots" forgets up to `max_draft`
+    of its last call's. `rounding`: its logits are not
     exact. `calls` holds the spans of every call made.
     """
 
@@ -160,6 +161,7 @@ class FakeModel:
         max_batch_tokens: int = 64,
         max_rows: int = 64,
         rewind: RewindKind = "free",
+        max_draft: int | None = None,
         rounding: Rounding | None = None,
     ) -> None:
         self.name = name
@@ -170,6 +172,8 @@ class FakeModel:
         self.max_batch_tokens = max_batch_tokens
         self.max_rows = max_rows
         self.rewind: RewindKind = rewind
+        self.max_draft = (0 if rewind == "none" else UNLIMITED) if max_draft is None else max_draft
+        self._num_snapshots: dict[int, int] = {}
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
         self._next_logits = next_logits
@@ -194,6 +198,7 @@ class FakeModel:
             raise BackendError("fake model", "a failure was planned for this call")
         try:
             self._handed_out = [self._evaluate(span, num_tokens, num_rows) for span in spans]
+            self._num_snapshots = {s.sequence: min(len(s.tokens) - 1, self.max_draft) for s in spans}
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
                 del self._stored.get(span.sequence, [])[span.start :]
@@ -235,13 +240,18 @@ class FakeModel:
         _insist(0 <= length <= self.length(sequence), f"cannot truncate to {length} tokens")
         if self.rewind == "none" and 0 < length < self.length(sequence):
             raise RewindUnsupported(self.name, "the model cannot forget single tokens")
+        back = self.length(sequence) - length
+        if self.rewind == "snapshots" and length and back > self._num_snapshots.get(sequence, 0):
+            raise RewindUnsupported(self.name, f"it has no snapshot of {back} tokens ago")
+        if back:
+            self._num_snapshots[sequence] = 0
         self._stored[sequence] = self._stored.get(sequence, [])[:length]
         self._marks[sequence] = self._marks.get(sequence, [])[:length]
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         _insist(0 < length <= self.length(source), f"sequence {source} does not hold {length} tokens")
         _insist(0 <= sequence < self.max_sequences and not self.length(sequence), f"{sequence} is not empty")
-        if self.rewind == "none":
+        if self.rewind == "none" or (self.rewind == "snapshots" and length != self.length(source)):
             raise RewindUnsupported(self.name, "the state of a part of the text is not kept")
         self._stored[sequence] = self._stored[source][:length]
         self._marks[sequence] = self._marks[source][:length]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.certify.statistics import Null, pool, simulate_null
-from outrider.core.contracts import Constraint, Model, RewindKind, Vocabulary
+from outrider.core.contracts import UNLIMITED, Constraint, Model, RewindKind, Vocabulary
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, RewindUnsupported
 from outrider.core.params import SamplingParams
@@ -262,6 +262,7 @@ class CachedModel:
 
     max_sequences = 1
     rewind: RewindKind = "free"
+    max_draft = UNLIMITED
 
     def __init__(self, model: Model, rows: LogitsCache) -> None:
         self.name = model.name

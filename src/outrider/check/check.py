@@ -231,8 +231,7 @@ def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], flo
 
     Uses sequence 0 and leaves it empty. Raises BackendError when a call fails.
     """
-    size = min(_TEXT_TOKENS, model.context_length - 2 * _ROUNDS, model.max_batch_tokens)
-    # A short text again and again: each round takes a token away.
+    size = min(_TEXT_TOKENS, model.context_length - 4 * _ROUNDS, model.max_batch_tokens)
     tokens = tuple(islice(cycle(text), max(size, 0)))
     if model.rewind == "none" or len(tokens) < _REJECTED_TOKENS + _ROUNDS:
         return Rewind(model.rewind, None, None)
@@ -241,9 +240,12 @@ def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], flo
         model.decode([Span(0, tokens, 0, 1)])
         times: dict[int, list[float]] = {0: [], _REJECTED_TOKENS: []}
         for back in [*times] * _ROUNDS:
+            length = model.length(0)
+            if back:  # snapshots reach no further than the last call
+                model.decode([Span(0, tokens[-1 - back :], length, 1)])
             started = clock()
-            length = model.length(0) - back
             if back:
+                length += 1
                 model.truncate(0, length)
             model.decode([Span(0, tokens[-1:], length, 1)])
             times[back].append(clock() - started)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import Cell, print_notes, print_rows, readable, write_json
 from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.settings import CheckSettings
+from outrider.core.contracts import RewindKind
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.loaded import Progress
@@ -119,6 +120,11 @@ def _status(errors: Console) -> Iterator[Progress]:
 
 _Rows = Sequence[tuple[str, str]]
 
+_REWINDS: Mapping[RewindKind, str] = {
+    "free": "free",
+    "window": "as far as its sliding window reaches (--swa-full: always)",
+    "snapshots": "by snapshots of its recurrent state, as far as a draft reaches",
+}
 _STYLES: dict[Outcome, str] = {
     "pays": "bold green",
     "undecided": "bold yellow",
@@ -231,7 +237,7 @@ def _size(model: ModelFacts) -> str:
 def _rewind(rewind: Rewind) -> str:
     if rewind.kind == "none":
         return "no: its state is recurrent or hybrid, so rejected tokens cannot be taken back"
-    how = "free" if rewind.kind == "free" else "as far as its sliding window reaches (--swa-full: always)"
+    how = _REWINDS[rewind.kind]
     if rewind.call_s is None or rewind.rewound_call_s is None:
         return how
     return f"{how}: a call takes {_ms(rewind.call_s)}, after a rewind {_ms(rewind.rewound_call_s)}"

@@ -20,9 +20,13 @@ from outrider.core.data import (
 )
 from outrider.core.params import Drafting, SamplingParams
 
-RewindKind = Literal["free", "window", "none"]
+RewindKind = Literal["free", "window", "snapshots", "none"]
 """Whether a model can forget its last tokens. "free": any number of them, at no cost.
-"window": as far as its sliding window still holds. "none": not at all (recurrent or hybrid)."""
+"window": as far as its sliding window still holds. "snapshots": once and right after a call, all but the
+first of its tokens, `Model.max_draft` at most (some recurrent or hybrid ones). "none": not at all."""
+
+UNLIMITED = 2**31 - 1
+"""`Model.max_draft` of a model that can forget any number of tokens"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,11 @@ class Model(Protocol):
 
     @property
     def rewind(self) -> RewindKind: ...
+
+    @property
+    def max_draft(self) -> int:
+        """The most tokens of a call, its first one not among them, that can be forgotten again."""
+        ...
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         """Evaluate one span per sequence in a single call and store their KV.

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from outrider.core.contracts import RewindKind, Vocabulary
+from outrider.core.contracts import UNLIMITED, RewindKind, Vocabulary
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.distill.checkpoint import Checkpoint, Shape
@@ -183,6 +183,7 @@ class TorchModel:
     """
 
     rewind: RewindKind = "free"
+    max_draft = UNLIMITED
 
     def __init__(
         self, name: str, network: Network, vocabulary: Vocabulary, max_sequences: int, context_length: int

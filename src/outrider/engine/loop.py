@@ -322,6 +322,7 @@ class Engine:
         requests: dict[int, DraftRequest] = {}
         for sequence in decoding:
             room = min(self.target.context_length - len(sequence.tokens), share) - 1
+            room = min(room, self.target.max_draft)
             if sequence.num_remaining is not None:
                 room = min(room, sequence.num_remaining - 1)
             if sequence.request.drafting.draft_max is not None:

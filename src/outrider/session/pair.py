@@ -183,6 +183,7 @@ class Pair:
             line = f"bit-equal text: calls of {equal_calls.sizes} tokens; {equal_calls.price}"
             apart = "; requests that run at once share no calls" if max_running > 1 else ""
             notices.append(line + apart)
+        notices += _about_rewinding(self.target, target)
         return target, None if equal_calls is None else equal_calls.price
 
     def _drafter_settings(
@@ -209,6 +210,18 @@ class Pair:
         length = context_length or min(target.context_length, self.draft.trained_context)
         capacity = max(length, min(capacity_tokens, length * size))
         return self.draft.open(length, max_sequences=size, capacity_tokens=capacity), self.alignment
+
+
+def _about_rewinding(weights: Weights, target: Loaded) -> list[str]:
+    """What snapshots of a recurrent state take, or why there are none."""
+    if target.rewind != "snapshots":
+        return [weights.rewinding.notice] if weights.rewinding.notice else []
+    size, copies = weights.rewinding.state_bytes, target.max_draft * target.max_sequences
+    return [
+        f"{weights.name} takes rejected drafts back by snapshots of its recurrent state "
+        f"({target.max_draft} for each sequence, {size * copies / 1e6:,.1f} MB): no draft is longer than "
+        f"{target.max_draft} tokens"
+    ]
 
 
 def _policy_for(

@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider.backends.bitwise.probe import EqualSizes
 from outrider.core.calls import check_copy, check_spans
-from outrider.core.contracts import Model, RewindKind
+from outrider.core.contracts import UNLIMITED, Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, OutriderError
 
@@ -40,6 +40,7 @@ class BitwiseModel:
     """
 
     rewind: RewindKind = "free"
+    max_draft = UNLIMITED
 
     def __init__(
         self,

@@ -146,6 +146,8 @@ class Library(ABC):
     """whether sliding-window layers can keep the KV of their window alone"""
     reuses_window_cells: ClassVar[bool]
     """whether tokens that have left a sliding window give way to others, even where all have room"""
+    keeps_snapshots: ClassVar[bool] = False
+    """whether it can keep snapshots of recurrent states, and go back to them"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
     state_flags: ClassVar[tuple[int, ...]] = ()
@@ -271,10 +273,10 @@ class Library(ABC):
         return key or usual, value or usual
 
     def open_context(
-        self, model: int, options: LoadOptions, capacity_tokens: int, max_sequences: int
+        self, model: int, options: LoadOptions, capacity_tokens: int, max_sequences: int, snapshots: int = 0
     ) -> int | None:
-        """The native context for so many tokens over all sequences; None where there is no room for it (the
-        log says why)."""
+        """The native context for so many tokens over all sequences, with so many snapshots of a recurrent
+        state for each; None where there is no room for it (the log says why)."""
         params = self._new_context_params()
         params.n_ctx, params.n_seq_max = capacity_tokens, max_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
@@ -288,6 +290,8 @@ class Library(ABC):
         params.type_k = CONTEXT_TYPES[options.cache_type_k]
         params.type_v = CONTEXT_TYPES[options.cache_type_v]
         self._set_context_params(params, options, max_sequences)
+        if snapshots:
+            params.n_rs_seq = snapshots
         with silenced():
             context: int | None = self.functions.llama_init_from_model(model, params)
         return context
@@ -297,6 +301,14 @@ class Library(ABC):
     def memory(self, context: int) -> int:
         """What the functions about the KV cache take."""
         return context
+
+    def snapshots(self, context: int) -> int:  # noqa: ARG002 - most keep none
+        """How many snapshots of its recurrent state a sequence has: 0 for kinds of models that have none."""
+        return 0
+
+    def state_bytes(self, context: int, sequence: int) -> int:  # noqa: ARG002
+        """Bytes of what a sequence holds beside the KV of attention layers, where there are snapshots."""
+        return 0
 
     def make_room(self, context: int) -> bool:  # noqa: ARG002 - most take free cells wherever they lie
         """Bring free cells together after a call found no room; False where that cannot help."""

@@ -19,6 +19,8 @@ from outrider.backends.gguf.c_types import (
 from outrider.backends.gguf.library import BATCH_FIELDS, Library
 from outrider.backends.gguf.options import FLASH_ATTENTION, LoadOptions
 
+_PARTIAL_STATE = 1
+"""LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: recurrent states, and what of a window is kept"""
 _LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
 """llama_load_mode by whether files are mapped and locked in memory."""
 
@@ -79,13 +81,16 @@ class Dialect(Library):
     Batch = structure("llama_batch", BATCH_FIELDS)
     keeps_windows = True
     reuses_window_cells = True
+    keeps_snapshots = True
     flash_mixes_sequences = False
     split_modes = ("none", "layer", "row")
     signatures = {  # noqa: RUF012
         **functions("llama_get_memory", POINTER, POINTER),
         **functions("llama_model_is_diffusion", BOOL, POINTER),
         **functions("llama_model_n_swa", INT, POINTER),
+        **functions("llama_n_rs_seq", UINT, POINTER),
         **functions("llama_state_seq_get_size", SIZE, POINTER, INT),
+        **functions("llama_state_seq_get_size_ext", SIZE, POINTER, INT, UINT),
         **functions("llama_state_seq_get_data llama_state_seq_set_data", SIZE, POINTER, POINTER, SIZE, INT),
         **functions("llama_vocab_get_attr", ENUM, POINTER, INT),
     }
@@ -103,6 +108,12 @@ class Dialect(Library):
 
     def window_tokens(self, model: int) -> int:
         return int(self.functions.llama_model_n_swa(model))
+
+    def snapshots(self, context: int) -> int:
+        return int(self.functions.llama_n_rs_seq(context))
+
+    def state_bytes(self, context: int, sequence: int) -> int:
+        return int(self.functions.llama_state_seq_get_size_ext(context, sequence, _PARTIAL_STATE))
 
     def is_diffusion(self, model: int) -> bool:
         return bool(self.functions.llama_model_is_diffusion(model))

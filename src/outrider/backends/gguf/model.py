@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -23,9 +24,10 @@ from outrider.backends.gguf.context import (
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.library import Handle, Library
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.rewinding import Rewinding, Snapshots, find_rewinding
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_spans
-from outrider.core.contracts import Model, RewindKind
+from outrider.core.contracts import UNLIMITED, Model, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
 from outrider.models.reduced import REDUCED_KEYS, read_part
@@ -63,7 +65,6 @@ class Weights:
         self.trained_context: int = self.library.functions.llama_model_n_ctx_train(self.handle)
         self.window_tokens = self.library.window_tokens(self.handle)
         """positions that a sliding-window layer looks back, its own included; 0 where there is none"""
-        self.rewind = self._rewind_kind()
         self.compared = ""
         """why this library, in a line, where it was chosen among several"""
 
@@ -74,12 +75,15 @@ class Weights:
         decodes = native.llama_model_has_decoder(model) and not native.llama_model_has_encoder(model)
         return is_causal and decodes and not self.library.is_diffusion(model)
 
-    def _rewind_kind(self) -> RewindKind:
-        native = self.library.functions
-        if native.llama_model_is_recurrent(self.handle) or native.llama_model_is_hybrid(self.handle):
-            return "none"
-        windowed = self.window_tokens > 0 and self.library.keeps_windows and not self.options.full_window
-        return "window" if windowed else "free"
+    @cached_property
+    def rewinding(self) -> Rewinding:
+        """How contexts are taken back to an earlier token; tried at the first use where that is not known."""
+        return find_rewinding(self)
+
+    @property
+    def rewind(self) -> RewindKind:
+        """Whether contexts can forget their last tokens."""
+        return self.rewinding.kind
 
     @property
     def library_line(self) -> str:
@@ -110,6 +114,11 @@ class Weights:
         model = GgufModel(self, length, max_sequences, options, capacity_tokens)
         self._contexts.add(model)
         return model
+
+    def open_trial(self, context_length: int, snapshots: int, micro_batch_tokens: int) -> GgufModel:
+        """A small context of two sequences with snapshots, whether or not they are right."""
+        options = replace(self.options, micro_batch_tokens=micro_batch_tokens)
+        return GgufModel(self, context_length, 2, options, snapshots=snapshots)
 
     def close(self) -> None:
         """Free the weights, and the contexts that are open on them. Closing twice is harmless."""
@@ -155,12 +164,13 @@ class GgufModel:
         max_sequences: int,
         options: LoadOptions | None = None,
         capacity_tokens: int = 0,
+        snapshots: int | None = None,
     ) -> None:
         self.weights = weights
         self.options = options or weights.options
         self.name = weights.name
         self.vocabulary = weights.vocabulary
-        self.rewind: RewindKind = weights.rewind
+        self.rewind: RewindKind = weights.rewind if snapshots is None else "snapshots"
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
@@ -168,7 +178,10 @@ class GgufModel:
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
-        context = _open_context(weights, chosen, context_length, max_sequences, capacity)
+        if snapshots is None:
+            micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
+            snapshots = weights.rewinding.snapshots(max_sequences, micro_batch)
+        context = _open_context(weights, chosen, context_length, max_sequences, capacity, snapshots)
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
         # Libraries round contexts up; the length that was asked for is the one that holds.
@@ -181,6 +194,13 @@ class GgufModel:
         self.threads_batch: int = native.llama_n_threads_batch(context)
         self._lengths = [0] * max_sequences
         self._may_have_gaps = False
+        self.max_draft = UNLIMITED
+        if self.rewind == "snapshots":
+            self.max_draft = self._library.snapshots(context)
+            self.rewind = "snapshots" if self.max_draft else "none"
+        elif self.rewind == "none":
+            self.max_draft = 0
+        self._snapshots = Snapshots(self.max_draft)
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
@@ -199,6 +219,7 @@ class GgufModel:
             if status != 0:
                 title = self._library.title
                 raise BackendError(self.name, last_error(f"{title} failed with status {status}"))
+            self._snapshots.after_call(spans)
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
         except BaseException:  # Ctrl-C included: it is raised when the native call returns
@@ -242,7 +263,8 @@ class GgufModel:
         or have pushed out what the sequence still needs, the sequence starts again empty."""
         for span in spans:
             self._lengths[span.sequence] = span.start
-            removed = self._forget(span.sequence, span.start)
+            # Of a recurrent state nobody can say whether the call changed it.
+            removed = self.rewind != "snapshots" and self._forget(span.sequence, span.start)
             if not removed or not self._holds_window(span.sequence, span.start):
                 self._forget(span.sequence, -1)
                 self._lengths[span.sequence] = 0
@@ -272,6 +294,10 @@ class GgufModel:
             return
         if length > 0 and self.rewind == "none":
             raise RewindUnsupported(self.name, "a recurrent state cannot forget single tokens")
+        reach = self._snapshots.reach(sequence)
+        if length > 0 and self.rewind == "snapshots" and stored - length > reach:
+            why = f"it has snapshots of its last {reach} tokens, not {stored - length}"
+            raise RewindUnsupported(self.name, why)
         if not self._holds_window(sequence, length):
             # llama.cpp reports success even where needed cells are gone.
             why = f"its sliding window no longer holds what {length} tokens need"
@@ -280,6 +306,7 @@ class GgufModel:
             why = f"{self._library.title} refuses to forget back to {length} tokens"
             raise RewindUnsupported(self.name, why)
         self._lengths[sequence] = length
+        self._snapshots.gone_back(sequence, length)
 
     def _holds_window(self, sequence: int, length: int) -> bool:
         """Whether all that a token at position `length` looks back at is stored. The library keeps
@@ -292,10 +319,13 @@ class GgufModel:
     def copy(self, source: int, sequence: int, length: int) -> None:
         memory = self._memory
         check_copy(self, source, sequence, length)
-        if self.rewind != "free" or not self._holds_window(source, length):
+        is_whole = length == self._lengths[source] and not self._snapshots.is_past(source)
+        can_copy = self.rewind == "free" or (self.rewind == "snapshots" and is_whole)
+        if not can_copy or not self._holds_window(source, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
         # One cache for all sequences: the cells are shared, nothing is moved.
         self._library.functions.llama_memory_seq_cp(memory, source, sequence, 0, length)
+        self._snapshots.shared(source)  # both hold one state until the next call
         self._lengths[sequence] = length
 
     def adopt(self, other: Model, length: int) -> None:
@@ -318,12 +348,23 @@ class GgufModel:
         self._lengths[0] = other.length(0)
         self.truncate(0, length)
 
+    @property
+    def native_context(self) -> int:
+        """The native context. Raises BackendError when it was closed."""
+        pointer: int = self._native.pointer
+        return pointer
+
     def close(self) -> None:
         self._native.close()
 
 
 def _open_context(
-    weights: Weights, options: LoadOptions, context_length: int, max_sequences: int, capacity_tokens: int
+    weights: Weights,
+    options: LoadOptions,
+    context_length: int,
+    max_sequences: int,
+    capacity_tokens: int,
+    snapshots: int,
 ) -> Any:
     if context_length < 2:
         raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
@@ -335,7 +376,8 @@ def _open_context(
     library = weights.library
     library.take_log()
     clear_log()
-    if context := library.open_context(weights.handle, options, capacity_tokens, max_sequences):
+    context = library.open_context(weights.handle, options, capacity_tokens, max_sequences, snapshots)
+    if context:
         return context
     what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
     if reason and not speaks_of_memory(reason):
