@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
+from outrider.constraints.gbnf.rules import union
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import GrammarError
 
@@ -40,17 +42,12 @@ def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int], *, opti
 
 def _parts(trigger: str, vocabulary: Vocabulary, controls: Sequence[int]) -> Iterator[int | str]:
     """The trigger as control tokens and the text between them."""
-    text = b""
-    for token in vocabulary.tokenize(trigger, add_special=False, parse_special=True):
-        if token not in controls:
-            text += vocabulary.piece(token)
-            continue
-        if text:
+    tokens = vocabulary.tokenize(trigger, add_special=False, parse_special=True)
+    for is_control, group in groupby(tokens, key=lambda token: token in controls):
+        if is_control:
+            yield from group
+        elif text := b"".join(map(vocabulary.piece, group)):
             yield text.decode()
-            text = b""
-        yield token
-    if text:
-        yield text.decode()
 
 
 def _marked(parts: list[int | str]) -> list[str]:
@@ -70,11 +67,5 @@ def _marked(parts: list[int | str]) -> list[str]:
 
 
 def _ranges(tokens: Iterable[int]) -> str:
-    """Ascending token ids as ranges: 1-3,7-7."""
-    ranges: list[list[int]] = []
-    for token in tokens:
-        if ranges and ranges[-1][1] == token - 1:
-            ranges[-1][1] = token
-        else:
-            ranges.append([token, token])
-    return ",".join(f"{first}-{last}" for first, last in ranges)
+    """Token ids as ranges: 1-3,7-7."""
+    return ",".join(f"{first}-{last}" for first, last in union(tuple((token, token) for token in tokens)))
