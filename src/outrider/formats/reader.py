@@ -195,8 +195,8 @@ class Reader:
         if self._phase != "answer":
             begun = [marker for marker in self._expected if marker.startswith(first)]
             return self._scan_marker(begun) if begun else None
-        is_call = self.names and self.syntax.begins(first, line_start=self._line_start)
-        return self.syntax.scan(first, self, self.names) if is_call else None
+        may_begin = self.syntax.begins + (self.syntax.begins_line if self._line_start else "")
+        return self.syntax.scan(first, self, self.names) if self.names and first in may_begin else None
 
     def _scan_marker(self, begun: list[str]) -> Scan[None]:
         last = begun[0][-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from outrider.formats.conversation import ToolSpec
@@ -18,11 +19,14 @@ _NAME = string.ascii_letters + string.digits + "_-."
 
 class CallSyntax(Protocol):
     """How a chat format writes calls. `markers` may be control tokens of the vocabulary; `closer` is the
-    marker after a call, where there is one."""
+    marker after a call, where there is one. A call, or a marker of one, begins with one of the characters of
+    `begins`, or of `begins_line` at the start of a line."""
 
     name: str
     markers: tuple[str, ...]
     closer: str
+    begins: str
+    begins_line: str
 
     @classmethod
     def of(cls, template: str) -> Self | None:
@@ -31,9 +35,6 @@ class CallSyntax(Protocol):
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
         """One to `max_calls` calls, as parts of a grammar of which one has to match; `free`: after any
         text."""
-
-    def begins(self, character: str, *, line_start: bool) -> bool:
-        """Whether a call, or a marker of one, may begin with this character."""
 
     def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
         """Read what follows that character; `names` are those of the tools."""
@@ -48,6 +49,8 @@ class Hermes:
     name = "hermes"
     markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
     closer = "</tool_call>"
+    begins = "<"
+    begins_line = "{"
 
     @classmethod
     def of(cls, template: str) -> Self | None:
@@ -59,9 +62,6 @@ class Hermes:
         bare = bare_calls(rules, tools, max_calls, key="arguments", separator="\n") if free else []
         first, opener = rules.opener("<tool_call>", free=free), rules.marker("<tool_call>")
         return [repeated(f"{first} {inside}", f'"\\n" {opener} {inside}', max_calls), *bare]
-
-    def begins(self, character: str, *, line_start: bool) -> bool:
-        return character == "<" or (character == "{" and line_start)
 
     def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
         if first == "{":
@@ -83,6 +83,8 @@ class Mistral:
 
     name = "mistral"
     closer = ""
+    begins = "["
+    begins_line = ""
 
     def __init__(self, template: str) -> None:
         self.markers = tuple(m for m in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]") if m in template)
@@ -103,10 +105,6 @@ class Mistral:
         several = repeated(one, f'", " {one}', max_calls)
         # Tokenizers of the older models put a blank after the marker.
         return [f'{first} (" ")? "[" {several} "]"']
-
-    def begins(self, character: str, *, line_start: bool) -> bool:
-        del line_start
-        return character == "["
 
     def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
         del first, names
@@ -143,6 +141,7 @@ def _named(character: str, sink: Sink) -> Scan[None]:
     sink.close()
 
 
+@dataclass(slots=True)
 class Objects:
     """Calls that are nothing but JSON objects with a name and, under `key`, the arguments: Llama 3's, and
     those of models that know no tools. `separator` is put between them.
@@ -151,35 +150,32 @@ class Objects:
     key is the name of a tool is a call; so is what follows a marker (Llama's <|python_tag|>).
     """
 
-    closer = ""
-
-    def __init__(self, name: str, key: str, separator: str, *markers: str) -> None:
-        self.name = name
-        self.markers = markers
-        self._key = key
-        self._separator = separator
+    name: str
+    key: str
+    separator: str
+    markers: tuple[str, ...] = ()
+    begins: str = ""
+    begins_line: str = "{"
+    closer: str = ""
 
     @classmethod
     def of(cls, template: str) -> Self | None:
         is_llama = "<|python_tag|>" in template
         is_llama |= "<|start_header_id|>" in template and '"parameters"' in template
-        return cls("llama3", "parameters", "; ", "<|python_tag|>") if is_llama else None
+        return cls("llama3", "parameters", "; ", ("<|python_tag|>",), "<") if is_llama else None
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
-        bare = bare_calls(rules, tools, max_calls, key=self._key, separator=self._separator) if free else []
-        one = rules.objects(tools, self._key)
+        bare = bare_calls(rules, tools, max_calls, key=self.key, separator=self.separator) if free else []
+        one = rules.objects(tools, self.key)
         firsts = [f"{rules.up_to(tag)} {one}" for tag in self.markers] if free else [one]
         return [
             *bare,
-            *(repeated(first, f"{json.dumps(self._separator)} {one}", max_calls) for first in firsts),
+            *(repeated(first, f"{json.dumps(self.separator)} {one}", max_calls) for first in firsts),
         ]
 
     def as_text(self, name: str, arguments: str) -> str:
         """A call as the model would write it."""
-        return f'{{"name": {json.dumps(name)}, "{self._key}": {arguments}}}'
-
-    def begins(self, character: str, *, line_start: bool) -> bool:
-        return (character == "{" and line_start) or (character == "<" and bool(self.markers))
+        return f'{{"name": {json.dumps(name)}, "{self.key}": {arguments}}}'
 
     def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
         if first == "<":
