@@ -154,17 +154,13 @@ class _Plan(CallTimer):
         self._report()
 
     def _report(self) -> None:
-        self._progress(_share(self._clock() - self._started, self._seconds))
+        self._progress(min((self._clock() - self._started) / max(self._seconds, 1e-9), 1.0))
 
     def _expected_s(self, num_tokens: int) -> float:
         """What such a call may take, by the nearest size that was sampled and in proportion."""
         sampled = [s for s in self._single if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
         return near.median_s * max(1.0, num_tokens / near.num_tokens)
-
-
-def _share(spent_s: float, seconds: float) -> float:
-    return min(spent_s / seconds, 1.0) if seconds > 0 else 1.0
 
 
 # The same calls on several models in turn: which way of loading one is the faster.
@@ -226,7 +222,7 @@ def measure_side_by_side(
                 for i in rng.sample(range(len(models)), len(models)):
                     sleep(pause_s)
                     taken[i][size].seconds.append(timers[i].call_s(size))
-                progress(_share(clock() - started, seconds))
+                progress(min((clock() - started) / max(seconds, 1e-9), 1.0))
             num_rounds += 1
     return [
         CallCosts([samples.point() for samples in kinds.values()], prefill_token_s=seconds or None)

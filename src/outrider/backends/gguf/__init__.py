@@ -13,20 +13,12 @@ from outrider.backends.gguf.libraries import (
 )
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.backends.gguf.options import (
-    BACKENDS,
-    CONTEXT_TYPES,
-    FLASH_ATTENTION,
-    SPLIT_MODES,
-    LoadOptions,
-)
+from outrider.backends.gguf.options import BACKENDS, CONTEXT_TYPES, LoadOptions
 from outrider.backends.machine import physical_cores
 
 __all__ = [
     "BACKENDS",
     "CONTEXT_TYPES",
-    "FLASH_ATTENTION",
-    "SPLIT_MODES",
     "GgufModel",
     "Library",
     "LibraryFile",

@@ -40,7 +40,7 @@ _MAX_CELLS = 2**31 - 1
 """Positions are 32-bit."""
 _BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q5_1": 5, "q5_0": 5}
 """Bits per value, rounded down; 4 for the others."""
-_WAY_OUT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
+SMALLER_CONTEXT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
 
 
 def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: int, max_sequences: int) -> str:
@@ -108,11 +108,11 @@ def check_room(
     if max_sequences > 1:
         what += f" for each of {max_sequences} sequences, {capacity_tokens} in all"
     if capacity_tokens > _MAX_CELLS:
-        raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", _WAY_OUT)
+        raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", SMALLER_CONTEXT)
     needed, available = capacity_tokens * _bytes_per_token(weights, options), available_bytes()
     if needed > available:
         reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
-        raise OutOfMemory(what, reason, _WAY_OUT)
+        raise OutOfMemory(what, reason, SMALLER_CONTEXT)
 
 
 def _bytes_per_token(weights: Weights, options: LoadOptions) -> int:

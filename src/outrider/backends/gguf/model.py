@@ -13,6 +13,7 @@ from weakref import WeakSet
 import numpy as np
 
 from outrider.backends.gguf.context import (
+    SMALLER_CONTEXT,
     LlamaBatch,
     check_cache_types,
     check_room,
@@ -382,8 +383,4 @@ def _open_context(
     what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
     if reason and not speaks_of_memory(reason):
         raise BackendError(what, reason, "Choose other settings for the context.")
-    raise OutOfMemory(
-        what,
-        reason or f"{library.title} could not create it",
-        "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv).",
-    )
+    raise OutOfMemory(what, reason or f"{library.title} could not create it", SMALLER_CONTEXT)

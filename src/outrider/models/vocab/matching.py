@@ -58,16 +58,13 @@ def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
         )
         raise VocabularyMismatch(f"draft {draft.part_of.name}", report.map_fault, way_out)
     agree = f"they have {report.common_text_tokens:,} of {report.text_tokens:,} text tokens in common"
-    ratio, cuts = report.text_ratio, report.cuts
-    why = (
-        f"{agree} ({ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed). Not in common: "
-        f"{'; '.join(report.differences)}"
-    )
-    if ratio >= MIN_TEXT_RATIO:
-        why = (
-            f"{agree}, but cut only {cuts.common_pieces} of {cuts.pieces} pieces of sample text alike "
-            f"({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
-        )
+    if report.text_ratio >= MIN_TEXT_RATIO:
+        cuts = report.cuts
+        pieces = f"{cuts.common_pieces} of {cuts.pieces} pieces of sample text"
+        why = f"{agree}, but cut only {pieces} alike ({cuts.ratio:.0%}; {MIN_CUT_RATIO:.0%} are needed)"
+    else:
+        needed = f"({report.text_ratio:.1%}; {MIN_TEXT_RATIO:.0%} are needed)"
+        why = f"{agree} {needed}. Not in common: {'; '.join(report.differences)}"
     raise VocabularyMismatch(
         f"draft tokenizer {report.draft_kind} for target tokenizer {report.target_kind}",
         why,
