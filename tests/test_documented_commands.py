@@ -152,12 +152,13 @@ def typed(folder: Path, words: Sequence[str], statuses: Sequence[int] = (0,)) ->
     """Run the program there; a server until it is ready."""
     command = [sys.executable, "-m", "outrider", *words]
     quiet, pipe, both = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
-    said = []
+    said, is_ended = [], False
     with subprocess.Popen(command, cwd=folder, stdin=quiet, stdout=pipe, stderr=both, text=True) as program:
         for line in program.stdout or ():
             said.append(line)
-            if line.startswith(("ready", "{")) and words[0] == "serve":  # the second is the log's form
-                program.terminate()
+            if line.startswith(("ready", "{")) and words[0] == "serve" and not is_ended:  # or a log in JSON
+                program.terminate()  # once: a second signal would end it before its time
+                is_ended = True
     assert program.returncode in statuses, "".join(said)
     assert "Traceback" not in "".join(said)
 
