@@ -328,7 +328,7 @@ class Stranger:
         if self._does is not None:
             self._does(case, len(self.asked))
         text = answered[case.id].text
-        return Answer(text, False, 24, 23, 0.1, 0.5, 9, 0, 3, 2, 5, 6, 1, "length")
+        return Answer(text, False, 24, 23, 0.1, 0.5, 3, 2, 5, 6, 1, "length")
 
 
 def swept_with(stranger: Stranger, swept: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Results:

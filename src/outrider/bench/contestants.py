@@ -6,10 +6,10 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
@@ -40,13 +40,20 @@ class Contestant:
     """
 
     def __init__(
-        self, name: str, client: httpx.Client, server: Server | None, model: str | None, engine: Engine
+        self,
+        name: str,
+        client: httpx.Client,
+        server: Server | None,
+        model: str | None,
+        engine: Engine,
+        opened: ExitStack,
     ) -> None:
         self.name = name
         self.engine = engine
         self.model = model
         self._client = client
         self._server = server
+        self._opened = opened
 
     @classmethod
     def open(
@@ -63,23 +70,23 @@ class Contestant:
         """Start its command, or reach its URL. Raises ContestantError where that fails."""
         server, address = None, spec.url or ""
         headers = headers_of(spec)
-        if spec.command is not None:
-            if "{draft}" in spec.command and draft is None:
-                raise ContestantError(spec.name, "its command wants a draft model", "Name one in the plan.")
-            values = {"target": target, "draft": draft or "", "context": context, "threads": threads}
-            server = Server(spec.name, spec.command, values, patience_s=start_patience_s)
-            address = server.address
         timeout = httpx.Timeout(answer_patience_s, connect=_CONNECT_PATIENCE_S)
-        base = address.rstrip("/").removesuffix("/v1")
-        client = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
-        try:
+        with ExitStack() as opened:
+            if spec.command is not None:
+                if "{draft}" in spec.command and draft is None:
+                    why = "its command wants a draft model"
+                    raise ContestantError(spec.name, why, "Name one in the plan.")
+                values = {"target": target, "draft": draft or "", "context": context, "threads": threads}
+                server = opened.enter_context(
+                    Server(spec.name, spec.command, values, patience_s=start_patience_s)
+                )
+                address = server.address
+            base = address.rstrip("/").removesuffix("/v1")
+            client = opened.enter_context(
+                httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
+            )
             model, engine = _listed(spec.name, client)
-        except BaseException:
-            client.close()
-            if server is not None:
-                server.close()
-            raise
-        return cls(spec.name, client, server, spec.model or model, engine)
+            return cls(spec.name, client, server, spec.model or model, engine, opened.pop_all())
 
     def ask(
         self,
@@ -95,18 +102,12 @@ class Contestant:
         Raises RefusedError when it cannot be asked the same or refuses this request, ContestantError when it
         breaks off, fails, or does not say how many tokens it wrote.
         """
-        body = body_of(
-            self.name,
-            self.engine,
-            prompt,
-            model=self.model,
-            grammar=grammar,
-            tools=tools,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            salt=uuid.uuid4().hex,
-        )
-        path = "/v1/completions" if isinstance(prompt, str) else "/v1/chat/completions"
+        is_raw, salt = isinstance(prompt, str), uuid.uuid4().hex
+        body: dict[str, Any] = {"max_tokens": max_tokens, "prompt" if is_raw else "messages": prompt}
+        body |= {"model": self.model} if self.model is not None else {}
+        body |= {"tools": tools} if tools else {}
+        body |= body_of(self.name, self.engine, sampling=sampling, grammar=grammar, is_raw=is_raw, salt=salt)
+        path = "/v1/completions" if is_raw else "/v1/chat/completions"
         started_s = perf_counter()
         try:
             with self._client.stream("POST", path, json=body) as response:
@@ -136,9 +137,7 @@ class Contestant:
 
     def close(self) -> None:
         """End the connection, and the process if there is one."""
-        self._client.close()
-        if self._server is not None:
-            self._server.close()
+        self._opened.close()
 
     def _way_out(self) -> str:
         if self._server is None:
@@ -148,9 +147,7 @@ class Contestant:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
 

@@ -9,7 +9,8 @@ import glob
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -144,9 +145,8 @@ class SweepPlan(Part):
             return data
         if "backends" in data:
             raise ValueError("backend and backends are one setting: give one of them")
-        return {name: value for name, value in data.items() if name != "backend"} | {
-            "backends": data["backend"]
-        }
+        data = dict(data)
+        return {"backends": data.pop("backend"), **data}
 
     @field_validator("gpu_layers", mode="before")
     @classmethod
@@ -156,10 +156,8 @@ class SweepPlan(Part):
     @field_validator("controls")
     @classmethod
     def _settings(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        try:
+        with _as_values():
             found = [Setting.of(name) for name in names]
-        except SettingError as error:
-            raise ValueError(f"{error.what}: {error.why}; {_lower(error.way_out).rstrip('.')}") from None
         return tuple(dict.fromkeys(setting.name for setting in found if setting != PLAIN))
 
     @field_validator("backends")
@@ -187,11 +185,9 @@ class SweepPlan(Part):
         if len(self.backends) > 1 and ("auto" in self.backends or self.library):
             what = "auto takes one of them by itself" if "auto" in self.backends else "library is one of them"
             raise ValueError(f"several backends: {what}; leave it out, or name one backend")
-        try:
+        with _as_values():
             for backend in self.backends:
                 self.load_options(backend)
-        except SettingError as error:
-            raise ValueError(f"{error.what}: {error.why}; {_lower(error.way_out).rstrip('.')}") from None
         return self
 
     def load_options(self, backend: str) -> LoadOptions:
@@ -200,8 +196,14 @@ class SweepPlan(Part):
         return LoadOptions(backend=backend, **{name: getattr(self, name) for name in names})
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+@contextmanager
+def _as_values() -> Iterator[None]:
+    """A setting that is refused within is a value that is."""
+    try:
+        yield
+    except SettingError as error:
+        way_out = error.way_out[:1].lower() + error.way_out[1:].rstrip(".")
+        raise ValueError(f"{error.what}: {error.why}; {way_out}") from None
 
 
 def _require_distinct(what: str, names: Sequence[str], way_out: str) -> None:
@@ -211,10 +213,6 @@ def _require_distinct(what: str, names: Sequence[str], way_out: str) -> None:
 
 # A plan from a TOML file and from flags, and what is wrong with it in one sentence.
 
-_TABLES: dict[str, type[WorkloadSpec] | type[ContestantSpec]] = {
-    "workloads": WorkloadSpec,
-    "contestants": ContestantSpec,
-}
 _WAY_OUT = "`outrider bench init` writes a file that explains every setting."
 
 
@@ -246,14 +244,33 @@ def plan_values(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise SettingError(str(path), f"it is no TOML: {error}", "Correct it there.") from None
     folder = path.absolute().parent
-    for name in ("targets", "drafts"):
-        if name in values:
-            values[name] = _each(values[name], lambda reference: _model_from(folder, reference))
-    if isinstance(values.get("costs"), str):
-        values["costs"] = _from(folder, values["costs"])
-    if isinstance(values.get("workloads"), list):
-        values["workloads"] = [_workload_from(folder, spec) for spec in values["workloads"]]
+    for name, found in values.items():
+        if name in ("targets", "drafts") and isinstance(found, str | list):
+            values[name] = [_model_from(folder, model) for model in several(found)]
+        elif name == "costs":
+            values[name] = _from(folder, found)
+        elif name == "workloads" and isinstance(found, list):
+            values[name] = [_workload_from(folder, spec) for spec in found]
     return {"name": path.stem} | values
+
+
+def _from(folder: Path, name: Any) -> Any:
+    """A path as it holds from anywhere; joining keeps what is absolute."""
+    return str(folder / os.path.expanduser(name)) if name and isinstance(name, str) else name
+
+
+def _model_from(folder: Path, reference: Any) -> Any:
+    if not isinstance(reference, str) or reference == DEFAULT or reference.startswith("hf:"):
+        return reference
+    # The folder's own brackets are no pattern.
+    is_pattern = glob.has_magic(reference) and not (folder / os.path.expanduser(reference)).exists()
+    return _from(Path(glob.escape(str(folder))) if is_pattern else folder, reference)
+
+
+def _workload_from(folder: Path, spec: Any) -> Any:
+    if isinstance(spec, dict) and "file" in spec:
+        return spec | {"file": _workload_from(folder, spec["file"])}
+    return _from(folder, spec) if spec not in BUILT_IN else spec
 
 
 def make_plan(
@@ -270,58 +287,21 @@ def make_plan(
 
 
 def _complaint(error: ValidationError, source: str, names: Mapping[str, str]) -> SettingError:
+    """The first thing that is wrong. A field's place is as people count: workloads[2].prompts is the second
+    workload's."""
     first = error.errors(include_url=False)[0]
     # Members of unions are named in it too: a field is what the file has.
     place = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
-    field = str(place[0]) if place else ""
-    shown = names.get(field) or source + _dotted(place)
+    dotted = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
+    shown = names.get(str(place[0]) if place else "") or source + dotted.removeprefix(".")
     what = shown or source.removesuffix(": ") or "the plan"
     if first["type"] == "extra_forbidden":
-        return SettingError(what, "there is no such setting", _suggestion(place))
+        tables: dict[str, type[Part]] = {"workloads": WorkloadSpec, "contestants": ContestantSpec}
+        table = tables.get(str(place[0]), SweepPlan)
+        alike = get_close_matches(str(place[-1]), table.model_fields, 1, 0.6)
+        way_out = f"Did you mean {alike[0]}?" if alike else _WAY_OUT
+        return SettingError(what, "there is no such setting", way_out)
     given = first.get("input")
     value = "" if first["type"] == "value_error" or isinstance(given, dict | list | tuple) else f"{given!r}: "
     message = first["msg"].removeprefix("Value error, ")
     return SettingError(what, value + message[:1].lower() + message[1:], _WAY_OUT)
-
-
-def _dotted(place: list[int | str]) -> str:
-    """A field's place as people count: workloads[2].prompts is the second workload's."""
-    text = ""
-    for part in place:
-        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}"
-    return text.removeprefix(".")
-
-
-def _suggestion(place: list[int | str]) -> str:
-    fields = SweepPlan.model_fields if len(place) == 1 else _TABLES[str(place[0])].model_fields
-    found = get_close_matches(str(place[-1]), fields, 1, 0.6)
-    return f"Did you mean {found[0]}?" if found else _WAY_OUT
-
-
-def _each(value: Any, change: Any) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [change(part) if isinstance(part, str) else part for part in value]
-    return value
-
-
-def _from(folder: Path, text: str) -> str:
-    """A path as it holds from anywhere; joining keeps what is absolute."""
-    return str(folder / os.path.expanduser(text)) if text else text
-
-
-def _model_from(folder: Path, reference: str) -> str:
-    if reference == DEFAULT or reference.startswith("hf:"):
-        return reference
-    # The folder's own brackets are no pattern.
-    is_pattern = glob.has_magic(reference) and not (folder / os.path.expanduser(reference)).exists()
-    return _from(Path(glob.escape(str(folder))) if is_pattern else folder, reference)
-
-
-def _workload_from(folder: Path, spec: Any) -> Any:
-    if isinstance(spec, str) and spec not in BUILT_IN:
-        return _from(folder, spec)
-    if isinstance(spec, dict) and isinstance(spec.get("file"), str) and spec["file"] not in BUILT_IN:
-        return spec | {"file": _from(folder, spec["file"])}
-    return spec

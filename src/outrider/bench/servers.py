@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -136,9 +135,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
 

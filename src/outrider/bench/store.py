@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -93,9 +92,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
 
