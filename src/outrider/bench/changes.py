@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -11,15 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.results import Cell, Results, rates
+from outrider.bench.results import Cell, Results
 from outrider.bench.summary.speeds import (
+    Floats,
     Outcome,
     combined_noise,
     measured_speed,
     measured_speedup,
     noise,
     outcome,
-    paired,
+    shared_rates,
 )
 from outrider.lab.numbers import NOTHING, printable
 from outrider.lab.settings import PLAIN
@@ -51,26 +52,41 @@ def changes(before: Results, after: Results) -> list[Change]:
     found: list[tuple[Cell, Estimate, Interval | None]] = []
     shared = [cell for cell in before.runs_by_cell if cell in after.runs_by_cell]
     for cell in sorted(shared, key=lambda cell: cell.setting != PLAIN.name):
-        compared = _compared(cell, before, after)
-        if compared is not None:
-            found.append((cell, compared, _noise(cell, before, after)))
+        first, second = _gains(before, cell), _gains(after, cell)
+        if cases := [(second[case], first[case]) for case in second if case in first]:
+            noises = [noise(results, cell.target, cell.workload) for results in (before, after)]
+            # Plain decoding's speed also differs between processes.
+            both = combined_noise(noises, PROCESS_NOISE_RATIO if cell.is_plain else 0.0)
+            found.append((cell, estimate([cases], paired=False), both))
     picked = holm([compared.p_value for _, compared, _ in found], 1 - LEVEL)
     changed = []
-    for (cell, compared, own_noise), is_picked in zip(found, picked, strict=True):
-        said: Outcome = outcome(compared.interval, own_noise) if is_picked else "tie"
-        sides = [_figure(results, cell) for results in (before, after)]
+    for (cell, compared, both), is_picked in zip(found, picked, strict=True):
+        said: Outcome = outcome(compared.interval, both) if is_picked else "tie"
+        ask = measured_speed if cell.is_plain else measured_speedup
+        sides = ask(before, cell), ask(after, cell)
         if sides[0] is not None and sides[1] is not None:
             figure: Literal["speed-up", "tokens/s"] = "tokens/s" if cell.is_plain else "speed-up"
-            changed.append(Change(cell, figure, sides[0], sides[1], compared.interval, own_noise, said))
+            changed.append(Change(cell, figure, sides[0], sides[1], compared.interval, both, said))
     return changed
+
+
+def _gains(results: Results, cell: Cell) -> dict[str, Floats]:
+    """By case, of each repetition: plain decoding's tokens per second, or the speed-up in its block."""
+    cases = shared_rates(results, cell, cell.plain).items()
+    return {case: (1.0 if cell.is_plain else plain) / ours for case, (plain, ours) in cases}
 
 
 def differences(before: Results, after: Results) -> list[str]:
     """What else is not the same in two runs, one line each: machine, build, models, plan, what ran."""
     after = _called_alike(before, after)
     lines = [
-        *_unlike("machine", before.head.machine, after.head.machine),
-        *_unlike("plan", before.head.plan, after.head.plan),
+        f"{what}, {key}: {_short(first.get(key))} / {_short(second.get(key))}"
+        for what, first, second in (
+            ("machine", before.head.machine, after.head.machine),
+            ("plan", before.head.plan, after.head.plan),
+        )
+        for key in dict.fromkeys([*first, *second])
+        if first.get(key) != second.get(key)
     ]
     prints = [{row.model: row.fingerprint for row in results.models} for results in (before, after)]
     for name in sorted(prints[0].keys() & prints[1].keys()):
@@ -79,8 +95,10 @@ def differences(before: Results, after: Results) -> list[str]:
     lines += _other_prompts(before, after)
     for only, there, gone in (("first", before, after), ("second", after, before)):
         cells = [cell for cell in there.runs_by_cell if cell not in gone.runs_by_cell]
-        if cells:
-            lines.append(f"only in the {only}: {_listed(map(_name, cells))}")
+        names = [" × ".join(filter(None, (c.target, c.draft, _setting(c), c.workload))) for c in cells]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            lines.append(f"only in the {only}: {', '.join(names[:3])}{more}")
     return lines
 
 
@@ -103,66 +121,20 @@ def print_changes(before: Results, after: Results, console: Console) -> None:
 def _called_alike(before: Results, after: Results) -> Results:
     """The second run with its targets called as in the first: a run under several backends calls "model (ik)"
     what a run under one calls "model"."""
-    known = {
-        (row.fingerprint, row.backend): row.model
-        for row in before.models
-        if row.role == "target" and row.backend and row.model not in after.targets
-    }
-    others = [row for row in after.models if row.role == "target" and row.model not in before.targets]
-    names = {
-        row.model: known[row.fingerprint, row.backend]
-        for row in others
-        if (row.fingerprint, row.backend) in known
-    }
-    if not names:
-        return after
-    kinds = [field.name for field in fields(after) if field.name != "head"]
-    renamed: dict[str, Any] = {
-        kind: tuple(_called(row, names) for row in getattr(after, kind)) for kind in kinds
-    }
+    first, second = ([row for row in results.models if row.role == "target"] for results in (before, after))
+    known = {(r.fingerprint, r.backend): r.model for r in first if r.backend and r.model not in after.targets}
+    files = {row.model: (row.fingerprint, row.backend) for row in second if row.model not in before.targets}
+    names = {name: known[file] for name, file in files.items() if file in known}
+    kinds = [field.name for field in fields(after) if field.name != "head"] if names else []
+    renamed: dict[str, Any] = {kind: tuple(_called(r, names) for r in getattr(after, kind)) for kind in kinds}
     return replace(after, **renamed)
 
 
 def _called(row: Any, names: Mapping[str, str]) -> Any:
     """A row with the targets in it renamed."""
-    own = ["model"] if getattr(row, "role", "") == "target" else []
-    found = {
-        name: names[getattr(row, name)]
-        for name in (*own, "target", "beside", "reference")
-        if getattr(row, name, None) in names
-    }
+    places = ["target", "beside", "reference", *(["model"] if getattr(row, "role", "") == "target" else [])]
+    found = {place: name for place in places if (name := names.get(getattr(row, place, None) or ""))}
     return row.model_copy(update=found) if found else row
-
-
-def _figure(results: Results, cell: Cell) -> Interval | None:
-    if cell.is_plain:
-        return measured_speed(results, cell)
-    return measured_speedup(results, cell)
-
-
-def _compared(cell: Cell, before: Results, after: Results) -> Estimate | None:
-    """After over before, case by case."""
-    sides = [_gains(results, cell) for results in (after, before)]
-    cases = [(sides[0][case], sides[1][case]) for case in sides[0] if case in sides[1]]
-    return estimate([cases], paired=False) if cases else None
-
-
-def _gains(results: Results, cell: Cell) -> Mapping[str, Any]:
-    """By case, of each repetition: plain decoding's tokens per second, or the speed-up in its block."""
-    ours, plain = rates(results, cell), rates(results, cell.plain)
-    strata = paired(results, cell, cell.plain)
-    if strata is None:
-        return {}
-    names = [case for case in ours if case in plain and ours[case].keys() & plain[case].keys()]
-    if cell.is_plain:
-        return {case: 1 / rate for case, (_, rate) in zip(names, strata[0], strict=True)}
-    return {case: first / rate for case, (first, rate) in zip(names, strata[0], strict=True)}
-
-
-def _noise(cell: Cell, before: Results, after: Results) -> Interval | None:
-    """Of both runs together; plain decoding's speed also differs between processes."""
-    found = [noise(results, cell.target, cell.workload) for results in (before, after)]
-    return combined_noise(found, PROCESS_NOISE_RATIO if cell.is_plain else 0.0)
 
 
 def _other_prompts(before: Results, after: Results) -> list[str]:
@@ -178,46 +150,26 @@ def _other_prompts(before: Results, after: Results) -> list[str]:
     ]
 
 
-def _unlike(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    keys = dict.fromkeys([*first, *second])
-    return [
-        f"{what}, {key}: {_short(first.get(key))} / {_short(second.get(key))}"
-        for key in keys
-        if first.get(key) != second.get(key)
-    ]
-
-
 def _short(value: object) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _name(cell: Cell) -> str:
-    setting = cell.contestant or cell.setting
-    return " × ".join(part for part in (cell.target, cell.draft, setting, cell.workload) if part)
-
-
-def _names(cell: Cell) -> tuple[str, str, str, str]:
-    """Target, draft, setting and workload. Which draft another engine has is not known."""
-    draft = NOTHING if cell.contestant else cell.draft or "none"
-    return cell.target, draft, cell.contestant or cell.setting, cell.workload or "all"
-
-
-def _listed(names: Iterable[str], most: int = 3) -> str:
-    found = list(names)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+def _setting(cell: Cell) -> str:
+    return cell.contestant or cell.setting
 
 
 def _table(found: Sequence[Change]) -> Table:
+    """Which draft another engine has is not known."""
     table = Table("target", "draft", "setting", "workload", "figure", box=None, pad_edge=False)
     for title in ("before", "after", "change"):
         table.add_column(title, justify="right", no_wrap=True)
     for change in found:
         cell, ratio = change.cell, change.ratio
+        draft = NOTHING if cell.contestant else cell.draft or "none"
         low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
         table.add_row(
-            *(Text(printable(name)) for name in _names(cell)),
+            *(Text(printable(name)) for name in (cell.target, draft, _setting(cell), cell.workload or "all")),
             change.figure,
             f"{change.before.value:.2f}",
             f"{change.after.value:.2f}",

@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -26,8 +25,8 @@ ROWS = "rows.jsonl"
 _ADAPTER: TypeAdapter[Row] = TypeAdapter(Row)
 _DIGITS = 9
 """of every float: nanoseconds, and probabilities finer than they are known"""
-_MAY_CHANGE = ("minutes",)
-"""of a plan, when its run goes on"""
+_MAY_CHANGE = ("plan: minutes",)
+"""when a run goes on"""
 _BEGINNING = b'{"kind":"head"'
 """A file without a whole row is cut off only where it is a head's beginning: else it is somebody's."""
 _NOT_OURS = "Name the folder of a run of `outrider bench`."
@@ -128,19 +127,15 @@ def _lock(file: FileIO, folder: Path) -> None:
 def _parse(data: bytes, path: Path) -> tuple[list[Row], int]:
     """The rows of all whole lines, and the bytes that these take."""
     whole = data[: data.rfind(b"\n") + 1]
-    if not whole and not (data.startswith(_BEGINNING) or _BEGINNING.startswith(data)):
+    rows = [_row(line, f"{path}, line {number}") for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
+    head = rows[0] if rows else None
+    is_begun = not whole and (data.startswith(_BEGINNING) or _BEGINNING.startswith(data))
+    if not isinstance(head, HeadRow) and not is_begun:
         raise InputError(str(path), "it does not begin with the head of a run", _NOT_OURS)
-    rows = [_row(line, f"{path}, line {number}") for number, line in enumerate(_lines(whole), 1)]
-    if rows and not isinstance(rows[0], HeadRow):
-        raise InputError(str(path), "it does not begin with the head of a run", _NOT_OURS)
-    if rows and isinstance(rows[0], HeadRow) and rows[0].schema_version != SCHEMA:
-        why = f"its schema is {rows[0].schema_version!r}, not {SCHEMA!r}"
+    if isinstance(head, HeadRow) and head.schema_version != SCHEMA:
+        why = f"its schema is {head.schema_version!r}, not {SCHEMA!r}"
         raise InputError(str(path), why, "Read it with the version of Outrider that wrote it.")
     return rows, len(whole)
-
-
-def _lines(data: bytes) -> Iterator[bytes]:
-    return iter(data.split(b"\n")[:-1])
 
 
 def _row(line: bytes, where: str) -> Row:
@@ -155,18 +150,16 @@ def _row(line: bytes, where: str) -> Row:
 def _check_same(first: Row, head: HeadRow, folder: Path) -> None:
     """Rows of different plans, machines or builds do not belong together."""
     assert isinstance(first, HeadRow)
-    plain = json.loads(head.model_dump_json())
-    then = json.loads(first.model_dump_json())
-    plan = {key: value for key, value in plain["plan"].items() if key not in _MAY_CHANGE}
-    # What an older version did not know it did not do otherwise than by default.
-    different = [f"plan: {key}" for key, value in plan.items() if then["plan"].get(key, value) != value]
-    # Of workloads as of the plan: a file may have been edited since.
-    prompts = plain["prompts"].items()
-    different += [
-        f"prompts: {name}" for name, digest in prompts if then["prompts"].get(name, digest) != digest
+    now, then = (json.loads(row.model_dump_json()) for row in (head, first))
+    different = [
+        f"{part}: {name}"
+        for part in ("plan", "prompts")  # of workloads too: a file may have been edited since
+        for name, value in now[part].items()
+        # What an older version did not know it did not do otherwise than by default.
+        if f"{part}: {name}" not in _MAY_CHANGE and then[part].get(name, value) != value
     ]
     same = ("cpu", "physical_cores", "devices", "llama_cpp", "outrider")
-    different += [key for key in same if then["machine"].get(key) != plain["machine"].get(key)]
+    different += [key for key in same if then["machine"].get(key) != now["machine"].get(key)]
     if different:
         why = f"it holds a run with another {', '.join(different)}"
         raise SettingError(str(folder), why, "Name another folder (-o), or run it as it was.")

@@ -98,19 +98,21 @@ def outcome(speedup: Interval, noise: Interval | None) -> Outcome:
 def paired(results: Results, cell: Cell, reference: Cell) -> Strata | None:
     """By workload and case the rates of reference and cell in the blocks that have both, as `estimate` takes
     them. None where they share none in one of the workloads."""
-    strata = []
-    for workload in workloads_of(results, cell) or ():
-        ours = rates(results, cell._replace(workload=workload))
-        theirs = rates(results, reference._replace(workload=workload))
-        cases = []
-        for case in (case for case in ours if case in theirs):
-            blocks = [block for block in theirs[case] if block in ours[case]]
-            sides = [np.array([side[case][block] for block in blocks]) for side in (theirs, ours)]
-            cases += [(sides[0], sides[1])] if blocks else []
-        if not cases:
-            return None
-        strata.append(cases)
-    return strata or None
+    strata = [
+        list(shared_rates(results, cell._replace(workload=w), reference._replace(workload=w)).values())
+        for w in workloads_of(results, cell) or ()
+    ]
+    return strata if strata and all(strata) else None
+
+
+def shared_rates(results: Results, cell: Cell, reference: Cell) -> dict[str, tuple[Floats, Floats]]:
+    """The rates of reference and cell in the blocks that have both, by case; cells of one workload."""
+    ours, theirs, found = rates(results, cell), rates(results, reference), {}
+    for case in ours:
+        if blocks := [block for block in theirs.get(case, ()) if block in ours[case]]:
+            first = np.array([theirs[case][block] for block in blocks])
+            found[case] = first, np.array([ours[case][block] for block in blocks])
+    return found
 
 
 def workloads_of(results: Results, cell: Cell) -> list[str] | None:
