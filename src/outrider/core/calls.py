@@ -17,28 +17,24 @@ def check_spans(model: Model, spans: Sequence[Span]) -> None:
     sequence that leaves its context."""
     _require(bool(spans), "a call needs at least one")
     _require(len({span.sequence for span in spans}) == len(spans), "a call takes one for each sequence")
+    size = model.vocabulary.size
     for span in spans:
-        _check_span(model, span)
+        num_tokens = len(span.tokens)
+        _require(0 <= span.sequence < model.max_sequences, f"there is no sequence {span.sequence}")
+        _require(num_tokens > 0, "it has no tokens")
+        _require(0 <= span.rows <= num_tokens, f"{num_tokens} tokens cannot give {span.rows} rows")
+        stored = model.length(span.sequence)
+        _require(span.start == stored, f"it starts at {span.start}, but {stored} tokens are stored")
+        known = min(span.tokens) >= 0 and max(span.tokens) < size
+        _require(known, f"a token is outside the vocabulary of {size}")
+        if span.start + num_tokens > model.context_length:
+            used = f"a context of {model.context_length}, of which {stored} are in use"
+            why = f"{num_tokens} more tokens do not fit {used}"
+            raise OutOfMemory("span", why, "Give a larger context (-c).")
     num_tokens, num_rows = sum(len(span.tokens) for span in spans), sum(span.rows for span in spans)
     most_tokens, most_rows = model.max_batch_tokens, model.max_rows
     _require(num_tokens <= most_tokens, f"a call takes at most {most_tokens} tokens")
     _require(num_rows <= most_rows, f"a call gives at most {most_rows} rows", "Raise max_rows.")
-
-
-def _check_span(model: Model, span: Span) -> None:
-    num_tokens, size = len(span.tokens), model.vocabulary.size
-    _require(0 <= span.sequence < model.max_sequences, f"there is no sequence {span.sequence}")
-    _require(num_tokens > 0, "it has no tokens")
-    _require(0 <= span.rows <= num_tokens, f"{num_tokens} tokens cannot give {span.rows} rows")
-    stored = model.length(span.sequence)
-    _require(span.start == stored, f"it starts at {span.start}, but {stored} tokens are stored")
-    known = min(span.tokens) >= 0 and max(span.tokens) < size
-    _require(known, f"a token is outside the vocabulary of {size}")
-    if span.start + num_tokens > model.context_length:
-        used = f"a context of {model.context_length}, of which {stored} are in use"
-        raise OutOfMemory(
-            "span", f"{num_tokens} more tokens do not fit {used}", "Give a larger context (-c)."
-        )
 
 
 def _require(holds: bool, why: str, way_out: str = "") -> None:

@@ -57,15 +57,12 @@ def parser_of(
     def parse_completion(completion: Completion) -> Any:
         if grammar.after is None:
             return parse(completion.text)
-        spelled = b"".join(_spelled(vocabulary, token) for token in completion.tokens)
+        spelled = b""
+        for token in completion.tokens:
+            if not vocabulary.ends_generation(token):  # control tokens show no text, but have a spelling
+                is_control = vocabulary.is_control(token)
+                spelled += vocabulary.spelling(token) if is_control else vocabulary.piece(token)
         _, trigger, answer = spelled.partition(grammar.after.encode())
         return parse(answer.decode()) if trigger else None
 
     return parse_completion
-
-
-def _spelled(vocabulary: Vocabulary, token: int) -> bytes:
-    """The text of a token; of a control token, which shows none, its spelling."""
-    if vocabulary.ends_generation(token):
-        return b""
-    return vocabulary.spelling(token) if vocabulary.is_control(token) else vocabulary.piece(token)
