@@ -67,6 +67,14 @@ def endless(seed: int, scale: float = 5.0) -> NextLogits:
 @pytest.mark.parametrize("draft_max", [1, 3, 4])
 @pytest.mark.parametrize("p_min", [0.5, 0.7])
 @pytest.mark.parametrize("seeds", [(11, 11), (11, 12), (3, 5)])
+@pytest.mark.parametrize("most", [1, 3, 16])
+def test_no_draft_is_longer_than_the_target_can_take_back(most: int) -> None:
+    text = (1, 2, 3, 4, 5) * 8
+    again = Recording("again", "chat", text, text, "length", {})
+    played = replay(again, FixedPolicy(draft_max=16, p_min=0.0), CallCosts(), max_draft=most)
+    assert max(len(record.draft) for record in played.records) == most
+
+
 def test_a_replay_makes_the_steps_of_the_engine(draft_max: int, p_min: float, seeds: tuple[int, int]) -> None:
     policy = FixedPolicy(draft_max=draft_max, p_min=p_min)
     target = FakeModel(VOCABULARY, endless(seeds[0]))

@@ -115,7 +115,8 @@ class Subject:
 
     def prices(self, draft: CallCosts | None = None, prior: PretrainedCalibration | None = None) -> Prices:
         """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
-        return prices_of(self.costs, [answer.row for answer in self.answers], draft, prior)
+        prices = prices_of(self.costs, [answer.row for answer in self.answers], draft, prior)
+        return replace(prices, max_draft=self.target.model.max_draft)
 
 
 def why_unusable(

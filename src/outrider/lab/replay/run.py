@@ -9,7 +9,15 @@ from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import cast
 
-from outrider.core.contracts import Constraint, Drafter, DraftRequest, Policy, StoppingRule, Vocabulary
+from outrider.core.contracts import (
+    UNLIMITED,
+    Constraint,
+    Drafter,
+    DraftRequest,
+    Policy,
+    StoppingRule,
+    Vocabulary,
+)
 from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
@@ -53,12 +61,14 @@ def replay(
     constraint: Constraint | None = None,
     own_s: float = 0.0,
     own_token_s: float = 0.0,
+    max_draft: int = UNLIMITED,
 ) -> Replayed:
     """Run `policy` over a recorded answer; what calls take is what the curves say.
 
     Draft models are those of `draft_costs`; `free` drafters see the prompt and the answer as they would
     in the engine (None: the lookup over the text itself). A fresh `constraint` is that of the request.
-    `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted.
+    `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted; a draft has at most
+    `max_draft` tokens.
     """
     drafters = [*([SuffixDrafter()] if free is None else free)]
     drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
@@ -69,7 +79,7 @@ def replay(
     records: list[StepRecord] = []
     while done < len(answer):
         position = len(recording.prompt) + done
-        room = len(answer) - done - 1 if is_limited(recording) else _ROOM
+        room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, max_draft)
         draft, work = Draft(), DraftWork()
         if room > 0:
             [draft], work = policy.propose(drafters, [DraftRequest(0, room, SAMPLER, constraint=constraint)])
