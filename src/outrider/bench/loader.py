@@ -100,11 +100,10 @@ class LlamaCppLoader:
 
 def _context(workloads: Sequence[Workload]) -> int:
     """Enough for what is asked, by a token for every two characters, and no less than is usual."""
-    most = 0
+    needed = [DEFAULT_CONTEXT_TOKENS]
     for workload in workloads:
         for prompt in workload.prompts:
-            size = len(repr(prompt.messages)) + len(repr(prompt.tools))
-            size += sum(map(len, prompt.follow_ups))
+            asked = [repr(prompt.messages), repr(prompt.tools), *prompt.follow_ups]
             answers = (1 + len(prompt.follow_ups)) * (prompt.max_tokens or workload.max_tokens)
-            most = max(most, size // 2 + answers)
-    return max(most, DEFAULT_CONTEXT_TOKENS)
+            needed.append(sum(map(len, asked)) // 2 + answers)
+    return max(needed)

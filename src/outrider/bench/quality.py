@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -51,25 +51,19 @@ def families(models: Sequence[_File], references: Collection[str] = ()) -> list[
     """
     groups: dict[tuple[object, ...], list[_File]] = {}
     for model in models:
-        groups.setdefault(_likeness(model.card), []).append(model)
+        card = model.card
+        shape = (card.parameters, card.block_count, card.embedding_length, card.expert_count)
+        name = without_quantization(card.name)
+        groups.setdefault((card.architecture, shape, card.num_tokens, card.tokenizer, name), []).append(model)
     found = []
     for group in groups.values():
         named = [model for model in group if model.name in references]
         if len(named) > 1:
             both = " and ".join(model.name for model in named)
             raise SettingError(both, "both are to be the reference of one model", "Name one of them.")
-        reference = named[0] if named else max(group, key=_bits_per_weight)
-        found.append((reference, *(model for model in group if model is not reference)))
+        best = max(named or group, key=lambda model: model.card.file_bytes / model.card.parameters)
+        found.append((best, *(model for model in group if model is not best)))
     return found
-
-
-def _likeness(card: ModelCard) -> tuple[object, ...]:
-    shape = (card.parameters, card.block_count, card.embedding_length, card.expert_count)
-    return card.architecture, shape, card.num_tokens, card.tokenizer, without_quantization(card.name)
-
-
-def _bits_per_weight(model: _Named) -> float:
-    return model.card.file_bytes * 8 / model.card.parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +130,11 @@ def save_reference(
     _claim(folder, name, top)
     for answer in answers:
         path = folder / _file_name(answer)
-        if not _is_whole(path, answer):
-            with closing(score(model, answer.prompt, answer.tokens)) as rows:
-                Teacher.of(rows, top).save(path)
+        with suppress(InputError):
+            if len(Teacher.load(path)) == len(answer.tokens):
+                continue
+        with closing(score(model, answer.prompt, answer.tokens)) as rows:
+            Teacher.of(rows, top).save(path)
 
 
 def quality_of(
@@ -161,9 +157,7 @@ def quality_of(
             reference=reference,
             workload=answer.workload,
             case=answer.case,
-            num_tokens=found.num_tokens,
-            mean_kl=found.mean_kl,
-            top1_agreement=found.top1_agreement,
+            **asdict(found),
         )
 
 
@@ -171,13 +165,6 @@ def _file_name(answer: AnswerRow) -> str:
     """Names the text, not only the case: a case that is answered again is another text."""
     text = repr((answer.workload, answer.case, answer.prompt, answer.tokens))
     return f"{blake2b(text.encode(), digest_size=12).hexdigest()}.npz"
-
-
-def _is_whole(path: Path, answer: AnswerRow) -> bool:
-    try:
-        return len(Teacher.load(path)) == len(answer.tokens)
-    except InputError:
-        return False
 
 
 def _claim(folder: Path, name: str, top: int) -> None:

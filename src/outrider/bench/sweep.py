@@ -132,9 +132,12 @@ class _Sweep:
         """A first guess, by the size of the file."""
         tokens = sum(len(cases_of(w)) * w.max_tokens for w in self.workloads)
         record_s = 1.5 * tokens * file.card.file_bytes / _BYTES_PER_S
-        alike = [draft for draft in drafts if draft.card.tokenizer == file.card.tokenizer]
-        runs = (self.plan.finalists + 2) * (1 + len(alike)) + 1
-        self.meter.expect(f"later {file.name}", record_s * (1 + self.plan.repetitions_least * runs * 0.7))
+        runs = self._runs(len(_alike(file.card, drafts)))
+        self.meter.expect(f"later {file.name}", record_s * (1 + 0.7 * runs))
+
+    def _runs(self, num_drafts: int) -> int:
+        """How often every case is answered for real, at least."""
+        return self.plan.repetitions_least * ((self.plan.finalists + 2) * (1 + num_drafts) + 1)
 
     def _target(self, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         self.meter.say("loading", file.name)
@@ -185,14 +188,14 @@ class _Sweep:
     def _expect_stages(self, stages: Stages, drafts: Sequence[ModelFile]) -> None:
         """Better guesses, now that the target's speed is known."""
         self.meter.known()
-        recorded_s = sum(answer.prefill_s + answer.decode_s for _, answer in stages.ledger.all_cases())
-        num_cases, num_settings = len(stages.ledger.all_cases()), 2 + len(self.plan.draft_lengths) * 3
-        alike = [draft for draft in drafts if draft.card.tokenizer == self.cards[stages.name].tokenizer]
+        cases = stages.ledger.all_cases()
+        recorded_s = sum(answer.prefill_s + answer.decode_s for _, answer in cases)
+        num_settings = 2 + len(self.plan.draft_lengths) * 3
+        alike = _alike(self.cards[stages.name], drafts)
         for draft in alike:
             self.meter.expect(f"score {draft.name}", recorded_s * _SCORED_SHARE)
-            self.meter.expect(f"replay {draft.name}", num_cases * num_settings * _REPLAYED_CASE_S)
-        runs = (self.plan.finalists + 2) * (1 + len(alike)) + 1
-        self.meter.expect("measure", recorded_s * 0.7 * runs * self.plan.repetitions_least)
+            self.meter.expect(f"replay {draft.name}", len(cases) * num_settings * _REPLAYED_CASE_S)
+        self.meter.expect("measure", recorded_s * 0.7 * self._runs(len(alike)))
         self.meter.expect(f"later {stages.name}", 0)
 
     # Quantizations
@@ -249,3 +252,8 @@ class _Sweep:
                     continue
                 engine.name = name
                 yield stack.enter_context(engine)
+
+
+def _alike(card: ModelCard, drafts: Sequence[ModelFile]) -> list[ModelFile]:
+    """The drafts with the target's tokenizer."""
+    return [draft for draft in drafts if draft.card.tokenizer == card.tokenizer]

@@ -9,7 +9,6 @@ from typing import Any
 from outrider.bench.report.tables import Table
 from outrider.bench.report.view import View, draft_name, workload_name
 from outrider.bench.summary import counts, speeds
-from outrider.bench.summary.speeds import CellVerdict
 from outrider.lab import numbers
 from outrider.lab.rows import PairRow
 
@@ -17,41 +16,35 @@ _FIGURES = ("tokens/s", "predicted", "measured", "tokens a target call")
 
 
 def measured(view: View) -> Table:
-    """Everything that ran for real, other engines too, predicted beside measured."""
-    rows = [_measured(view, verdict) for verdict in speeds.verdicts(view.results)]
+    """Everything that ran for real, other engines too, predicted beside measured. Which draft another engine
+    has only its own command or server knows."""
+    rows = []
+    for verdict in speeds.verdicts(view.results):
+        cell, ours = verdict.cell, verdict.cell.contestant is None
+        per_call = counts.tokens_per_target_call(view.results, cell) if ours else None
+        row = {
+            "target": cell.target,
+            "backend": (view.results.backend(cell.target) if ours else "") or numbers.NOTHING,
+            "draft": draft_name(cell.draft) if ours else numbers.NOTHING,
+            "workload": workload_name(cell.workload),
+            "setting": cell.contestant or cell.setting,
+            "tokens/s": numbers.rate(speeds.measured_speed(view.results, cell)),
+            "predicted": numbers.speedup(view.predicted(cell) if ours else None),
+            "measured": numbers.speedup(verdict.speedup),
+            "95 % interval": numbers.bounds(verdict.speedup),
+            "tokens a target call": numbers.NOTHING if per_call is None else f"{per_call:.2f}",
+            "verdict": verdict.outcome,
+        }
+        rows.append(row)
     return Table.of("Everything that ran for real", rows, figures=_FIGURES)
 
 
 def engines(view: View) -> Table:
     """Of that, the other engines."""
     kept = ("target", "workload", "setting", "tokens/s", "measured", "95 % interval", "verdict")
-    theirs = [
-        _measured(view, verdict)
-        for verdict in speeds.verdicts(view.results)
-        if verdict.cell.contestant is not None
-    ]
+    theirs = [row for row in measured(view).rows if row["draft"] == numbers.NOTHING]
     rows = [{name: row[name] for name in kept} for row in theirs]
     return Table.of("Other engines", rows, figures=_FIGURES)
-
-
-def _measured(view: View, verdict: CellVerdict) -> dict[str, str]:
-    """A row of `measured`. Which draft another engine has only its own command or server knows."""
-    cell = verdict.cell
-    ours = cell.contestant is None
-    per_call = counts.tokens_per_target_call(view.results, cell) if ours else None
-    return {
-        "target": cell.target,
-        "backend": (view.results.backend(cell.target) if ours else "") or numbers.NOTHING,
-        "draft": draft_name(cell.draft) if ours else numbers.NOTHING,
-        "workload": workload_name(cell.workload),
-        "setting": cell.contestant or cell.setting,
-        "tokens/s": numbers.rate(speeds.measured_speed(view.results, cell)),
-        "predicted": numbers.speedup(view.predicted(cell) if ours else None),
-        "measured": numbers.speedup(verdict.speedup),
-        "95 % interval": numbers.bounds(verdict.speedup),
-        "tokens a target call": numbers.NOTHING if per_call is None else f"{per_call:.2f}",
-        "verdict": verdict.outcome,
-    }
 
 
 def quality(view: View) -> Table:
@@ -60,16 +53,15 @@ def quality(view: View) -> Table:
     for target in view.results.targets:
         model = view.results.model(target, "target")
         if found := counts.quality_of(view.results, target):
-            rows.append(
-                {
-                    "target": target,
-                    "against": found.reference,
-                    "mean KL, nats": f"{found.mean_kl:.4f}",
-                    "top-1 agreement": numbers.percent(found.top1_agreement, 1),
-                    "tokens": f"{found.num_tokens:,}",
-                    "file": numbers.gigabytes(model.file_bytes if model else None),
-                }
-            )
+            row = {
+                "target": target,
+                "against": found.reference,
+                "mean KL, nats": f"{found.mean_kl:.4f}",
+                "top-1 agreement": numbers.percent(found.top1_agreement, 1),
+                "tokens": f"{found.num_tokens:,}",
+                "file": numbers.gigabytes(model.file_bytes if model else None),
+            }
+            rows.append(row)
     figures = ("mean KL, nats", "top-1 agreement", "tokens", "file")
     return Table.of("Quality of quantizations", rows, figures=figures)
 
@@ -83,7 +75,12 @@ def models(view: View) -> Table:
             "backend": row.backend or numbers.NOTHING,
             "architecture": row.architecture,
             "quantization": row.quantization,
-            "parameters": f"{row.parameters / 1e6:,.0f} M" + _active(row.parameters, row.active_parameters),
+            "parameters": f"{row.parameters / 1e6:,.0f} M"
+            + (
+                f" ({row.active_parameters / 1e6:,.0f} M active)"
+                if row.active_parameters != row.parameters
+                else ""
+            ),
             "file": numbers.gigabytes(row.file_bytes),
             "memory": numbers.gigabytes(row.memory_bytes or None),
             "fingerprint": row.fingerprint,
@@ -93,10 +90,6 @@ def models(view: View) -> Table:
         for row in view.results.models
     ]
     return Table.of("Models", rows, figures=("parameters", "file", "memory"))
-
-
-def _active(parameters: int, active: int) -> str:
-    return "" if active == parameters else f" ({active / 1e6:,.0f} M active)"
 
 
 def tokenizers(view: View) -> Table:

@@ -13,7 +13,7 @@ from rich.text import Text
 from outrider.bench.report import lists, words
 from outrider.bench.report.choice import choices
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import Best, View
+from outrider.bench.report.view import View
 from outrider.bench.results import Results
 from outrider.lab import numbers
 
@@ -71,31 +71,23 @@ def _best(view: View, target: str) -> RichTable:
     for draft in view.columns_of(target):
         cells = [view.best(target, draft, workload) for workload in view.pooled_first]
         for place, cell in enumerate(cells):
-            name = (draft or "none") if place == 0 else ""
-            table.add_row(*_row(name, cell), end_section=place == len(cells) - 1)
+            is_predicted = cell.speedup is not None and not cell.is_measured
+            said = cell.outcome or "not known"
+            plain = [
+                (draft or "none") if place == 0 else "",
+                cell.workload or "all",
+                numbers.rate(cell.plain),
+                cell.setting or numbers.NOTHING,
+            ]
+            styled = [
+                ("≈ " if is_predicted else "") + numbers.speedup(cell.speedup),
+                "predicted" if is_predicted else numbers.bounds(cell.speedup).replace(" to ", "–"),
+                said,
+            ]
+            texts = [Text(numbers.printable(text)) for text in plain]
+            texts += [Text(numbers.printable(text), style=_STYLES.get(said, "dim")) for text in styled]
+            table.add_row(*texts, end_section=place == len(cells) - 1)
     return table
-
-
-def _row(name: str, cell: Best) -> list[Text]:
-    mark = "" if cell.is_measured or cell.speedup is None else "≈ "
-    said = cell.outcome or "not known"
-    texts = [
-        name,
-        cell.workload or "all",
-        numbers.rate(cell.plain),
-        cell.setting or numbers.NOTHING,
-        mark + numbers.speedup(cell.speedup),
-        numbers.bounds(cell.speedup).replace(" to ", "–")
-        if cell.is_measured
-        else "predicted"
-        if mark
-        else numbers.NOTHING,
-        said,
-    ]
-    style = _STYLES.get(said, "dim")
-    return [
-        Text(numbers.printable(text), style=style if place > 3 else "") for place, text in enumerate(texts)
-    ]
 
 
 def _rich(table: Table) -> RichTable:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from outrider.bench.report.choice import Choice, best_cell
 from outrider.bench.report.view import Best, View, draft_name, workload_name
@@ -35,12 +35,17 @@ def verdict(view: View, target: str) -> str:
     if best is None:
         return f"{target}: nothing was measured or predicted yet."
     start = "On this machine" if best.is_measured else "By prediction, not yet measured"
+    ran, speedup = _setting(best.cell), numbers.speedup(best.speedup)
     if best.outcome == "faster":
         mine = _by_workload(view, best)
-        end = f". Each workload at its best setting, it {_details(mine)}." if len(mine) > 1 else "."
+        speeds_said = ""
+        if best.plain is not None and best.speedup is not None:
+            after = numbers.digits(best.plain.value * best.speedup.value)
+            speeds_said = f" (from {numbers.rate(best.plain)} to about {after} tokens/s)"
+        end = f" Each workload at its best setting, it {_details(mine)}." if len(mine) > 1 else ""
         return (
-            f"{start}, {target} is fastest with {_with(best)}, {numbers.speedup(best.speedup)} "
-            f"plain decoding over {workload_name(best.workload)}{_faster(best)}{end}{_of_drafts(view, best)}"
+            f"{start}, {target} is fastest with {ran}, {speedup} plain decoding over "
+            f"{workload_name(best.workload)}{speeds_said}.{end}{_of_drafts(view, best)}"
         )
     verb = "ties" if best.outcome == "tie" else "is slower"
     cells = [view.best(target, draft, best.workload) for draft in view.columns]
@@ -49,29 +54,26 @@ def verdict(view: View, target: str) -> str:
         if any(single.outcome == "faster" for single in mine):
             other = "" if cell is best else f" with {draft_name(cell.draft)}"
             return (
-                f"{start}, {target} gains nothing over all workloads ({_with(best)} {verb} at "
-                f"{numbers.speedup(best.speedup)}), but by workload{other} it {_details(mine)}."
+                f"{start}, {target} gains nothing over all workloads ({ran} {verb} at {speedup}), but by "
+                f"workload{other} it {_details(mine)}."
             )
-    return (
-        f"{start}, decode {target} plainly: the best that was tried, {_with(best)}, {verb} "
-        f"({numbers.speedup(best.speedup)})."
-    )
+    return f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."
 
 
 def taken(choice: Choice) -> str:
     """Which library to take for a file, and with what, in a sentence that ends before the command."""
-    name = choice.ran.target.removesuffix(f" ({choice.backend})")
-    if choice.rival is None or choice.gain is None:
+    name, rival = choice.ran.target.removesuffix(f" ({choice.backend})"), choice.rival
+    if rival is None or choice.gain is None:
         return f"Run {name} so:"
-    rival = choice.rival
-    against = f"{numbers.rate(choice.speed)} tokens/s against {numbers.rate(rival.speed)}"
-    gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)})"
+    gain = f"{numbers.speedup(choice.gain)} ({numbers.bounds(choice.gain)}) the best under"
     if choice.outcome == "faster":
-        said = f"Take {choice.backend} for {name}, with {_setting(choice.ran)}: {gain} the best under"
+        said = f"Take {choice.backend} for {name}, with {_setting(choice.ran)}: {gain}"
     else:
-        said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain} "
-        said += "the best under"
-    return f"{said} {rival.backend} ({_setting(rival.ran)}); {against}. Run it so:"
+        said = f"For {name} either library will do: {choice.backend} with {_setting(choice.ran)} is {gain}"
+    return (
+        f"{said} {rival.backend} ({_setting(rival.ran)}); {numbers.rate(choice.speed)} tokens/s against "
+        f"{numbers.rate(rival.speed)}. Run it so:"
+    )
 
 
 def _setting(ran: Cell) -> str:
@@ -85,8 +87,8 @@ def _setting(ran: Cell) -> str:
 def _of_drafts(view: View, best: Best) -> str:
     """What draft models add to lookup alone, where that is nothing."""
     drafts = [draft for draft in view.columns_of(best.target) if draft is not None]
-    cells = [view.best(best.target, draft, best.workload) for draft in drafts]
-    if best.draft is not None or not best.is_measured or not any(cell.is_measured for cell in cells):
+    has_ran = any(view.best(best.target, draft, best.workload).is_measured for draft in drafts)
+    if best.draft is not None or not best.is_measured or not has_ran:
         return ""
     return " No draft model adds anything to that beyond the noise."
 
@@ -95,28 +97,16 @@ def _by_workload(view: View, cell: Best) -> list[Best]:
     return [view.best(cell.target, cell.draft, workload) for workload in view.results.workloads]
 
 
-def _with(cell: Best) -> str:
-    return _setting(cell.cell)
-
-
-def _faster(cell: Best) -> str:
-    """Tokens per second before and after."""
-    if cell.plain is None or cell.speedup is None:
-        return ""
-    after = numbers.digits(cell.plain.value * cell.speedup.value)
-    return f" (from {numbers.rate(cell.plain)} to about {after} tokens/s)"
-
-
-def _details(cells: Iterable[Best]) -> str:
+def _details(cells: Sequence[Best]) -> str:
     """On which workloads it wins, ties, loses: each at the setting that is best there."""
-    by_outcome = defaultdict(list)
-    for cell in cells:
-        if cell.speedup and cell.outcome:
-            mark = "" if cell.is_measured else "≈ "
-            by_outcome[cell.outcome].append(f"{cell.workload} ({mark}{numbers.speedup(cell.speedup)})")
-    parts = [
-        f"{word} {joined(by_outcome[outcome])}" for outcome, word in _WORDS.items() if by_outcome[outcome]
-    ]
+    parts = []
+    for outcome, word in _WORDS.items():
+        found = [cell for cell in cells if cell.speedup and cell.outcome == outcome]
+        named = [
+            f"{cell.workload} ({'' if cell.is_measured else '≈ '}{numbers.speedup(cell.speedup)})"
+            for cell in found
+        ]
+        parts += [f"{word} {joined(named)}"] if named else []
     return joined(parts, ", ")
 
 
@@ -161,41 +151,32 @@ def time_line(view: View) -> str:
 
 def notes(view: View) -> list[str]:
     """What to keep in mind: noise, hiccups, intervals that cannot be trusted, texts that differed."""
-    return [*_noise(view), *_hiccups(view), *_caveats(view), *_unequal(view)]
-
-
-def _noise(view: View) -> list[str]:
+    said = []
     found = [(target, speeds.noise(view.results, target, view.pooled)) for target in view.results.targets]
-    parts = [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]
-    return [f"Noise of plain decoding against itself: {joined(parts)}."] if parts else []
-
-
-def _hiccups(view: View) -> list[str]:
-    found = counts.hiccups(view.results)
-    if not found.calls:
-        return []
-    return [
-        f"Hiccups of the machine: {found.hiccups} of {found.calls} single-token calls took more than "
-        f"twice the median ({numbers.percent(found.ratio, 2)})."
-    ]
-
-
-def _caveats(view: View) -> list[str]:
-    measured = [best for best in view.bests.values() if best.is_measured and best.speedup]
-    caveats = Counter(best.speedup.caveat for best in measured if best.speedup and best.speedup.caveat)
-    return [
+    if noises := [f"{target} ±{numbers.percent(n.high - 1, 1)}" for target, n in found if n]:
+        said.append(f"Noise of plain decoding against itself: {joined(noises)}.")
+    hiccups = counts.hiccups(view.results)
+    if hiccups.calls:
+        said.append(
+            f"Hiccups of the machine: {hiccups.hiccups} of {hiccups.calls} single-token calls took more than "
+            f"twice the median ({numbers.percent(hiccups.ratio, 2)})."
+        )
+    measured = [best.speedup for best in view.bests.values() if best.is_measured and best.speedup]
+    caveats = Counter(speedup.caveat for speedup in measured if speedup.caveat)
+    said += [
         f"{count} of {len(measured)} measured best settings rest on little ({caveat})."
         for caveat, count in caveats.items()
     ]
+    return said + _equality(view)
 
 
-def _unequal(view: View) -> list[str]:
+def _equality(view: View) -> list[str]:
+    """How many answers equal the recorded ones, as far as that can be said."""
     checked = [row for row in view.results.runs if row.equal is not None]
     others = [row for row in checked if row.equal is False]
-    if not checked:
-        return []
     if not others:
-        return [f"All {len(checked)} answers that can be compared equal the recorded ones."]
+        equal = f"All {len(checked)} answers that can be compared equal the recorded ones."
+        return [equal] if checked else []
     settings = {
         f"{row.contestant} ({row.target})"
         if row.contestant
