@@ -9,9 +9,9 @@ on with a matcher that was compiled again, and fails only if it comes to the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -22,7 +22,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
 
-_Question = TypeVar("_Question", bound=Callable[..., Any])
+_Answer = TypeVar("_Answer")
 
 _MAX_FORCED = 128
 """tokens of forced text for one draft"""
@@ -59,23 +59,6 @@ class SharedMatcher:
         return tokens
 
 
-class _Worn(Exception):
-    """A matcher failed that other requests had used before."""
-
-
-def _again(question: _Question) -> _Question:
-    """Ask again where the first answer failed because of what other requests had left."""
-
-    @wraps(question)
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return question(*args, **kwargs)
-        except _Worn:
-            return question(*args, **kwargs)
-
-    return cast(_Question, asked)
-
-
 class Walker:
     """One copy of a matcher and the drafted tokens that it is known to take. It must never see an end token:
     that matchers can be taken back over one is not to be relied on."""
@@ -91,7 +74,6 @@ class Walker:
         self._at = 0
         """so many tokens of the path has the matcher read"""
 
-    @_again
     def reach(self, drafted: Sequence[int]) -> int:
         """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
         limit is reached on the way."""
@@ -103,15 +85,13 @@ class Walker:
         for i in range(known, len(drafted)):
             if self._shared.by_mask and not self.mask(drafted[:i])[drafted[i]]:
                 return i
-            if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([drafted[i]]):
-                self._check()
+            if not self._ask(partial(_takes, drafted[i])):
                 return i
             self._path.append(drafted[i])
             self._masks.append(None)
             self._at += 1
         return len(drafted)
 
-    @_again
     def mask(self, drafted: Sequence[int]) -> Mask:
         """What may follow these tokens, each of which has to be one that may. Raises ConstraintError
         when nothing may, or when a limit is reached."""
@@ -122,7 +102,6 @@ class Walker:
             known = self._masks[len(drafted)] = self._work_out()
         return known
 
-    @_again
     def forced(self, drafted: Sequence[int]) -> list[int]:
         """The tokens that the matcher would force after these, 128 at most; none if they may not follow, or
         where working them out again would take long."""
@@ -132,20 +111,14 @@ class Walker:
         if self.reach(drafted) < len(drafted):
             return []
         self._go(len(drafted))
-        tokens = self._shared.forced(self._matcher)
-        self._check()
-        return tokens[:_MAX_FORCED]
+        return self._ask(self._shared.forced)[:_MAX_FORCED]
 
-    @_again
     def is_accepting(self, drafted: Sequence[int] = ()) -> bool:
         """Whether the text may end after these tokens."""
         self._walk(drafted)
         self._go(len(drafted))
-        accepting = self._matcher.is_accepting()
-        self._check()
-        return accepting
+        return self._ask(LLMatcher.is_accepting)
 
-    @_again
     def advance(self, tokens: Sequence[int]) -> None:
         """These tokens, each of which has to be one that may follow, became final."""
         self._walk(tokens)
@@ -161,36 +134,43 @@ class Walker:
     def _go(self, place: int) -> None:
         """Move the matcher to so many tokens along the path."""
         if place < self._at:
-            self._matcher.rollback(self._at - place)
+            back = self._at - place
+            self._ask(lambda matcher: matcher.rollback(back))
         elif place > self._at:
-            self._matcher.try_consume_tokens(self._path[self._at : place])
-        self._check()
+            tokens = self._path[self._at : place]
+            self._ask(lambda matcher: matcher.try_consume_tokens(tokens))
         self._at = place
 
     def _work_out(self) -> Mask:
-        matcher, size = self._matcher, self._shared.tokenizer.size
-        if matcher.is_stopped():
-            self._check()
-            mask = np.zeros(size, dtype=np.bool_)
-        else:
-            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-            self._check()
-            mask = np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
-        mask[list(self.ends)] = matcher.is_accepting()
+        size = self._shared.tokenizer.size
+        nothing = bytes(size // 8 + 1)
+        bits = self._ask(lambda matcher: nothing if matcher.is_stopped() else matcher.compute_bitmask())
+        mask = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=size, bitorder="little").view(
+            np.bool_
+        )
+        mask[list(self.ends)] = self._ask(LLMatcher.is_accepting)
         mask.flags.writeable = False
         return mask
 
-    def _check(self) -> None:
-        if not self._matcher.is_error():
-            return
-        why = dead_end(self._matcher.get_error())
-        was_renewed, self._is_renewed = self._is_renewed, True
-        self._shared.matcher = self._shared.make()
-        self._matcher = self._shared.matcher.deep_copy()
-        self._matcher.try_consume_tokens(self._final)
-        self._path, self._masks, self._at = [], [None], 0
-        error = ConstraintError("constrained output", why, "Change the grammar.")
-        raise error if was_renewed else _Worn from error
+    def _ask(self, question: Callable[[LLMatcher], _Answer]) -> _Answer:
+        """The matcher's answer, or that of a new one at the same place if it fails."""
+        answer = question(self._matcher)
+        while self._matcher.is_error():
+            why = dead_end(self._matcher.get_error())
+            was_renewed, self._is_renewed = self._is_renewed, True
+            self._shared.matcher = self._shared.make()
+            self._matcher = self._shared.matcher.deep_copy()
+            self._matcher.try_consume_tokens(self._final)
+            if was_renewed:
+                self._path, self._masks, self._at = [], [None], 0
+                raise ConstraintError("constrained output", why, "Change the grammar.")
+            self._matcher.try_consume_tokens(self._path[: self._at])
+            answer = question(self._matcher)
+        return answer
+
+
+def _takes(token: int, matcher: LLMatcher) -> bool:
+    return not matcher.is_stopped() and matcher.try_consume_tokens([token]) == 1
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
