@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,25 +62,22 @@ class Pair:
         target_path, draft_path = resolve_pair(target_name, draft_name, hub or HubOptions())
         target_card = read_card(target_path)
         draft_card = None if draft_path is None else read_card(draft_path)
-        target = load_weights(
-            target_path, target_card, options or LoadOptions(), notices, measuring=measuring
-        )
+        options = options or LoadOptions()
         weights, alignment = None, None
-        try:
+        with ExitStack() as undo:
+            target = load_weights(target_path, target_card, options, notices, measuring=measuring)
+            undo.callback(target.close)
             template = template_of(target, target_card)
             if draft_path is not None and draft_card is not None:
-                chosen = draft_options or options or LoadOptions()
+                chosen = draft_options or options
                 weights = load_draft(target, draft_path, draft_card, chosen, notices, measuring=measuring)
+                undo.callback(weights.close)
                 alignment = align(target.vocabulary, weights.vocabulary)
                 if useless := why_no_draft(target, weights):
                     notices.append(useless)
                     weights.close()
                     weights, alignment = None, None
-        except BaseException:
-            target.close()
-            if weights is not None:
-                weights.close()
-            raise
+            undo.pop_all()
         return cls(target, weights, alignment, target_card, draft_card, template, tuple(notices))
 
     def close(self) -> None:

@@ -144,6 +144,7 @@ def read_out(
     prefill = [record for record in completion.records if record.kind == "prefill"]
     generated = len(completion.tokens)
     overall = _count(decode, None)
+    names = sorted({source for record in decode for source in record.draft.sources})
     time = DecodeTime(
         draft=sum(record.draft_s for record in decode),
         draft_model=sum(record.work.model_s for record in decode),
@@ -173,7 +174,7 @@ def read_out(
         accepted_tokens=overall.accepted_tokens,
         acceptance_rate=overall.acceptance_rate,
         acceptance_by_position=overall.acceptance_by_position,
-        drafters={name: _count(decode, name) for name in _names(decode)},
+        drafters={name: _count(decode, name) for name in names},
         prefill_s=sum(r.total_s for r in prefill) + sum(r.work.prefill_s for r in decode),
         decode_s=decode_s,
         tokens_per_s=_ratio(generated, decode_s),
@@ -205,10 +206,6 @@ def _plain_gaps(completion: Completion, token_s: float | None) -> Latency | None
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def _names(records: Iterable[StepRecord]) -> list[str]:
-    return sorted({source for record in records for source in record.draft.sources})
 
 
 def _count(records: Sequence[StepRecord], drafter: str | None) -> DrafterCounts:
