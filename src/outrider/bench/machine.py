@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import device_names, physical_cores
+from outrider.backends.machine import total_bytes
 from outrider.bench.plan import SweepPlan
 from outrider.lab.machine import machine, versions
 from outrider.lab.prompts import Workload
@@ -20,11 +21,12 @@ from outrider.lab.rows import HeadRow
 
 def head_row(plan: SweepPlan, workloads: Sequence[Workload]) -> HeadRow:
     """Machine, library build, plan, and which prompts its workloads held."""
+    memory_bytes = total_bytes()
     facts: dict[str, Any] = {
         **machine(),
         "physical_cores": physical_cores(),
         "devices": list(device_names()),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": int(memory_bytes) if isfinite(memory_bytes) else None,
         **versions(version("outrider")),
         "commit": _commit(),
     }
@@ -35,13 +37,6 @@ def head_row(plan: SweepPlan, workloads: Sequence[Workload]) -> HeadRow:
 
 def _digest(workload: Workload) -> str:
     return blake2b(repr(workload.prompts).encode(errors="backslashreplace"), digest_size=12).hexdigest()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def _commit() -> str | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
 from outrider.bench.contestants import Answer, ContestantError, RefusedError
-from outrider.bench.plan import SweepPlan
 from outrider.bench.results import Cell, Results
-from outrider.bench.stages import Loader, Stages
+from outrider.bench.stages import Stages
 from outrider.bench.summary.speeds import measured_speedup
 from outrider.core.contracts import Drafter
 from outrider.core.data import Completion
@@ -25,7 +25,6 @@ from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import PreferredTokenization
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.predict import Prices, outcome_of
-from outrider.lab.progress import Meter
 from outrider.lab.record import Case, request_of
 from outrider.lab.rows import AnswerRow, BlockRow, ChoiceRow, PairRow, PredictionRow, RunRow
 from outrider.lab.settings import PLAIN, Setting
@@ -46,30 +45,21 @@ class Rival(Protocol):
         ...
 
 
+@dataclass
 class Rounds:
-    """The real runs of what was chosen. `rivals` are other engines that are ready to be asked."""
+    """The real runs of what was chosen, until it `is_over`. `rivals` are other engines that are ready to be
+    asked; those that fail are taken out."""
 
-    def __init__(
-        self,
-        plan: SweepPlan,
-        stages: Stages,
-        loader: Loader,
-        meter: Meter,
-        rivals: Sequence[Rival] = (),
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._plan = plan
-        self._stages = stages
-        self._loader = loader
-        self._meter = meter
-        self._rivals = list(rivals)
-        """those that did not fail"""
-        self._is_over = is_over
-        self._ledger = stages.ledger
-        self._target: LoadedTarget = stages.target
-        self._drafts: dict[str, LoadedDraft] = {}
-        self._left = 0
-        """requests of the blocks that are certain to come"""
+    stages: Stages
+    rivals: list[Rival]
+    is_over: Callable[[], bool]
+    _drafts: dict[str, LoadedDraft] = field(default_factory=dict)
+    _left: int = 0
+    """requests of the blocks that are certain to come"""
+
+    def __post_init__(self) -> None:
+        self._plan, self._ledger, self._target = self.stages.plan, self.stages.ledger, self.stages.target
+        self._meter = self.stages.meter
 
     def run(self) -> bool:
         """Repeat blocks over all workloads until the least number is done, and on until the intervals are
@@ -81,7 +71,7 @@ class Rounds:
                 for number, workload in enumerate(workloads):
                     if self._is_done(workload, repetition):
                         continue
-                    if self._is_over():
+                    if self.is_over():
                         return False
                     self._expect(workloads[number:], repetition)
                     self._block(workload, repetition)
@@ -94,13 +84,13 @@ class Rounds:
     def _load(self, stack: ExitStack) -> None:
         """Every draft model that something chosen needs and that can be loaded beside the others."""
         chosen = [row for row in self._ledger.of(ChoiceRow) if row.finalists or row.controls]
-        for name, file in self._stages.drafts.items():
+        for name, file in self.stages.drafts.items():
             if not any(row.draft == name for row in chosen):
                 continue
             self._meter.say("loading", name)
             what = f"real runs of {name} for {self._target.name}"
             try:
-                loaded = self._loader.draft(file, self._target)
+                loaded = self.stages.loader.draft(file, self._target)
             except (ModelFileError, BackendError) as error:  # all of them at once take more memory
                 self._ledger.skip(what, f"it could not be loaded: {error.why}")
                 continue
@@ -151,7 +141,7 @@ class Rounds:
                 entries, cases = self._entries(workload), self._cases(workload)
                 seconds += sum(predicted.get((draft, s.name, workload), 0.0) for draft, s in entries)
                 seconds += sum(answer.prefill_s for _, answer in cases)
-                self._left += len(cases) * (len(entries) + len(self._rivals))
+                self._left += len(cases) * (len(entries) + len(self.rivals))
         self._meter.expect("measure", seconds)
 
     def _block(self, workload: str, repetition: int) -> None:
@@ -166,10 +156,10 @@ class Rounds:
             "workload": workload,
         }
         cases = self._cases(workload)
-        number, total = 0, len(cases) * (len(runners) + len(self._rivals))
+        number, total = 0, len(cases) * (len(runners) + len(self.rivals))
         started = perf_counter()
         for case, answer in cases:
-            turns: list[_Runner | Rival] = [*runners, *self._rivals]
+            turns: list[_Runner | Rival] = [*runners, *self.rivals]
             random.Random(f"{self._plan.seed} {block['block']} {case.id}").shuffle(turns)
             self._target.engine.reset()
             for order, runner in enumerate(turns):
@@ -225,7 +215,7 @@ class Rounds:
             self._ledger.skip(f"{what}: {answer.workload} {case.id}", error.why)
             return None
         except ContestantError as error:
-            self._rivals.remove(rival)
+            self.rivals.remove(rival)
             since = f"round {repetition + 1} of {answer.workload}, {case.id}"
             self._ledger.skip(f"{what}, from {since} on", error.why)
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.bench.ledger import MIN_TOKENS, Ledger
@@ -61,18 +62,19 @@ class Loader(Protocol):
         ...
 
 
+@dataclass
 class Stages:
     """Finds out what the ledger does not say about its target."""
 
-    def __init__(self, plan: SweepPlan, ledger: Ledger, loader: Loader, meter: Meter) -> None:
-        self.plan = plan
-        self.ledger = ledger
-        self.target = ledger.target
-        self.name = ledger.name
-        self.drafts: dict[str, ModelFile] = {}
-        """those that line up with the target"""
-        self._loader = loader
-        self._meter = meter
+    plan: SweepPlan
+    ledger: Ledger
+    loader: Loader
+    meter: Meter
+    drafts: dict[str, ModelFile] = field(default_factory=dict)
+    """those that line up with the target"""
+
+    def __post_init__(self) -> None:
+        self.target, self.name = self.ledger.target, self.ledger.name
 
     @property
     def can_draft(self) -> bool:
@@ -84,10 +86,10 @@ class Stages:
         cases = [case for workload in self.ledger.workloads for case in cases_of(workload)]
         for number, case in enumerate(cases):
             what = f"{self.name}: {case.workload.name} {case.id}"
-            self._meter.say("recording", what)
+            self.meter.say("recording", what)
             if not self.ledger.of(SkippedRow, what=what):
                 self._record(case, what)
-            self._meter.did("record", 1 / (len(cases) - number))
+            self.meter.did("record", 1 / (len(cases) - number))
 
     def _record(self, case: Case, what: str) -> None:
         answered = self.ledger.answered(case.workload.name)
@@ -112,9 +114,9 @@ class Stages:
         """The target's cost curve, and the engine's own times."""
         if self.ledger.costs(self.name, "target") is not None:
             return
-        self._meter.say("measuring calls", self.name)
+        self.meter.say("measuring calls", self.name)
         answers = [row for _, row in self.ledger.all_cases()]
-        curve = self._loader.costs(self.target, "target")
+        curve = self.loader.costs(self.target, "target")
         if self.plan.costs is None:  # else it is another machine's, perhaps
             curve = target_costs(curve, answers)
         scored = [case for w in self.ledger.workloads for case in self.ledger.scored(w, None)]
@@ -136,9 +138,9 @@ class Stages:
             return
         missing = self._cases(file.name, offered=False)
         if pair is None or missing or self.ledger.costs(file.name, "draft") is None:
-            self._meter.say("scoring", f"{file.name} for {self.name}")
+            self.meter.say("scoring", f"{file.name} for {self.name}")
             try:
-                loaded = self._loader.draft(file, self.target)
+                loaded = self.loader.draft(file, self.target)
             except (ModelFileError, BackendError) as error:
                 self.ledger.skip(f"{file.name} for {self.name}", f"it could not be loaded: {error.why}")
                 return
@@ -163,27 +165,27 @@ class Stages:
     def _score_all(self, draft: LoadedDraft, missing: Sequence[tuple[Case, AnswerRow]]) -> None:
         for number, (case, answer) in enumerate(missing):
             what = f"{draft.name} for {self.name}: {answer.workload} {answer.case}"
-            self._meter.say("scoring", what)
+            self.meter.say("scoring", what)
             try:
                 self.ledger.append(score_case(self.target, draft, case, answer))
             except (BackendError, ConstraintError) as error:
                 self.ledger.skip(what, f"{error.what}: {error.why}")
-            self._meter.did(f"score {draft.name}", 1 / (len(missing) - number + 1))
+            self.meter.did(f"score {draft.name}", 1 / (len(missing) - number + 1))
 
     def _measure_draft(self, draft: LoadedDraft) -> None:
         fitting = self._cases(draft.name, offered=True)
         if not fitting or self.ledger.costs(draft.name, "draft") is not None:
             return
-        self._meter.say("measuring calls", draft.name)
+        self.meter.say("measuring calls", draft.name)
         free = [(c, a) for c, a in fitting if c.prompt.grammar is None] or fitting
         by_length = sorted(free, key=lambda pair: len(pair[1].prompt))
         probed = [by_length[int(place * (len(by_length) - 1))] for place in _PROBED_PLACES]
-        curve = self._loader.costs(draft, "draft")
+        curve = self.loader.costs(draft, "draft")
         if self.plan.costs is None:
             records = probe_draft(self.target, draft, probed)
             curve = curve.corrected_by_drafts(records, self.ledger.prices(None).target)
         self.ledger.append(CostsRow(model=draft.name, role="draft", curve=curve.as_json(), beside=self.name))
-        self._meter.did(f"score {draft.name}", 1)
+        self.meter.did(f"score {draft.name}", 1)
 
     def predict(self, draft: str | None) -> None:
         """Replay every setting of a pair, or those of lookup alone, and choose what runs for real."""
@@ -196,7 +198,7 @@ class Stages:
             for setting in settings if cases else ():
                 if setting.name in known:
                     continue
-                self._meter.say("replaying", f"{self.name}, {draft or 'no draft'}: {workload.name}")
+                self.meter.say("replaying", f"{self.name}, {draft or 'no draft'}: {workload.name}")
                 row = PredictionRow(
                     target=self.name,
                     setting=setting.name,
@@ -209,7 +211,7 @@ class Stages:
                 controls = [Setting.of(name) for name in self.plan.controls]
                 rows = self.ledger.of(PredictionRow, **cell)
                 self.ledger.append(choose(rows, finalists=self.plan.finalists, controls=controls))
-        self._meter.did(f"replay {draft}", 1)
+        self.meter.did(f"replay {draft}", 1)
 
     def _settings(self, draft: str | None) -> list[Setting]:
         """What needs no draft model is replayed without one alone."""

@@ -21,7 +21,7 @@ from outrider.bench.machine import head_row
 from outrider.bench.plan import SweepPlan
 from outrider.bench.quality import families, quality_of, save_reference
 from outrider.bench.results import Results
-from outrider.bench.rounds import Rounds
+from outrider.bench.rounds import Rival, Rounds
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
 from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError
@@ -167,8 +167,8 @@ class _Sweep:
             for draft in drafts:
                 self.meter.expect(f"replay {draft.name}", 0)
             with ExitStack() as stack:
-                rivals = list(self._rivals(stack, stages, file, drafts))
-                if Rounds(self.plan, stages, self.loader, self.meter, rivals, self._is_over).run():
+                rivals: list[Rival] = [*self._rivals(stack, stages, file, drafts)]
+                if Rounds(stages, rivals, self._is_over).run():
                     self.store.append(DoneRow(target=file.name))
 
     def _score(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
@@ -198,8 +198,6 @@ class _Sweep:
         self.meter.expect("measure", recorded_s * 0.7 * self._runs(len(alike)))
         self.meter.expect(f"later {stages.name}", 0)
 
-    # Quantizations
-
     def _quality(self, stages: Stages, target: str, reference: str) -> None:
         """Keep a reference's distributions, or compare with them: one pass over its texts."""
         folder = self.store.folder / "references" / re.sub(r"[^\w.-]+", "_", reference)
@@ -217,8 +215,6 @@ class _Sweep:
                 self.store.append(found)
         except (InputError, BackendError) as error:
             stages.ledger.skip(f"quality of {target}", f"{error.what}: {error.why}")
-
-    # Real runs
 
     def _is_over(self) -> bool:
         minutes = self.plan.minutes

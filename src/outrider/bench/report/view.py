@@ -9,7 +9,6 @@ from functools import cached_property
 from outrider.bench.results import Cell, Results
 from outrider.bench.summary import speeds
 from outrider.bench.summary.predictions import predicted_speedup
-from outrider.lab.numbers import NOTHING
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.statistics import Interval
 
@@ -53,14 +52,11 @@ def workload_name(workload: str | None) -> str:
     return "all workloads" if workload is None else workload
 
 
-def names(cell: Cell | Best) -> dict[str, str]:
+def names(cell: Cell) -> dict[str, str]:
     """The columns of a table that say what a figure is about."""
-    return {
-        "target": cell.target,
-        "draft": draft_name(cell.draft),
-        "workload": workload_name(cell.workload),
-        "setting": cell.setting or NOTHING,
-    }
+    target, draft, setting, workload, _ = cell
+    named = {"target": target, "draft": draft_name(draft), "workload": workload_name(workload)}
+    return {**named, "setting": setting}
 
 
 class View:

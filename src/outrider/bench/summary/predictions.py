@@ -70,12 +70,9 @@ def predicted_speedup(results: Results, cell: Cell) -> Interval | None:
 def bound_speedup(results: Results, cell: Cell) -> Interval | None:
     """What the best choice at every step, known in hindsight, would have given with the same drafts; `cell`
     is that of the automatic choice."""
-    strata = []
-    for row in _rows(results, cell):
-        if row.bound_s is None or len(row.bound_s) != len(row.cases):
-            return None
-        strata.append(_ratios(row, row.bound_s))
-    return estimate(strata).interval if strata and all(strata) else None
+    bounds = [(row, row.bound_s or ()) for row in _rows(results, cell)]
+    strata = [_ratios(row, seconds) for row, seconds in bounds if len(seconds) == len(row.cases)]
+    return estimate(strata).interval if strata and all(strata) and len(strata) == len(bounds) else None
 
 
 @once

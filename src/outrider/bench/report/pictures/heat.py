@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from outrider.bench.report.pictures.picture import Missing, Panel, Picture
 from outrider.bench.report.tables import Table
-from outrider.bench.report.view import Best, View, draft_name, names, workload_name
+from outrider.bench.report.view import Best, View, draft_name, workload_name
 from outrider.bench.summary.speeds import plain_speed
 from outrider.lab import numbers
 from outrider.lab.drawing import INK, LINE, SOFT, draw, wrapped
@@ -114,18 +114,17 @@ def _luminance(colour: tuple[float, float, float, float]) -> float:
 
 
 def _table(cells: list[Best]) -> Table:
-    rows = []
-    for cell in cells:
-        named = names(cell)
-        setting = named.pop("setting")
-        rows.append(
-            {
-                **named,
-                "plain tokens/s": numbers.rate(cell.plain),
-                "setting": setting,
-                "speed-up": numbers.speedup(cell.speedup),
-                "95 % interval": numbers.bounds(cell.speedup),
-                "verdict": cell.said,
-            }
-        )
+    rows = [
+        {
+            "target": cell.target,
+            "draft": draft_name(cell.draft),
+            "workload": workload_name(cell.workload),
+            "plain tokens/s": numbers.rate(cell.plain),
+            "setting": cell.setting or numbers.NOTHING,
+            "speed-up": numbers.speedup(cell.speedup),
+            "95 % interval": numbers.bounds(cell.speedup),
+            "verdict": cell.said,
+        }
+        for cell in cells
+    ]
     return Table.of("The best setting of every pairing", rows, figures=("plain tokens/s", "speed-up"))
