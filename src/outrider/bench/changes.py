@@ -35,14 +35,17 @@ class Change:
     """One figure that both runs measured. `ratio` is after over before, over the cases that both have."""
 
     cell: Cell
-    figure: Literal["speed-up", "tokens/s"]
-    """"tokens/s": of plain decoding"""
     before: Interval
     after: Interval
     ratio: Interval
     noise: Interval | None
     outcome: Outcome
     """"tie": no change beyond the noise, among all that were looked at"""
+
+    @property
+    def figure(self) -> Literal["speed-up", "tokens/s"]:
+        """What is compared: the speed of plain decoding, or the speed-up of a setting."""
+        return "tokens/s" if self.cell.is_plain else "speed-up"
 
 
 def changes(before: Results, after: Results) -> list[Change]:
@@ -65,8 +68,7 @@ def changes(before: Results, after: Results) -> list[Change]:
         ask = measured_speed if cell.is_plain else measured_speedup
         sides = ask(before, cell), ask(after, cell)
         if sides[0] is not None and sides[1] is not None:
-            figure: Literal["speed-up", "tokens/s"] = "tokens/s" if cell.is_plain else "speed-up"
-            changed.append(Change(cell, figure, sides[0], sides[1], compared.interval, both, said))
+            changed.append(Change(cell, sides[0], sides[1], compared.interval, both, said))
     return changed
 
 

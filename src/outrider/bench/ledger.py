@@ -35,16 +35,8 @@ class Ledger:
         self.target = target
         self.name = target.name
         self.workloads = workloads
-        self._store = store
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """All rows of the run so far."""
-        return self._store.rows
-
-    def append(self, row: Row) -> None:
-        """Write a row down."""
-        self._store.append(row)
+        self.rows: Sequence[Row] = store.rows
+        self.append = store.append
 
     def of(self, kind: type[_R], **fields: object) -> list[_R]:
         """The rows of a kind about this target, or about no target, whose fields have these values."""

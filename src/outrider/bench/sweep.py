@@ -31,7 +31,6 @@ from outrider.lab.prompts import Workload
 from outrider.lab.record import cases_of
 from outrider.lab.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
 from outrider.lab.workloads import load_workload
-from outrider.models.gguf import ModelCard
 from outrider.models.hub import HubOptions
 
 __all__ = ["Progress", "run_sweep"]
@@ -76,14 +75,12 @@ class _Sweep:
     started_s: float
     relatives: dict[str, str] = field(default_factory=dict)
     """of each target the one that it is a quantization of, or itself"""
-    cards: dict[str, ModelCard] = field(default_factory=dict)
     failures: list[OutriderError] = field(default_factory=list)
     """of targets that could not be loaded"""
 
     def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
         ordered = self._under_backends(families(targets, self.plan.references))
         self._check_files([*ordered, *drafts])
-        self.cards = {model.name: model.card for model in ordered}
         done = {row.target for row in self.store.rows if isinstance(row, DoneRow)}
         waiting = [file for file in ordered if file.name not in done]
         for file in waiting:
@@ -132,7 +129,7 @@ class _Sweep:
         """A first guess, by the size of the file."""
         tokens = sum(len(cases_of(w)) * w.max_tokens for w in self.workloads)
         record_s = 1.5 * tokens * file.card.file_bytes / _BYTES_PER_S
-        runs = self._runs(len(_alike(file.card, drafts)))
+        runs = self._runs(len(_alike(file, drafts)))
         self.meter.expect(f"later {file.name}", record_s * (1 + 0.7 * runs))
 
     def _runs(self, num_drafts: int) -> int:
@@ -153,7 +150,7 @@ class _Sweep:
             ledger.note_model(row)
             stages = Stages(self.plan, ledger, self.loader, self.meter)
             stages.record()
-            self._expect_stages(stages, drafts)
+            self._expect_stages(stages, file, drafts)
             if not stages.ledger.all_cases():
                 ledger.skip(file.name, f"it answered none of the prompts with {MIN_TOKENS} tokens or more")
                 self.store.append(DoneRow(target=file.name))
@@ -185,13 +182,13 @@ class _Sweep:
         if stages.can_draft and not stages.drafts and not self.plan.lookup_only:
             stages.ledger.skip(f"real runs of {file.name}", "no draft is left, and lookup_only is off")
 
-    def _expect_stages(self, stages: Stages, drafts: Sequence[ModelFile]) -> None:
+    def _expect_stages(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         """Better guesses, now that the target's speed is known."""
         self.meter.known()
         cases = stages.ledger.all_cases()
         recorded_s = sum(answer.prefill_s + answer.decode_s for _, answer in cases)
         num_settings = 2 + len(self.plan.draft_lengths) * 3
-        alike = _alike(self.cards[stages.name], drafts)
+        alike = _alike(file, drafts)
         for draft in alike:
             self.meter.expect(f"score {draft.name}", recorded_s * _SCORED_SHARE)
             self.meter.expect(f"replay {draft.name}", len(cases) * num_settings * _REPLAYED_CASE_S)
@@ -208,8 +205,7 @@ class _Sweep:
                 if any(other != target for other, ref in self.relatives.items() if ref == reference):
                     save_reference(stages.target.model, folder, answers, name=reference)
                 return
-            rows = stages.ledger.of(QualityRow)
-            known = {(row.workload, row.case) for row in rows}
+            known = {(row.workload, row.case) for row in stages.ledger.of(QualityRow)}
             missing = [row for row in answers if (row.workload, row.case) not in known]
             for found in quality_of(stages.target.model, folder, missing, name=target):
                 self.store.append(found)
@@ -250,6 +246,6 @@ class _Sweep:
                 yield stack.enter_context(engine)
 
 
-def _alike(card: ModelCard, drafts: Sequence[ModelFile]) -> list[ModelFile]:
+def _alike(target: ModelFile, drafts: Sequence[ModelFile]) -> list[ModelFile]:
     """The drafts with the target's tokenizer."""
-    return [draft for draft in drafts if draft.card.tokenizer == card.tokenizer]
+    return [draft for draft in drafts if draft.card.tokenizer == target.card.tokenizer]

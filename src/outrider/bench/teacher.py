@@ -80,20 +80,19 @@ class Teacher:
     @classmethod
     def of(cls, rows: Iterable[Row], top: int = DEFAULT_TOP) -> Teacher:
         """Of rows of logits, one a position; each is read before the next is asked for."""
-        found: list[tuple[npt.NDArray[Any], Floats64, float]] = []
+        ids: list[npt.NDArray[Any]] = []
+        log_probs: list[Floats64] = []
+        rest: list[float] = []
         size = 0
         for row in rows:
-            size = len(row)
-            log_probs = log_softmax(row)
-            ids = top_k(row, min(top, size))
-            found.append((ids, log_probs[ids], float(np.exp(np.delete(log_probs, ids)).sum())))
-        if not found:
-            empty = np.empty((0, top))
-            return cls(empty.astype(np.int32), empty.astype(np.float16), np.empty(0, np.float32), size)
-        all_ids, all_log_probs, rest = zip(*found, strict=True)
+            size, every = len(row), log_softmax(row)
+            ids.append(top_k(row, min(top, size)))
+            log_probs.append(every[ids[-1]])
+            rest.append(float(np.exp(np.delete(every, ids[-1])).sum()))
+        shape = (len(ids), len(ids[0]) if ids else top)
         return cls(
-            np.asarray(all_ids, dtype=np.int32),
-            np.asarray(all_log_probs).astype(np.float16),
+            np.asarray(ids, dtype=np.int32).reshape(shape),
+            np.asarray(log_probs).astype(np.float16).reshape(shape),
             np.asarray(rest, dtype=np.float32),
             size,
         )
@@ -108,10 +107,8 @@ class Teacher:
     def save(self, path: Path) -> None:
         """Write a .npz file, whole or not at all. Raises SettingError when it cannot be written."""
         data = io.BytesIO()
-        np.savez(
-            data, ids=self.ids, log_probs=self.log_probs, rest=self.rest,
-            vocabulary_size=np.int32(self.vocabulary_size),
-        )  # fmt: skip
+        arrays = {name: np.asarray(getattr(self, name), kind) for name, kind in _ARRAYS.items()}
+        np.savez(data, **arrays)  # type: ignore[arg-type]
         write_whole(path, data.getvalue(), "reference")
 
     @classmethod
@@ -124,8 +121,8 @@ class Teacher:
             raise InputError(str(path), "there is no such file", "Check the path.") from None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(str(path), f"it is damaged ({error})", "Remove it: it is made again.") from error
-        ids, log_probs, rest = arrays["ids"], arrays["log_probs"], arrays["rest"]
+        ids, log_probs, rest, size = arrays.values()
         fits = ids.ndim == 2 and log_probs.shape == ids.shape and rest.shape == ids.shape[:1]
         if not fits or any(arrays[name].dtype != kind for name, kind in _ARRAYS.items()):
             raise InputError(str(path), "it holds something else", "Remove it: it is made again.")
-        return cls(ids, log_probs, rest, int(arrays["vocabulary_size"]))
+        return cls(ids, log_probs, rest, int(size))

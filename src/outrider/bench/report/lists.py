@@ -137,9 +137,8 @@ def machine(view: View) -> Table:
 
 def plan(view: View) -> Table:
     """What was asked for."""
-    effective = {
-        f"in force: {name}": value for block in view.results.blocks for name, value in block.effective.items()
-    }
+    blocks = view.results.blocks
+    effective = {f"in force: {name}": value for row in blocks for name, value in row.effective.items()}
     return _facts("Plan", {**view.results.head.plan, **effective})
 
 
@@ -150,9 +149,9 @@ def _facts(caption: str, facts: Mapping[str, Any]) -> Table:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) or numbers.NOTHING
+        value = [f"{name} {_plain(part)}" for name, part in value.items()]
     if isinstance(value, list | tuple):
-        return ", ".join(_plain(part) for part in value) or numbers.NOTHING
+        return ", ".join(map(_plain, value)) or numbers.NOTHING
     if value is None:
         return numbers.NOTHING
     return value if isinstance(value, str) else json.dumps(value)
