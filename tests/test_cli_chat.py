@@ -305,6 +305,7 @@ def test_several_lines_are_typed_as_one_message(terminal: Open, tmp_path: Path) 
     program.wait_for("prompt tokens")
     program.wait_for(ASKS)
     program.type(f"/save {tmp_path}/saved\r")
+    program.wait_for("written")  # a line that wraps is drawn again, with the question
     program.wait_for(ASKS)
     program.type("\x04")
     assert program.close() == 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -20,6 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from outrider.backends.gguf import BACKENDS, LoadOptions
 from outrider.core.errors import SettingError
+from outrider.core.files import read_toml
 from outrider.lab.models import DEFAULT
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.workloads.reading import BUILT_IN, Names, Part, WorkloadSpec, several
@@ -234,15 +234,7 @@ def plan_values(path: Path) -> dict[str, Any]:
 
     Raises SettingError, which names the file.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
-        raise SettingError(str(path), reason, "Name a TOML file; `outrider bench init` writes one.") from None
-    except UnicodeDecodeError:
-        raise SettingError(str(path), "it is no UTF-8 text", "Name a TOML file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(str(path), f"it is no TOML: {error}", "Correct it there.") from None
+    values = read_toml(path, "Name a TOML file; `outrider bench init` writes one.")
     folder = path.absolute().parent
     for name, found in values.items():
         if name in ("targets", "drafts") and isinstance(found, str | list):

@@ -21,7 +21,7 @@ from outrider.bench.teacher import DEFAULT_TOP, Floats64, Teacher, log_softmax, 
 from outrider.core.contracts import Model
 from outrider.core.data import Row
 from outrider.core.errors import InputError, SettingError, VocabularyMismatch
-from outrider.core.files import parse_json, write_whole
+from outrider.core.files import parse_json, reason_of, write_whole
 from outrider.lab.rows import AnswerRow, QualityRow
 from outrider.models.gguf import ModelCard
 from outrider.models.reference import without_quantization
@@ -173,7 +173,7 @@ def _claim(folder: Path, name: str, top: int) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
+        reason = f"it cannot be made ({reason_of(error)})"
         raise SettingError(str(folder), reason, "Name another folder.") from error
     if not (folder / _INDEX).exists():
         write_whole(folder / _INDEX, json.dumps(wanted) + "\n", "reference")

@@ -18,6 +18,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from outrider.core.errors import InputError, SettingError
+from outrider.core.files import reason_of
 from outrider.lab.rows import SCHEMA, HeadRow, Row
 
 ROWS = "rows.jsonl"
@@ -52,7 +53,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
+            why = reason_of(error)
             raise SettingError(str(path), why, "Name a folder that can be written (-o).") from error
         try:
             _lock(file, folder)
@@ -79,7 +80,7 @@ class Store:
         except OSError as error:
             self._file.truncate(start)
             self._file.seek(start)
-            why = f"a row could not be written ({(error.strerror or str(error)).lower()})"
+            why = f"a row could not be written ({reason_of(error)})"
             way_out = "Free some space and run it again: it goes on where it was."
             raise SettingError(str(self.folder / ROWS), why, way_out) from error
         self.rows.append(row)
@@ -109,7 +110,7 @@ def read_rows(folder: Path) -> list[Row]:
         data = path.read_bytes()
         rows, _ = _parse(gzip.decompress(data) if path.suffix == ".gz" else data, path)
     except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = reason_of(error)
         raise InputError(str(path), why.lower(), _NOT_OURS) from error
     if not rows:
         raise InputError(str(path), "it holds no rows", _NOT_OURS)

@@ -11,6 +11,7 @@ from typing import cast, get_args
 from outrider.cli.prompt import encodable
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
+from outrider.core.files import reason_of
 from outrider.core.params import FastForward, GrammarKind, JsonStyle, grammar_kind
 from outrider.core.settings import Structure
 
@@ -142,7 +143,7 @@ def _read(given: str, what: str, flag: str) -> str:
             with Path(given).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        reason = (getattr(error, "strerror", None) or str(error) or "it cannot be read").lower()
+        reason = reason_of(error)
         raise GrammarError(place, reason, f"{flag} takes {_FORMS[flag]}.") from error
     if len(data) > MAX_BYTES:
         raise _too_large(place)

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.core.errors import SettingError
+from outrider.core.files import reason_of
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -68,7 +69,7 @@ def _write(text: str, put: Callable[[str], None]) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        reason = (error.strerror or "it cannot be written").lower()
+        reason = reason_of(error)
         raise SettingError("standard output", reason, "Free some space, or send it elsewhere.") from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from outrider.core.errors import PromptError, SettingError
+from outrider.core.files import reason_of
 
 _ESCAPES = re.compile(r"\\([ntr'\"\\]|x[0-9A-Fa-f]{2})")
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
@@ -87,7 +88,7 @@ def read_text(path: Path, what: str) -> str:
         with path.open("rb") as file:
             return _decode(file, str(path))
     except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
+        reason = reason_of(error)
         raise PromptError(f"{what} {path}", reason, "Check the path and its permissions.") from error
 
 

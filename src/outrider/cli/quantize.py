@@ -15,6 +15,7 @@ from outrider.cli.output import INTERRUPTED, bars, print_notes, print_table, rea
 from outrider.cli.plans import hub_options
 from outrider.cli.settings import QuantizeSettings
 from outrider.core.errors import SettingError
+from outrider.core.files import reason_of
 from outrider.models import embedded_default, resolve
 from outrider.models.reference import requantized_name
 
@@ -62,7 +63,7 @@ def _folder(settings: QuantizeSettings, source: Path) -> Path:
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"it is no folder and cannot become one ({(error.strerror or str(error)).lower()})"
+        reason = f"it is no folder and cannot become one ({reason_of(error)})"
         raise SettingError(f"--out {settings.out}", reason, "Name another.") from error
     return settings.out
 

@@ -1,13 +1,37 @@
-"""Files that are written as a whole or not at all, and JSON that is read back."""
+"""Files: read with errors that name them, written as a whole or not at all; JSON that is read back."""
 
 from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from outrider.core.errors import SettingError
+from outrider.core.errors import InputError, SettingError
+
+
+def reason_of(error: BaseException) -> str:
+    """What the system, or the library, says of an error: a clause in lower case."""
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+def read_text(path: Path, way_out: str, kind: type[InputError] = SettingError) -> str:
+    """The text of a file in UTF-8. Raises `kind`, which names the file, where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise kind(str(path), reason_of(error), way_out) from None
+    except UnicodeDecodeError:
+        raise kind(str(path), "it is no UTF-8 text", way_out) from None
+
+
+def read_toml(path: Path, way_out: str) -> dict[str, Any]:
+    """What a TOML file says. Raises SettingError, which names the file, where it says nothing."""
+    try:
+        return tomllib.loads(read_text(path, way_out))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingError(str(path), f"it is no TOML: {error}", "Correct it there.") from None
 
 
 def check_writable(path: Path, what: str) -> None:
@@ -34,7 +58,7 @@ def write_whole(path: Path, content: str | bytes, what: str) -> None:
         else:
             _replace(path.resolve(), data)
     except OSError as error:
-        reason = f"the {what} could not be written ({(error.strerror or str(error)).lower()})"
+        reason = f"the {what} could not be written ({reason_of(error)})"
         raise SettingError(str(path), reason, "Free some space, or name another file.") from error
 
 

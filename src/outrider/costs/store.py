@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from outrider.core.errors import ModelFileError, SettingError
-from outrider.core.files import check_writable, parse_json, write_whole
+from outrider.core.files import check_writable, parse_json, reason_of, write_whole
 from outrider.costs.curve import SCHEMA, CallCosts
 from outrider.costs.other_programs import OtherPrograms, is_quiet
 from outrider.models.hub import cache_dir
@@ -77,7 +77,7 @@ def fingerprint(path: Path) -> str:
                 stream.seek(max(size - _END_BYTES, 0))
                 digest.update(stream.read(_END_BYTES))
         except OSError as error:
-            reason = (error.strerror or "it cannot be read").lower()
+            reason = reason_of(error)
             raise ModelFileError(str(file), reason, "Check the file, and start again.") from error
     return digest.hexdigest()
 
@@ -214,7 +214,7 @@ def import_costs(path: Path) -> PairCosts:
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = f"it cannot be read ({(error.strerror or str(error)).lower()})"
+        reason = f"it cannot be read ({reason_of(error)})"
         way_out = "Name a file that `outrider costs --costs FILE` wrote."
         raise SettingError(str(path), reason, way_out) from error
     except ValueError as error:

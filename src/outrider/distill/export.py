@@ -18,7 +18,7 @@ from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
-from outrider.core.files import check_writable
+from outrider.core.files import check_writable, reason_of
 from outrider.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
 from outrider.distill.subset import Field, Subset, read_field, tokenizer_fields
 from outrider.models.header import read_header
@@ -136,7 +136,7 @@ def write_gguf(
             return Written(path, path.stat().st_size, {to: 1.0}, tuple(notes))
         made = quantize(partial, to, path, ends=ends, threads=threads, force=True)
     except OSError as error:
-        reason = f"the draft could not be written ({(error.strerror or str(error)).lower()})"
+        reason = f"the draft could not be written ({reason_of(error)})"
         raise SettingError(str(path), reason, "Free some space, or name another file.") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.files import reason_of
 from outrider.distill.checkpoint import ANOTHER, Array, Checkpoint, Shape, check_weights, shape_of
 from outrider.distill.subset import OTHER, read_field, token_spellings
 
@@ -87,7 +88,7 @@ def write_safetensors(checkpoint: Checkpoint, folder: Path, kind: DataType = "BF
         for name, partial in names.items():
             partial.replace(folder / name)
     except (OSError, SafetensorError) as error:
-        reason = f"the draft could not be written ({(getattr(error, 'strerror', '') or str(error)).lower()})"
+        reason = f"the draft could not be written ({reason_of(error)})"
         raise SettingError(str(folder), reason, "Free some space, or name another folder.") from error
     finally:
         for partial in names.values():
@@ -230,7 +231,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
+        reason = reason_of(error)
         raise ModelFileError(str(path), reason, "Name a folder with a model's files.") from error
     except (ValueError, RecursionError) as error:
         raise ModelFileError(str(path), f"it is no JSON ({error})", _AGAIN) from error

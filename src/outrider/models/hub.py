@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import HubError, ModelFileError
+from outrider.core.files import reason_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
@@ -273,6 +274,6 @@ def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda _count: Non
                 digest.update(block)
                 on_bytes(len(block))
     except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
+        reason = reason_of(error)
         raise ModelFileError(str(path), reason, "Check the file, and start again.") from error
     return digest.hexdigest()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hmac
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.core.errors import SettingError
-from outrider.core.files import parse_json
+from outrider.core.files import parse_json, read_text, read_toml
 from outrider.server.errors import Problem, accepted
 from outrider.server.settings import ServeSettings
 
@@ -128,20 +127,12 @@ def read_keys(path: Path, notices: list[str] | None = None) -> list[ApiKey]:
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Each record of the file, and its place."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
-        raise SettingError(str(path), reason, "Name a file of keys (--api-keys).") from None
-    except UnicodeDecodeError:
-        raise SettingError(str(path), "it is no UTF-8 text", "Name a file of keys (--api-keys).") from None
+    way_out = "Name a file of keys (--api-keys)."
     if path.suffix == ".jsonl":
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        numbered = enumerate(read_text(path, way_out).splitlines(), 1)
+        lines = [(number, line) for number, line in numbered if line.strip()]
         return [(f"line {number}", _object(line, f"{path}, line {number}")) for number, line in lines]
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(str(path), f"it is no TOML: {error}", "Correct it there.") from None
+    content = read_toml(path, way_out)
     tables = content.pop("key", [])
     if content:
         raise SettingError(f"{path}: {next(iter(content))}", "it is not known", "A key is a [[key]] table.")

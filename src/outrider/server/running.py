@@ -26,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from outrider.core.errors import SettingError
+from outrider.core.files import reason_of
 from outrider.server.errors import Problem
 from outrider.server.settings import ServeSettings
 
@@ -50,7 +51,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        why = f"it is no address of this machine ({(error.strerror or str(error)).lower()})"
+        why = f"it is no address of this machine ({reason_of(error)})"
         raise SettingError(what, why, "Give 127.0.0.1, 0.0.0.0 or another address (--host).") from None
     sockets: list[socket.socket] = []
     for family, _, _, _, address in sorted(set(found)):
@@ -88,7 +89,7 @@ def tls_context(cert: Path, key: Path) -> ssl.SSLContext:
         try:
             path.read_bytes()
         except OSError as error:
-            why = (error.strerror or "it cannot be read").lower()
+            why = reason_of(error)
             raise SettingError(str(path), why, "Name readable PEM files (--tls-cert, --tls-key).") from None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -19,6 +19,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import Field, SecretStr, ValidationError
 
 from outrider.core.errors import SettingError
+from outrider.core.files import read_toml
 from outrider.core.schema import (
     Count,
     Group,
@@ -283,15 +284,7 @@ def as_toml(configuration: Configuration) -> str:
 
 def _file_values(path: Path) -> Iterator[tuple[str, Any, str]]:
     """Name, value and origin of each setting of a file."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
-        raise SettingError(str(path), reason, "Name a TOML file (--config).") from None
-    except UnicodeDecodeError:
-        raise SettingError(str(path), "it is no UTF-8 text", "Name a TOML file (--config).") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(str(path), f"it is no TOML: {error}", "Correct it there.") from None
+    content = read_toml(path, "Name a TOML file (--config).")
     for key, value in content.items():
         if isinstance(value, dict) and key in TABLES:
             for name, inner in value.items():

@@ -27,6 +27,7 @@ from typing import Any
 
 from outrider.backends.machine import cpu_id, logical_cores, total_bytes
 from outrider.core.errors import BuildError, SettingError
+from outrider.core.files import reason_of
 from outrider.models.hub import cache_dir, file_sha256
 from outrider.models.package_clients import fetch_source, install_wheels
 
@@ -139,7 +140,7 @@ def build_native(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full() from error
-        reason = f"the library cannot be built there ({error.strerror or error})"
+        reason = f"the library cannot be built there ({reason_of(error)})"
         way_out = "Check its permissions, or set OUTRIDER_CACHE to another folder."
         raise SettingError(str(builds_dir()), reason, way_out) from error
     return NativeBuild(place, built=True, seconds=seconds)

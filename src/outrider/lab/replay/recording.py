@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
-from outrider.core.files import parse_json
+from outrider.core.files import parse_json, reason_of
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
@@ -83,7 +83,7 @@ def read_recordings(path: Path) -> list[Recording]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason_of(error)
         raise InputError(str(path), reason, "Name a file of recordings.") from error
     found = []
     for number, line in enumerate(lines, 1):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from outrider.core.errors import PromptError
-from outrider.core.files import parse_json
+from outrider.core.files import parse_json, read_text
 from outrider.core.params import SamplingParams
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.workloads.lines import Unreadable, prompt_of
@@ -33,7 +33,8 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         text = (files("outrider.lab.workloads") / f"{reference}.jsonl").read_text(encoding="utf-8")
     else:
         path, categories = _parts(reference, categories)
-        text, what, source = _text(path), str(path), str(path)
+        way_out = f"Name a JSON-lines file, or a built-in workload: {', '.join(BUILT_IN)}."
+        text, what, source = read_text(path, way_out, PromptError), str(path), str(path)
     found, passed_over = _read(text, what, spec.max_tokens)
     prompts = _of_categories(found, categories, what)
     if spec.prompts is not None and spec.prompts < len(prompts):  # from the first on at even distances
@@ -56,17 +57,6 @@ def _parts(reference: str, categories: Sequence[str]) -> tuple[Path, tuple[str, 
         return whole, tuple(categories)
     more = tuple(part.strip() for part in wanted.split(",") if part.strip())
     return Path(name).expanduser(), tuple(dict.fromkeys((*categories, *more)))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        reason = (error.strerror or "it cannot be read").lower()
-        way_out = f"Name a JSON-lines file, or a built-in workload: {', '.join(BUILT_IN)}."
-        raise PromptError(str(path), reason, way_out) from None
-    except UnicodeDecodeError:
-        raise PromptError(str(path), "it is no UTF-8 text", "Name a JSON-lines file.") from None
 
 
 def _read(text: str, what: str, max_tokens: int) -> tuple[list[tuple[Prompt, str]], Counter[str]]:
