@@ -130,7 +130,7 @@ class _Conversation:
                     self.say(line)
 
     def _reader(self) -> Callable[[str], str]:
-        """What asks for the next line: an editor where somebody types."""
+        """What asks for the next line: an editor where a person types."""
         if not sys.stdin.isatty():
             return ask
         from outrider.cli.terminal_input import TerminalInput  # loads slowly

@@ -72,7 +72,7 @@ def translate(
         settings: Those of the command; a flag of theirs means what the command says, whatever llama.cpp says.
 
     Raises:
-        SettingError: For an option that is refused, and for one with a single dash that nobody knows: it
+        SettingError: For an option that is refused, and for an unknown one with a single dash: it
             is never read as several short ones.
     """
     flags = _Flags(settings).takes_value

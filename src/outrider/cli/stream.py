@@ -145,7 +145,7 @@ class TokenPrinter:
 # `--smooth`: a step's text is shown while the next one computes.
 
 _LAST_PATIENCE_S = 0.2
-"""How long the end of the program waits for text that nobody takes, after a second Ctrl-C."""
+"""How long the end of the program waits for text that is not read, after a second Ctrl-C."""
 
 
 class PacedPrinter:

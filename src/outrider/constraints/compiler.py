@@ -66,7 +66,7 @@ class Compiler:
                 self._cache.move_to_end(grammar)
                 return self._cache[grammar][0]
         began_s = perf_counter()
-        compiled = self._compile(grammar)  # may take seconds, and nobody else is to wait for that
+        compiled = self._compile(grammar)  # may take seconds, and others must not wait for that
         weight = _HEAVY if perf_counter() - began_s > _HEAVY_S else 1
         with self._lock:
             self._cache[grammar] = compiled, weight

@@ -200,7 +200,7 @@ class GrammarConstraint:
     def permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:
         try:
             return self._permits(drafted, tokens)
-        except ConstraintError:  # a limit: whoever asks for the mask there hears of it
+        except ConstraintError:  # a limit: reported where the mask is asked for
             return 0
 
     def _permits(self, drafted: Sequence[int], tokens: Sequence[int]) -> int:

@@ -292,4 +292,4 @@ class TorchModel:
 
     def close(self) -> None:
         self._cache.clear()
-        vars(self).pop("_network", None)  # whoever made the network may keep it
+        vars(self).pop("_network", None)  # its maker may keep the network

@@ -122,7 +122,7 @@ def load(path: Path) -> tuple[ContextIndex, About]:
 
 
 def sweep(place: Path) -> None:
-    """Remove indexes that nobody used for a month, and what broken off processes left."""
+    """Remove indexes that were not used for a month, and what interrupted processes left."""
     now = time.time()
     for path in place.iterdir():
         with suppress(OSError):

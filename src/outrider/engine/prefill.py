@@ -1,4 +1,4 @@
-"""How prompts are read beside sequences that decode: in chunks, so that nobody waits long."""
+"""How prompts are read beside sequences that decode: in chunks, so that none waits long."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Step:
 
     @property
     def candidate_may_pay(self) -> bool:
-        """Whether the lookups' candidate may pay for a longer call, if nobody shares the call."""
+        """Whether the lookups' candidate may pay for a longer call, if the call is not shared."""
         return self._state.marginal_costs(self.context).may_pay(self._suffix.acceptance)
 
     @property

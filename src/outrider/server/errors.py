@@ -95,7 +95,7 @@ def invalid_field(param: str, why: str, *, code: str = "invalid_value") -> Probl
 
 
 def internal_error(message: str = "the server failed; its log says how.") -> Problem:
-    """A failure that nobody foresaw."""
+    """An unexpected failure."""
     return Problem(500, message, code="internal_error")
 
 

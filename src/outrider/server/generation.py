@@ -25,12 +25,12 @@ from outrider.server.service import Service, caller_of
 _Result = TypeVar("_Result")
 
 _QUIET_S = 15.0
-"""After such a silence a comment is sent, so that nobody on the way closes the connection."""
+"""After such a silence a comment is sent, so that no proxy closes the connection."""
 
 
 class GenerationJobs:
-    """Running generations, one for each choice of a plan. `close` ends those that still run, whatever
-    happened: whoever started a batch closes it. The caller pays for what was generated until then."""
+    """Running generations, one for each choice of a plan. `close` cancels those that still run;
+    it is called whatever happened. What was generated until then counts against the caller's limits."""
 
     def __init__(self, service: Service, plan: GenerationPlan, caller: Caller) -> None:
         self.service = service

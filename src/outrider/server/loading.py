@@ -19,7 +19,7 @@ _RETRY_S = 2
 class Loading:
     """Answers every request on bound sockets with 503 and what is being `doing`, in threads of its own.
 
-    A context manager; at its end the sockets are left open for whoever serves on them.
+    A context manager; at its end the sockets are left open for the server.
     """
 
     def __init__(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:

@@ -163,7 +163,7 @@ def info_router(service: Service) -> APIRouter:
 
     @router.post("/detokenize", responses=_describe(answers.DetokenizeAnswer), tags=["tokens"])
     async def detokenize(body: DetokenizeRequest) -> Response:
-        """The text of tokens; what stands for structure adds nothing."""
+        """The text of tokens; control tokens add nothing."""
         return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
 
     @router.get("/v1/models", responses=_describe(), response_model=answers.ModelList, tags=["models"])

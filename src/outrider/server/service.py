@@ -31,8 +31,8 @@ from outrider.session import Session
 _Result = TypeVar("_Result")
 
 _PREPARING_THREADS = 4
-"""Templates, tokenizers and schemas take milliseconds; a few more, so that one that takes seconds holds up
-nobody."""
+"""Templates, tokenizers and schemas take milliseconds; a few more, so that one that takes seconds delays no
+other."""
 
 
 class Service:
@@ -116,7 +116,7 @@ class Service:
         return tuple(self.vocabulary.tokenize(text, add_special=False)[: self.context_tokens]), notices
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what stands for structure adds nothing."""
+        """The text of tokens; control tokens add nothing."""
         return b"".join(map(self.vocabulary.piece, tokens)).decode("utf-8", errors="replace")
 
     @property

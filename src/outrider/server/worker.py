@@ -177,8 +177,8 @@ class Worker:
             self._used_tokens = self._engine.used_tokens
 
     def _refuse_all(self) -> None:
-        """After a failure that nobody foresaw the engine's state is unknown: whoever waits, and whoever
-        comes, gets an error instead of waiting forever."""
+        """After an unexpected failure the engine's state is unknown: requests that wait, and those to come,
+        get an error instead of waiting forever."""
         error = BackendError("engine", "it failed, and the server's log says how", "Restart the server.")
         while True:
             for job in self._running.values():
@@ -329,12 +329,12 @@ class Worker:
         self._post(job, take)
 
     def _post(self, job: Job, action: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # its event loop is gone, and nobody waits any more
+        with contextlib.suppress(RuntimeError):  # its event loop is closed: no client waits any more
             job.loop.call_soon_threadsafe(action)
 
 
 def _as_ours(error: Exception, what: str) -> OutriderError:
-    """An error for the request's caller; what nobody foresaw is logged as a whole."""
+    """An error for the request's caller; an unexpected one is logged with its traceback."""
     if isinstance(error, OutriderError):
         return error
     _log.error(what, exc_info=error)

@@ -1,4 +1,4 @@
-"""A model file's weights, with load options that this machine survives and that suit it; its template."""
+"""A model file's weights, with load options that work here and suit the machine; its template."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Speculation shows several tokens at once and then nothing until the next step is done. A `Pacer`
 spreads the text of each step over the time that the next one is expected to take. It reads no
-clock, starts no thread and never waits: whoever shows the text passes the time.
+clock, starts no thread and never waits: its caller passes the time.
 
 What it guarantees, whatever the steps do:
 

@@ -82,7 +82,7 @@ class _Steps(NamedTuple):
 
 
 def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple[Estimate | None, str | None]:
-    """How much faster than plain decoding a request was; or None, and why nobody knows.
+    """How much faster than plain decoding a request was; or None, and why it is not known.
 
     The draft model's reading of the prompt counts against it.
     """

@@ -60,7 +60,7 @@ def check_build(
     memory: Path,
     run: RunChild | None = None,
 ) -> tuple[LoadOptions, str | None]:
-    """The options under which this build survives this file, and a notice for the user.
+    """The options under which this build runs this file without crashing, and a notice for the user.
 
     `build` names the library's build, `model_kind` architecture and quantization, `file` the file's content;
     the outcome on this CPU is kept in the JSON file `memory`. `run` starts the child process.

@@ -264,7 +264,7 @@ class GgufModel:
         or have pushed out what the sequence still needs, the sequence starts again empty."""
         for span in spans:
             self._lengths[span.sequence] = span.start
-            # Of a recurrent state nobody can say whether the call changed it.
+            # Whether the call changed a recurrent state is not known.
             removed = self.rewind != "snapshots" and self._forget(span.sequence, span.start)
             if not removed or not self._holds_window(span.sequence, span.start):
                 self._forget(span.sequence, -1)

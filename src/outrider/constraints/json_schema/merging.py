@@ -60,7 +60,7 @@ def _parts(root: Node, node: Node) -> list[Node]:
     """The schemas in a schema, and that which it refers to."""
     found = [child for _, child in children(node)]
     if "$ref" in node:
-        with suppress(GrammarError):  # whoever compiles it says so
+        with suppress(GrammarError):  # reported when it is compiled
             found.append(target(root, "#", node["$ref"])[1])
     return [part for part in found if isinstance(part, dict)]
 

@@ -204,7 +204,7 @@ class RecordedDrafter:
 
 def _permits(request: DraftRequest, drafted: Sequence[int], token: int) -> bool:
     """After a wrong token of another drafter's the constraint may not allow what is taken for an offer; of
-    unknown tokens nobody can say."""
+    unknown tokens that is not known."""
     if request.constraint is None:
         return True
     return token != _UNKNOWN and request.constraint.permits((*request.prefix, *drafted), (token,)) == 1
@@ -216,8 +216,8 @@ def _ahead(
     """What the model would offer from this place of the answer on: token and confidence, or None where
     nothing more is known. The tokens that join the draft are sent.
 
-    After a wrong token of its own it goes on as was recorded, and then with the same confidence, with tokens
-    that nobody knows and that are wrong in any case; after one of another's as at that place of the answer.
+    After a wrong token of its own it goes on as was recorded, and then with the same confidence, with
+    unknown tokens, which are wrong in any case; after one of another's as at that place of the answer.
     """
     while place < len(answer):
         joined = yield offers.tokens[place], offers.confidence[place]

@@ -23,7 +23,7 @@ MIN_CUT_RATIO = 0.9
 
 Not all of them: tokenizers that differ in how they group digits reach 0.98 here and still
 agree on prose. Ones that differ in how they group indentation stay below 0.9, which on
-source code is every fifth piece: few drafts of usual length would survive.
+source code is every fifth piece: few drafts of usual length would be accepted whole.
 """
 
 

@@ -9,8 +9,8 @@ other merges make a draft that keeps offering the right text in the wrong pieces
 Nothing here touches exactness: the target judges every draft. A pair that lines up badly
 would only be slow, which is reason enough to refuse it before anyone waits.
 
-A draft with a reduced vocabulary cuts text in its own way, which nobody asks of it: it is lined
-up by the map that it brings along (`reduced`).
+A draft with a reduced vocabulary cuts text in its own way, and need not cut it alike: it is
+aligned by the map in its file (`reduced`).
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def estimate_of(completion: Completion, policy: AutoPolicy | None) -> tuple[Estimate | None, str | None]:
-    """How much faster than plain decoding an answer was, or why nobody knows."""
+    """How much faster than plain decoding an answer was, or why it is not known."""
     if policy is None:
         return None, "what calls cost is not measured under this policy"
     return estimate_speedup(completion.records, policy)

@@ -1,7 +1,7 @@
-"""Control tokens that a client spells out are text: nobody forges a turn by writing `<|im_end|>`.
+"""Control tokens that a client spells out are text: no client can forge a turn by writing `<|im_end|>`.
 
 A template's own control tokens are read as such, so the text between them must not hold any. What a client
-spells is split by a mark after its first character; the mark survives the template, and the tokenizer
+spells is split by a mark after its first character; the template leaves the mark as it is, and the tokenizer
 gets what is before it and what is after it one after the other.
 """
 

@@ -40,7 +40,7 @@ class PromptDetails(Answer):
 
 
 class CompletionDetails(Answer):
-    """Of all drafts, whoever made them: accepted and rejected tokens."""
+    """Of the drafts of all drafters: accepted and rejected tokens."""
 
     reasoning_tokens: int
     audio_tokens: int
