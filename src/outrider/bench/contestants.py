@@ -1,4 +1,4 @@
-"""Other engines behind OpenAI's API, asked and timed like our own settings."""
+"""Other engines with OpenAI's API, asked and timed like our own settings."""
 
 from __future__ import annotations
 

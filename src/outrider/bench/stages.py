@@ -5,10 +5,10 @@ Every stage writes rows, and does only what has no row yet: that is how a run go
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 from typing import Any, Protocol
 
 from outrider.bench.ledger import MIN_TOKENS, Ledger
@@ -225,8 +225,8 @@ class Stages:
 
 def predicted_ratio(row: PredictionRow) -> float:
     """Geometric mean over the cases of plain decoding's seconds over this setting's."""
-    logs = [math.log(case.plain_s / case.seconds) for case in row.cases if case.seconds > 0]
-    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+    ratios = [case.plain_s / case.seconds for case in row.cases if case.seconds > 0]
+    return geometric_mean(ratios) if ratios else 1.0
 
 
 def choose(rows: Sequence[PredictionRow], *, finalists: int, controls: Sequence[Setting]) -> ChoiceRow:

@@ -1,4 +1,4 @@
-"""The report's tables that stand for themselves: everything measured, quality, models, what was skipped."""
+"""The report's tables without a picture: everything measured, quality, models, what was skipped."""
 
 from __future__ import annotations
 

@@ -119,9 +119,8 @@ class View:
 
     def measured(self, cell: Cell) -> Interval | None:
         """The speed-up of a setting that ran. What needs no draft model may have run without one only."""
-        return speeds.measured_speedup(self.results, cell) or speeds.measured_speedup(
-            self.results, _needed(cell)
-        )
+        ask = speeds.measured_speedup
+        return ask(self.results, cell) or ask(self.results, _needed(cell))
 
     def predicted(self, cell: Cell) -> Interval | None:
         """The speed-up of a setting by replay, likewise."""

@@ -87,7 +87,7 @@ def _combinations(results: Results) -> dict[Cell, Mapping[str, float]]:
 def _uses_model(name: str) -> bool:
     try:
         return Setting.of(name).uses_model
-    except SettingError:  # a name of a later version: its draft is believed
+    except SettingError:  # a name of a later version
         return True
 
 
