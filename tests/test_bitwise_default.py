@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from backends import FILES, NATIVE
 from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes, Price
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.tuning import equality
@@ -68,3 +69,17 @@ def test_an_impossible_context_is_named_as_it_was_asked_for(weights: Weights) ->
     with pytest.raises(OutOfMemory) as caught:
         open_target(weights, HUGE)
     assert f"context of {HUGE} tokens" in caught.value.what
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_every_library_opens_what_it_runs(
+    name: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both kinds of attention are tried; ik_llama.cpp is right with one of them alone over a sliding window."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(equality, "needs_no_padding", lambda _model: False)
+    path = write_tiny(tmp_path / "tiny.gguf", arch=arch)
+    with closing(Weights(path, LoadOptions(threads=1, library=str(FILES[name].path)))) as weights:
+        model, _ = open_target(weights, 64)
+        model.close()

@@ -95,7 +95,11 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
             attentions.append(replace(options, flash_attention=other))
     best = Equality(None, "single tokens need padding")
     for options in attentions:
-        with closing(weights.open(_CONTEXT_TOKENS, options=options)) as model:
+        try:
+            opened = weights.open(_CONTEXT_TOKENS, options=options)
+        except SettingError:  # the library is not right with the other kind
+            continue
+        with closing(opened) as model:
             if not needs_no_padding(model) and (hasty or best.sizes):
                 continue
             found = find_equality(model, progress=progress)
