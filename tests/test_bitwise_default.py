@@ -76,7 +76,7 @@ def test_an_impossible_context_is_named_as_it_was_asked_for(weights: Weights) ->
 def test_every_library_opens_what_it_runs(
     name: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both kinds of attention are tried; ik_llama.cpp is right with one of them alone over a sliding window."""
+    """Both kinds of attention are tried; over a sliding window ik_llama.cpp is right with one of them."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setattr(equality, "needs_no_padding", lambda _model: False)
     path = write_tiny(tmp_path / "tiny.gguf", arch=arch)
