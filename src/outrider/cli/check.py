@@ -28,6 +28,7 @@ from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models import DEFAULT_DRAFT, embedded_draft
+from outrider.models.finding import find_drafts
 from outrider.models.hub import HubOptions
 
 
@@ -55,7 +56,11 @@ def _asking(settings: CheckSettings) -> CheckRequest:
     target = _only(settings.target, hub)
     return CheckRequest(
         target=target,
-        drafts=tuple(find_models(settings.drafts or _own_draft(settings.target), hub=hub, taken=[target])),
+        drafts=tuple(
+            find_models(
+                settings.drafts or _drafts_here(settings.target, target, hub), hub=hub, taken=[target]
+            )
+        ),
         workloads=workloads,
         seconds=settings.seconds,
         context_length=settings.ctx_size,
@@ -82,9 +87,11 @@ def _open(options: LoadOptions) -> None:
     next(candidates(options))
 
 
-def _own_draft(target: str) -> list[str]:
-    """The draft to check where none is named: the embedded default has one of its own."""
-    return [DEFAULT_DRAFT] if target == DEFAULT and embedded_draft() is not None else []
+def _drafts_here(reference: str, target: ModelFile, hub: HubOptions) -> list[str]:
+    """The drafts to check where none is named: the embedded default's own, or those found for the target."""
+    if reference == DEFAULT:
+        return [DEFAULT_DRAFT] if embedded_draft() is not None else []
+    return [str(found.card.path) for found in find_drafts(target.card, hub)[:_MAX_FOUND]]
 
 
 def _only(reference: str, hub: HubOptions) -> ModelFile:
@@ -117,6 +124,9 @@ def _status(errors: Console) -> Iterator[Progress]:
 
 
 # A check as people read it: the verdict first, then what it rests on, in 80 columns.
+
+_MAX_FOUND = 3
+"""drafts that are checked where none is named: each takes a minute"""
 
 _Rows = Sequence[tuple[str, str]]
 

@@ -29,8 +29,8 @@ from outrider.costs import (
     import_costs,
 )
 from outrider.costs.timer import Rows
+from outrider.models.finding import resolve_models
 from outrider.models.hub import HubOptions
-from outrider.models.reference import resolve_pair
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
 from outrider.session.loading import in_same_library
 
@@ -52,12 +52,11 @@ def costs(settings: CostsSettings) -> int:
         return 0
     show_log(settings.verbose)
     with LoadInterrupt(), bars(errors) as report:
-        target_path, draft_path = resolve_pair(target, draft, hub_options(settings))
-        paths = (
-            {"target": target_path} if draft_path is None else {"target": target_path, "draft": draft_path}
-        )
+        target_path, drafts, found = resolve_models(target, draft, hub_options(settings))
+        paths = dict(zip(("target", "draft"), (target_path, *drafts), strict=False))
         tunings = _tune(settings, paths, options, report) if settings.tune else {}
-        notices = [note for tuning in tunings.values() if (note := tuning.notice)]
+        notices = [] if found is None else [found]
+        notices += [note for tuning in tunings.values() if (note := tuning.notice)]
         pair = _measure(settings, paths, options, report, notices, tunings)
     if settings.costs is not None:
         export_costs(settings.costs, pair)

@@ -50,7 +50,8 @@ class DraftModel(Group):
         None,
         "-md",
         metavar="MODEL",
-        help="Draft model with the same tokenizer; none: no draft model. The embedded default has its own, "
+        help="Draft model with the same tokenizer; auto: found beside the target or in the hub's "
+        "cache; none: no draft model. The embedded default has its own, "
         "default-draft, which other files of it take too.",
     )
     hf_repo_draft: str | None = setting(

@@ -33,6 +33,11 @@ _COMPANIONS = re.compile(r"(?:mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)[^/]*$
 _SHOWN = 12
 
 
+def is_companion(name: str) -> bool:
+    """Whether a file of this name belongs to a model and is none by itself."""
+    return _COMPANIONS.search(name) is not None
+
+
 def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
     """The file to load for `reference`, fetched from the hub if it is there.
 
@@ -92,7 +97,7 @@ def choose_file(
     With none, the usual ones are tried and then the first model is taken, as llama.cpp does.
     `what` is named in the HubError that says that there is none, and what there is instead.
     """
-    models = [name for name in names if name.lower().endswith(".gguf") and not _COMPANIONS.search(name)]
+    models = [name for name in names if name.lower().endswith(".gguf") and not is_companion(name)]
     models = [name for name in models if name == shard_names(name)[0]]
     if not models:
         way_out = "Look for one whose name ends in -GGUF, or convert it."

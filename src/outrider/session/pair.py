@@ -12,13 +12,14 @@ from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.scoring import Loaded
 from outrider.core.contracts import Policy
+from outrider.core.errors import VocabularyMismatch
 from outrider.drafters.corpus import Progress
 from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import MAX_PAUSE_S
 from outrider.models.chat import ChatTemplate
+from outrider.models.finding import AUTO_DRAFT, resolve_models
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
-from outrider.models.reference import resolve_pair
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.learned import AutoSettings, Learned, Measuring
@@ -52,31 +53,39 @@ class Pair:
         hub: HubOptions | None = None,
         measuring: Measuring | None = None,
     ) -> Pair:
-        """Resolve the references, load the files, and line up the tokenizers. Which native library is the
+        """Resolve the references, load the files, and align the tokenizers. A draft of `AUTO_DRAFT` is looked
+        for among the files that are here. Which native library is the
         faster one for a file is measured once, in a few seconds (`measuring` is called meanwhile).
 
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
         notices: list[str] = []
         target_name, draft_name = (None if name is None else str(name) for name in (model, draft))
-        target_path, draft_path = resolve_pair(target_name, draft_name, hub or HubOptions())
-        target_card = read_card(target_path)
-        draft_card = None if draft_path is None else read_card(draft_path)
-        options = options or LoadOptions()
-        weights, alignment = None, None
+        hub, options = hub or HubOptions(), options or LoadOptions()
+        target_path, draft_paths, line = resolve_models(target_name, draft_name, hub)
+        notices += [] if line is None else [line]
+        target_card, cards = read_card(target_path), [read_card(path) for path in draft_paths]
+        weights, alignment, draft_card = None, None, None
         with ExitStack() as undo:
             target = load_weights(target_path, target_card, options, notices, measuring=measuring)
             undo.callback(target.close)
             template = template_of(target, target_card)
-            if draft_path is not None and draft_card is not None:
+            for card in cards:
                 chosen = draft_options or options
-                weights = load_draft(target, draft_path, draft_card, chosen, notices, measuring=measuring)
+                weights = load_draft(target, card.path, card, chosen, notices, measuring=measuring)
                 undo.callback(weights.close)
-                alignment = align(target.vocabulary, weights.vocabulary)
-                if useless := why_no_draft(target, weights):
-                    notices.append(useless)
-                    weights.close()
-                    weights, alignment = None, None
+                try:
+                    alignment, draft_card = align(target.vocabulary, weights.vocabulary), card
+                    useless = why_no_draft(target, weights)
+                except VocabularyMismatch as error:
+                    if draft_name != AUTO_DRAFT:
+                        raise
+                    useless = f"{card.path.name} is not used: {error.why}"
+                if not useless:
+                    break
+                notices.append(useless)
+                weights.close()
+                weights, alignment, draft_card = None, None, None
             undo.pop_all()
         return cls(target, weights, alignment, target_card, draft_card, template, tuple(notices))
 
