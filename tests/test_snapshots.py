@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from engines import (
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.rewinding import MAX_SNAPSHOTS, Rewinding
-from outrider.core.data import Completion, Request
+from outrider.core.data import Completion, Logits, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
@@ -206,6 +207,22 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
     assert weights.rewinding.kind == "none" and weights.rewinding.notice
     model = weights.open(64)
     assert (model.rewind, model.max_draft) == ("none", 0)
+    weights.close()
+
+
+def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the library says that it went back, and goes on from another state."""
+    decode = GgufModel.decode
+
+    def from_another_state(self: GgufModel, spans: Sequence[Span]) -> list[Logits]:
+        first = spans[0]
+        if self._snapshots.is_past(first.sequence):
+            spans = [replace(first, tokens=(first.tokens[0] + 1, *first.tokens[1:])), *spans[1:]]
+        return decode(self, spans)
+
+    monkeypatch.setattr(GgufModel, "decode", from_another_state)
+    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
+    assert weights.rewinding.kind == "none" and "other logits" in (weights.rewinding.notice or "")
     weights.close()
 
 
