@@ -140,6 +140,25 @@ def test_the_library_goes_back_further_than_it_has_snapshots(
     model.close()
 
 
+@over(*SNAPSHOTS, names=MAINLINE)
+def test_snapshots_hold_until_the_next_call_and_are_not_shared(backend: Backend, kind: str) -> None:
+    model = backend.open(kind, 64, max_sequences=3)
+    model.decode([Span(0, TEXT[:8], 0, 0), Span(1, TEXT[10:18], 0, 0)])
+    model.decode([Span(0, TEXT[8:12], 8, 0)])
+    with pytest.raises(RewindUnsupported):  # the call without it moved its snapshots
+        model.truncate(1, 6)
+    model.truncate(0, 10)
+    with pytest.raises(RewindUnsupported):  # it goes back with its next call alone
+        model.copy(0, 2, 10)
+    model.decode([Span(0, TEXT[10:14], 10, 0)])
+    model.copy(0, 2, 14)
+    with pytest.raises(RewindUnsupported):  # the copy would go back, too
+        model.truncate(0, 13)
+    for sequence, text in enumerate((TEXT[:14], TEXT[10:18], TEXT[:14])):
+        assert_near(next_rows(model, (7,), sequence), backend.expected((*text, 7), kind)[-1:])
+    model.close()
+
+
 @over(*SNAPSHOTS)
 def test_the_whole_of_a_state_is_copied(backend: Backend, kind: str) -> None:
     model = backend.open(kind, 128, max_sequences=3)
