@@ -80,7 +80,8 @@ class Ledger:
         pair = self.pair(draft) if draft is not None else None
         prior = pair.prior if pair is not None else None
         drafts = None if theirs is None else theirs.costs()
-        return Prices(mine.costs(), drafts, mine.own_s, mine.own_token_s, prior)
+        most = self.target.model.max_draft
+        return Prices(mine.costs(), drafts, mine.own_s, mine.own_token_s, prior, most)
 
     def costs(self, model: str, role: Role) -> CostsRow | None:
         """The costs of the target, or of a draft model beside it."""
