@@ -67,8 +67,8 @@ def answered(server: RealServer, sent: bytes) -> bytes:
 
 
 def greedy(server: RealServer) -> str:
-    """What the model says to a question; always the same."""
-    body = {"messages": [{"role": "user", "content": "Count to ten."}], "temperature": 0, "max_tokens": 24}
+    """What the model says to a question; always the same, before the near-tie that its 18th token is."""
+    body = {"messages": [{"role": "user", "content": "Count to ten."}], "temperature": 0, "max_tokens": 12}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     asked = Request(f"{server.base_url}/chat/completions", json.dumps(body).encode(), headers)
     with urlopen(asked, timeout=PATIENCE_S) as answer:
