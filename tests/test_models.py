@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from examples import examples
+from head_files import write_heads
 from outrider.core.errors import ModelFileError
 from outrider.models import read_card, resolve
 from tiny_gguf import ARCHITECTURES, EXPERTS, FEED_FORWARD, WIDTH, vocabulary, write_tiny
@@ -54,6 +56,26 @@ def test_mixture_uses_the_share_of_its_chosen_experts(tmp_path: Path) -> None:
 
 def test_sliding_window_is_said(tmp_path: Path) -> None:
     assert read_card(write_tiny(tmp_path / "m.gguf", arch="gemma3")).sliding_window == 16
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers", "mtp_layers", "held", "kind"),
+    [
+        ("eagle3", 1, 0, [0], "eagle3"),
+        ("dflash", 5, 0, range(5), "dflash"),
+        ("qwen35", 5, 1, [4], "mtp"),
+        ("deepseek2", 63, 2, [61, 62], "mtp"),
+        ("gemma4-assistant", 4, 4, range(4), "mtp"),  # a file of its own: all of its layers are
+        ("qwen35", 5, 1, range(5), "model"),  # embedded in the model
+        ("qwen35", 4, 0, range(4), "model"),
+        ("qwen35", 5, 1, [], "model"),
+    ],
+)
+def test_heads_are_kept_apart_from_models(
+    tmp_path: Path, arch: str, layers: int, mtp_layers: int, held: Sequence[int], kind: str
+) -> None:
+    card = read_card(write_heads(tmp_path / "m.gguf", arch, layers=layers, mtp_layers=mtp_layers, held=held))
+    assert (card.kind, card.mtp_layers) == (kind, mtp_layers)
 
 
 def test_quantization_is_the_declared_one(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gguf.constants import Keys, LlamaFileType
 
@@ -14,6 +16,11 @@ from outrider.models.header import Array, Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
 
 _GUESSED = int(LlamaFileType.GUESSED)
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+ModelKind = Literal["model", "mtp", "eagle3", "dflash"]
+"""What a file holds: a model that runs by itself, or what drafts from a target's hidden states: MTP layers
+alone, an EAGLE-3 head, a DFlash head (DSpark's is of the same architecture)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,9 @@ class ModelCard:
     expert_used_count: int
     file_bytes: int
     num_files: int
+    kind: ModelKind = "model"
+    mtp_layers: int = 0
+    """layers of the file that predict tokens after the next one (`nextn_predict_layers`)"""
 
 
 def read_card(path: Path) -> ModelCard:
@@ -69,6 +79,7 @@ def read_card(path: Path) -> ModelCard:
     used = number(Keys.LLM.EXPERT_USED_COUNT) or 0
     parameters = sum(tensor.num_parameters for tensor in tensors)
     tokens = first.fields.get(Keys.Tokenizer.LIST)
+    mtp_layers = number(Keys.LLM.NEXTN_PREDICT_LAYERS) or 0
     return ModelCard(
         path=files[0],
         name=first.text(Keys.General.NAME) or files[0].stem,
@@ -87,6 +98,8 @@ def read_card(path: Path) -> ModelCard:
         expert_used_count=used,
         file_bytes=sum(header.file_bytes for header in headers),
         num_files=len(files),
+        kind=_kind(architecture, number(Keys.LLM.BLOCK_COUNT) or 0, mtp_layers, tensors),
+        mtp_layers=mtp_layers,
     )
 
 
@@ -115,6 +128,17 @@ def _check_model(path: Path, header: Header, architecture: str, tensors: list[Te
         reason = "it holds a vocabulary and no weights"
     if reason:
         raise ModelFileError(str(path), reason, way_out)
+
+
+def _kind(architecture: str, layers: int, mtp_layers: int, tensors: Iterable[TensorInfo]) -> ModelKind:
+    """MTP layers are a model's last ones: a file of them alone has none of the layers before, but may repeat
+    the embeddings."""
+    if architecture == "eagle3":
+        return "eagle3"
+    if architecture == "dflash":
+        return "dflash"
+    held = {int(match[1]) for tensor in tensors if (match := _LAYER.match(tensor.name))}
+    return "mtp" if mtp_layers and held and min(held) >= layers - mtp_layers else "model"
 
 
 def _idle_parameters(tensor: TensorInfo, used: int) -> int:
