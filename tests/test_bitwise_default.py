@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from backends import FILES, NATIVE
@@ -13,6 +14,7 @@ from outrider.backends.bitwise import BitwiseModel, Equality, EqualSizes, Price
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.tuning import equality
 from outrider.backends.tuning.equality import open_target
+from outrider.core.data import Span
 from outrider.core.errors import OutOfMemory
 from tiny_gguf import write_tiny
 
@@ -80,6 +82,11 @@ def test_every_library_opens_what_it_runs(
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setattr(equality, "needs_no_padding", lambda _model: False)
     path = write_tiny(tmp_path / "tiny.gguf", arch=arch)
+    tokens = tuple(range(40, 72))  # past the window
     with closing(Weights(path, LoadOptions(threads=1, library=str(FILES[name].path)))) as weights:
-        model, _ = open_target(weights, 64)
-        model.close()
+        with closing(open_target(weights, 64)[0]) as model:
+            assert (model.context_length, model.max_sequences) == (64, 1)
+            rows = model.decode([Span(0, tokens, 0, len(tokens))])[0].copy()
+        with closing(weights.open(64)) as plain:
+            [expected] = plain.decode([Span(0, tokens, 0, len(tokens))])
+            np.testing.assert_allclose(rows, expected, atol=1e-2)
