@@ -22,7 +22,7 @@ from outrider.core.contracts import UNLIMITED, Constraint, Model, RewindKind, Vo
 from outrider.core.data import Logits, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, RewindUnsupported
 from outrider.core.params import SamplingParams
-from outrider.lab.replay.recording import common_prefix
+from outrider.core.sequences import common_prefix
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.sampling import RequestSampler
 

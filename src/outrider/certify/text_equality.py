@@ -19,9 +19,9 @@ from outrider.certify.runs import ComparedRows, Run, compare_rows, run
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Grammar, Request, Row, Span
 from outrider.core.errors import RewindUnsupported
+from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
 from outrider.lab.comparison import PlainScores, plain_scores
-from outrider.lab.replay.recording import common_prefix
 
 
 @dataclass(frozen=True, slots=True)

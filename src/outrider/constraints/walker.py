@@ -21,6 +21,7 @@ from outrider.constraints.tokenizer import tokenizer_for
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Mask
 from outrider.core.errors import ConstraintError
+from outrider.core.sequences import common_prefix
 
 _Answer = TypeVar("_Answer")
 
@@ -77,7 +78,7 @@ class Walker:
     def reach(self, drafted: Sequence[int]) -> int:
         """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
         limit is reached on the way."""
-        known = _common(self._path, drafted)
+        known = common_prefix(self._path, drafted)
         if known == len(drafted):
             return known
         self._go(known)
@@ -171,14 +172,6 @@ class Walker:
 
 def _takes(token: int, matcher: LLMatcher) -> bool:
     return not matcher.is_stopped() and matcher.try_consume_tokens([token]) == 1
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return min(len(one), len(other))
 
 
 class GrammarConstraint:

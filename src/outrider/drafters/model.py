@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from time import perf_counter
 
 import numpy as np
@@ -26,6 +25,7 @@ from outrider.core.data import (
     TokenEstimate,
 )
 from outrider.core.errors import ConstraintError, RewindUnsupported, SettingError
+from outrider.core.sequences import common_prefix
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax, confidence
 
@@ -79,8 +79,7 @@ class _Context:
 
     def shares(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, from where it began, have their KV stored here."""
-        pairs = zip(self.evaluated, tokens[self.start :], strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return common_prefix(self.evaluated, tokens[self.start :])
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from copy import copy
-from itertools import takewhile
 
 from outrider.core.data import Request
+from outrider.core.sequences import common_prefix
 from outrider.drafters.lookup import LookupDrafter, Match
 
 SURE_TOKENS = 8
@@ -110,8 +110,7 @@ class _Place:
     def _agreement(self, end: int) -> int:
         """How many of the answer's last tokens precede a place."""
         expected = self._tokens[max(end - SURE_TOKENS, 0) : end]
-        pairs = zip(reversed(self._recent), reversed(expected), strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return common_prefix(reversed(self._recent), reversed(expected))
 
     def find(self) -> Match | None:
         if self._agreed == 0 or self._place == len(self._tokens):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import RewindUnsupported
+from outrider.core.sequences import common_prefix
 
 _MIN_KEPT_TOKENS = 2048
 """kept even where nothing was reused lately: the last few short conversations"""
@@ -83,7 +83,7 @@ class Slots:
         for slot, held in (*reversed(self._kept.items()), *self._running.items()):
             if held.scope == request.scope:
                 stored = min(self._target.length(slot), len(request.prompt) - 1)
-                shared = _common_prefix(held.tokens, request.prompt, stored)
+                shared = min(common_prefix(held.tokens, request.prompt), stored)
                 if shared > most:
                     best, most = slot, shared
         return best, most
@@ -105,7 +105,7 @@ class Slots:
         prompt = request.prompt
         for held in self._forgotten:
             if held.scope == request.scope:
-                shared = max(shared, _common_prefix(held.tokens, prompt, len(prompt)))
+                shared = max(shared, common_prefix(held.tokens, prompt))
         self._reusable += _REUSE_RATE * (shared / len(prompt) - self._reusable)
 
     def _copy(self, source: int, slot: int, shared: int) -> None:
@@ -146,8 +146,3 @@ def rewind(target: Model, slot: int, length: int) -> None:
             target.truncate(slot, length)
         except RewindUnsupported:
             target.truncate(slot, 0)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int], most: int) -> int:
-    pairs = zip(range(most), a, b, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[1] == pair[2], pairs))

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Completion, Grammar, Request, Row
 from outrider.core.errors import SettingError
+from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
-from outrider.lab.replay.recording import common_prefix
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.sampling import RequestSampler
 from outrider.session.readout import Readout, read_out

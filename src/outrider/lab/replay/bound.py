@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from outrider.core.contracts import Drafter, DraftRequest
 from outrider.core.data import Draft, Request, TokenEstimate
+from outrider.core.sequences import common_prefix
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay.recording import Offers, Recording, common_prefix
+from outrider.lab.replay.recording import Offers, Recording
 from outrider.lab.replay.run import SAMPLER, is_limited
 
 _MAX_PREFIX = 8

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,12 +93,6 @@ def read_recordings(path: Path) -> list[Recording]:
             reason = f"no recording ({type(error).__name__}: {error})"
             raise InputError(f"{path}, line {number}", reason, "Record it again.") from error
     return found
-
-
-def common_prefix(drafted: Sequence[int], answer: Sequence[int]) -> int:
-    """How many drafted tokens are correct."""
-    pairs = zip(drafted, answer, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 LONGEST_DEPARTURE = 12

@@ -20,9 +20,10 @@ from outrider.core.contracts import (
 )
 from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
 from outrider.core.params import SamplingParams
+from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording, common_prefix
+from outrider.lab.replay.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording
 from outrider.policy.forced import FORCED, forced
 from outrider.sampling import RequestSampler
 
