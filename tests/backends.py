@@ -61,6 +61,7 @@ class Kind:
     arch: str
     rewind: RewindKind
     full_window: bool = True
+    snapshots: int = 0
 
 
 KINDS = {
@@ -68,10 +69,13 @@ KINDS = {
     "experts": Kind("qwen2moe", "free"),
     "window": Kind("gemma3", "window", full_window=False),
     "whole window": Kind("gemma3", "free"),
-    "recurrent": Kind("mamba", "none"),
-    "hybrid": Kind("jamba", "none"),
-    "delta net": Kind("qwen35", "snapshots"),
-    "convolution": Kind("lfm2", "snapshots"),
+    "recurrent": Kind("mamba", "checkpoints"),
+    "hybrid": Kind("jamba", "checkpoints"),
+    "delta net": Kind("qwen35", "checkpoints"),
+    "convolution": Kind("lfm2", "checkpoints"),
+    "delta net snapshots": Kind("qwen35", "snapshots", snapshots=16),
+    "convolution snapshots": Kind("lfm2", "snapshots", snapshots=16),
+    "unforgetting": Kind("", "none"),
 }
 
 
@@ -117,7 +121,7 @@ class Fake(Backend):
     """The model that tests of the engine run on."""
 
     name = "fake"
-    kinds = ("dense", "recurrent", "delta net")
+    kinds = ("dense", "recurrent", "delta net snapshots", "unforgetting")
 
     def __init__(self) -> None:
         self._vocabulary = FakeVocabulary("".join(chr(0x4E00 + i) for i in range(_SIZE - 1)))
@@ -188,7 +192,8 @@ class Native(Backend):
 
     def weights(self, kind: str = "dense", options: LoadOptions = SMALL) -> Weights:
         """Weights that are shared: not the caller's to close."""
-        asked = self.options(replace(options, full_window=KINDS[kind].full_window))
+        asked = replace(options, full_window=KINDS[kind].full_window, snapshots=KINDS[kind].snapshots)
+        asked = self.options(asked)
         if (kind, asked) not in self._loaded:
             self._loaded[kind, asked] = Weights(self.path(KINDS[kind].arch), asked)
         return self._loaded[kind, asked]
@@ -249,7 +254,9 @@ def kinds_of(name: str) -> Sequence[str]:
     """The kinds of model that a backend runs."""
     if name == "fake":
         return Fake.kinds
-    return ("dense", "experts", "whole window") if name.startswith("ik") else tuple(KINDS)
+    if name.startswith("ik"):
+        return ("dense", "experts", "whole window")
+    return [kind for kind, made in KINDS.items() if made.arch]
 
 
 def _files() -> Iterator[LibraryFile]:
@@ -311,13 +318,17 @@ class Kept:
             self._shrink(sequence, max(0, len(text) - number))
         elif text:
             self._shrink(other, 0)
-            length = 1 + number % len(text)
+            length = self._reach(sequence, 1 + number % len(text))
             with self._refusing():
-                self.model.copy(sequence, other, length)
-                self.texts[other] = text[:length]
+                if length:
+                    self.model.copy(sequence, other, length)
+                    self.texts[other] = text[:length]
 
     def _refusing(self) -> AbstractContextManager[object]:
         return suppress(RewindUnsupported) if self.may_refuse else nullcontext()
+
+    def _reach(self, sequence: int, length: int) -> int:
+        return self.model.reach(sequence, length) if self.may_refuse else length
 
     def _grow(self, sequences: Sequence[int], number: int) -> None:
         spans = []
@@ -326,12 +337,13 @@ class Kept:
             more = tuple(self.source[7 * number + sequence : 8 * number + sequence + 1])
             more = more[: self.limit - len(text)]
             if more:
-                spans.append(Span(sequence, more, len(text), len(more) // 2))
+                spans.append(Span(sequence, more, len(text), len(more) // 2, checkpoint=number % 3 > 0))
                 self.texts[sequence] += more
         if spans:
             self.model.decode(spans)
 
     def _shrink(self, sequence: int, length: int) -> None:
+        length = self._reach(sequence, length)
         with self._refusing():
             self.model.truncate(sequence, length)
             self.texts[sequence] = self.texts[sequence][:length]

@@ -34,11 +34,11 @@ from tiny_gguf import SLIDING_WINDOW
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
 FREE = ("dense", "experts", "whole window")
-UNFREE = ("recurrent", "hybrid")
-SNAPSHOTS = ("delta net", "convolution")
+CHECKPOINTS = ("recurrent", "hybrid", "delta net", "convolution")
+SNAPSHOTS = ("delta net snapshots", "convolution snapshots")
 
 
-@over(*FREE, "window", *UNFREE, *SNAPSHOTS)
+@over(*FREE, "window", *CHECKPOINTS, *SNAPSHOTS)
 def test_what_a_model_can_forget_is_known_when_it_is_loaded(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
     assert model.rewind == KINDS[kind].rewind
@@ -68,7 +68,7 @@ def test_truncating_and_going_on_is_like_never_having_been_there(backend: Backen
     check()
 
 
-@over("dense", "recurrent")
+@over("dense", "recurrent", "unforgetting")
 def test_forgetting_everything_and_nothing_always_works(backend: Backend, kind: str) -> None:
     model = backend.open(kind, max_sequences=2)
     expected = backend.expected(TEXT[:11], kind)
@@ -84,14 +84,14 @@ def test_forgetting_everything_and_nothing_always_works(backend: Backend, kind: 
     model.close()
 
 
-@over(*UNFREE)
+@over(*CHECKPOINTS, "unforgetting")
 def test_a_recurrent_state_forgets_everything_or_nothing(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
     store(model, TEXT[:10])
     for length in (1, 5, 9):
         with pytest.raises(RewindUnsupported):
             model.truncate(0, length)
-        assert model.length(0) == 10
+        assert model.length(0) == 10 and model.reach(0, length) == 0
     assert_near(next_rows(model, TEXT[10:11]), backend.expected(TEXT[:11], kind)[10:])
     model.close()
 
@@ -121,7 +121,7 @@ def test_snapshots_take_back_all_but_the_first_token_of_a_call_once(
     model.close()
 
 
-@over("delta net", names=MAINLINE)
+@over("delta net snapshots", names=MAINLINE)
 @pytest.mark.parametrize(("num_tokens", "back"), [(1, 1), (2, 2), (3, 5)])
 def test_the_library_goes_back_further_than_it_has_snapshots(
     backend: Native, kind: str, num_tokens: int, back: int
@@ -236,7 +236,7 @@ def test_a_whole_window_is_rewound_over_more_than_its_width(backend: Backend, ki
     model.close()
 
 
-@over("recurrent")
+@over("unforgetting")
 def test_a_recurrent_target_decodes_plainly_and_says_so(backend: Backend, kind: str) -> None:
     tokens = list(TEXT[:6])
     while len(tokens) < 30:
@@ -309,7 +309,7 @@ def test_a_bad_copy_is_refused_and_changes_nothing(backend: Backend, case: str) 
     model.close()
 
 
-@over("window", *UNFREE)
+@over("window", "unforgetting")
 def test_what_keeps_no_state_of_every_part_is_not_copied(backend: Backend, kind: str) -> None:
     model = backend.open(kind, max_sequences=2)
     store(model, TEXT[:6])
@@ -323,7 +323,7 @@ def test_what_keeps_no_state_of_every_part_is_not_copied(backend: Backend, kind:
 # All of it in any order
 
 
-@over(*FREE, "window", *SNAPSHOTS)
+@over(*FREE, "window", *CHECKPOINTS, *SNAPSHOTS)
 def test_calls_rewinding_and_copying_in_any_order(backend: Backend, kind: str) -> None:
     operations = st.tuples(
         st.sampled_from(["grow", "grow", "shrink", "copy"]), st.integers(0, 2), st.integers(0, 30)
@@ -334,7 +334,7 @@ def test_calls_rewinding_and_copying_in_any_order(backend: Backend, kind: str) -
     def check(operations: list[tuple[str, int, int]]) -> None:
         # As little room as three texts of 64 tokens need, so that cells are used again.
         with closing(backend.open(kind, 64, max_sequences=3)) as model:
-            kept = Kept(model, TEXT, 60, may_refuse="window" in kind or kind in SNAPSHOTS)
+            kept = Kept(model, TEXT, 60, may_refuse="window" in kind or kind not in FREE)
             for operation in operations:
                 kept.do(*operation)
                 assert [model.length(s) for s in range(3)] == [len(text) for text in kept.texts]

@@ -17,6 +17,7 @@ from rich.console import Console
 from cli_helpers import TEMPLATE, Outcome, call, spawn
 from engines import PROMPT, VOCABULARY, language_model, model_drafter
 from outrider.backends.fake import random_logits
+from outrider.backends.gguf import mainline
 from outrider.cli.report import print_readout
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
@@ -284,7 +285,8 @@ def test_json_of_a_comparison_has_both_sides(run: Call) -> None:
     assert result["equal"] is True and result["divergence"] is None
 
 
-def test_notices_do_not_reach_json(outrider: Call, models: Path) -> None:
+def test_notices_do_not_reach_json(outrider: Call, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
     mamba = str(models / "mamba.gguf")
     outcome = outrider("run", "-m", mamba, *PLAIN, "--json", "hello")
     notices = as_json(outcome)["notices"]

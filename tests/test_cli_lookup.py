@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf import LoadOptions, mainline
 from outrider.core.params import SamplingParams
 from outrider.policy import FixedPolicy
 from outrider.session import Session
@@ -134,7 +134,10 @@ def test_a_corpus_without_text_is_refused(run: Call, tmp_path: Path) -> None:
     assert "files: there is no text in it. Name files or folders" in outcome.err
 
 
-def test_a_model_that_cannot_rewind_says_what_is_not_used(run: Call, tmp_path: Path) -> None:
+def test_a_model_that_cannot_rewind_says_what_is_not_used(
+    run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
     (tmp_path / "text").write_text("some text")
     outcome = run("--corpus", tmp_path / "text", "--prediction", tmp_path / "text", model="mamba.gguf")
     assert outcome.status == 0

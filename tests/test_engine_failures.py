@@ -52,12 +52,12 @@ def test_a_target_that_cannot_rewind_decodes_plainly() -> None:
 
 
 class ForgetfulModel(FakeModel):
-    """A sliding window: it can take back no more than `reach` tokens."""
+    """A sliding window: it can take back no more than `most_back` tokens."""
 
-    reach = 3
+    most_back = 3
 
     def truncate(self, sequence: int, length: int) -> None:
-        if 0 < length < self.length(sequence) - self.reach:
+        if 0 < length < self.length(sequence) - self.most_back:
             raise RewindUnsupported(self.name, "the window no longer holds it")
         super().truncate(sequence, length)
 

@@ -130,8 +130,12 @@ def test_taking_back_drawn_tokens_would_be_noticed(rule: Rule, monkeypatch: pyte
     """What certain tokens allow: to take the best length of all that was found, when it was found."""
 
     def taking_back(
-        candidates: Sequence[tuple[Sequence[float], int]], calls_s: Array, reward_s: float
+        candidates: Sequence[tuple[Sequence[float], int]],
+        calls_s: Array,
+        reward_s: float,
+        reread_s: Array | None,
     ) -> list[int]:
+        assert reread_s is None
         return allocate([(acceptance, 0) for acceptance, _ in candidates], calls_s, reward_s)
 
     monkeypatch.setattr(auto, "allocate", taking_back)

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFWriter
 
 from llama_cpp_models import TEXT, resident_bytes
-from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf import LoadOptions, Weights, mainline
 from outrider.core.data import Request
 from outrider.core.errors import (
     BackendError,
@@ -182,8 +182,9 @@ def test_a_draft_that_cannot_rewind_is_not_used(
 
 @pytest.mark.parametrize("lookup", [True, False])
 def test_a_target_that_cannot_rewind_goes_plainly_and_keeps_no_draft(
-    path: Callable[..., Path], opened: list[Weights], lookup: bool
+    path: Callable[..., Path], opened: list[Weights], lookup: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
     pair = Pair.load(path(arch="mamba"), path(), options=OPTIONS)
     with pair.open(64, lookup=lookup) as session:
         assert session.engine.drafters == () and len(session.notices) == 1 + lookup

@@ -91,6 +91,10 @@ class InstantModel:
         del sequence
         return self._length
 
+    def reach(self, sequence: int, length: int) -> int:
+        del sequence
+        return length
+
     def truncate(self, sequence: int, length: int) -> None:
         del sequence
         self._length = min(self._length, length)

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from cli_helpers import TEMPLATE
 from golden.normal import normal, rounded, shape
+from outrider.backends.gguf.mainline import Dialect
 from outrider.cli.main import main
 from tiny_gguf import MERGES, write_tiny
 
@@ -130,15 +131,18 @@ def check() -> Any:
         write_tiny(folder / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
         write_tiny(folder / "recurrent.gguf", arch="mamba")
         options = (*_MACHINE, "--seconds", "1", "--prompts", _prompts(folder), "--json")
-        return {
+        found = {
             name: shape(program("check", *models, *options), kept)
             for name, models in {
                 "pair": ("target.gguf", "draft.gguf"),
                 "lookup alone": ("target.gguf",),
                 "another tokenizer": ("target.gguf", "foreign.gguf"),
-                "no rewinding": ("recurrent.gguf", "draft.gguf"),
+                "checkpoints": ("recurrent.gguf",),
             }.items()
         }
+        with patch.object(Dialect, "keeps_states", False):
+            refused = program("check", "recurrent.gguf", "draft.gguf", *options)
+        return found | {"no rewinding": shape(refused, kept)}
 
 
 def verify() -> Any:

@@ -145,7 +145,7 @@ class FakeModel:
     """A model over `next_logits`, with the KV bookkeeping of a real one.
 
     `rewind` "none" refuses to forget tokens, as a recurrent model does; "snapshots" forgets up to `max_draft`
-    of its last call's. `rounding`: its logits are not
+    of its last call's, "checkpoints" goes back to where a span asked for it. `rounding`: its logits are not
     exact. `calls` holds the spans of every call made.
     """
 
@@ -174,6 +174,8 @@ class FakeModel:
         self.rewind: RewindKind = rewind
         self.max_draft = (0 if rewind == "none" else UNLIMITED) if max_draft is None else max_draft
         self._num_snapshots: dict[int, int] = {}
+        self._checkpoints: dict[int, dict[bool, int]] = {}
+        """lengths of each sequence, of spans with rows and of those without"""
         self.calls: list[tuple[Span, ...]] = []
         self.fail_at_call: int | None = None
         self._next_logits = next_logits
@@ -199,6 +201,9 @@ class FakeModel:
         try:
             self._handed_out = [self._evaluate(span, num_tokens, num_rows) for span in spans]
             self._num_snapshots = {s.sequence: min(len(s.tokens) - 1, self.max_draft) for s in spans}
+            for span in spans:
+                if span.checkpoint:
+                    self._checkpoints.setdefault(span.sequence, {})[span.rows > 0] = span.start
         except BaseException:  # what a test's `next_logits` raises
             for span in spans:
                 del self._stored.get(span.sequence, [])[span.start :]
@@ -236,22 +241,32 @@ class FakeModel:
         """The tokens whose KV is stored."""
         return tuple(self._stored.get(sequence, ()))
 
+    def reach(self, sequence: int, length: int) -> int:
+        back = self.length(sequence) - length
+        if self.rewind in ("free", "window") or not back:
+            return length
+        if self.rewind == "snapshots":
+            return length if back <= self._num_snapshots.get(sequence, 0) else 0
+        kept = self._checkpoints.get(sequence, {}).values() if self.rewind == "checkpoints" else ()
+        return max((at for at in kept if at <= length), default=0)
+
     def truncate(self, sequence: int, length: int) -> None:
         _insist(0 <= length <= self.length(sequence), f"cannot truncate to {length} tokens")
-        if self.rewind == "none" and 0 < length < self.length(sequence):
-            raise RewindUnsupported(self.name, "the model cannot forget single tokens")
-        back = self.length(sequence) - length
-        if self.rewind == "snapshots" and length and back > self._num_snapshots.get(sequence, 0):
-            raise RewindUnsupported(self.name, f"it has no snapshot of {back} tokens ago")
-        if back:
+        if self.reach(sequence, length) != length:
+            raise RewindUnsupported(self.name, f"it has no state of after {length} tokens")
+        if length < self.length(sequence):
             self._num_snapshots[sequence] = 0
+            kept = self._checkpoints.get(sequence, {})
+            self._checkpoints[sequence] = {of: at for of, at in kept.items() if at <= length}
         self._stored[sequence] = self._stored.get(sequence, [])[:length]
         self._marks[sequence] = self._marks.get(sequence, [])[:length]
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         _insist(0 < length <= self.length(source), f"sequence {source} does not hold {length} tokens")
         _insist(0 <= sequence < self.max_sequences and not self.length(sequence), f"{sequence} is not empty")
-        if self.rewind == "none" or (self.rewind == "snapshots" and length != self.length(source)):
+        whole = length == self.length(source)
+        can_copy = self.reach(source, length) == length if self.rewind == "checkpoints" else whole
+        if self.rewind not in ("free", "window") and (self.rewind == "none" or not can_copy):
             raise RewindUnsupported(self.name, "the state of a part of the text is not kept")
         self._stored[sequence] = self._stored[source][:length]
         self._marks[sequence] = self._marks[source][:length]

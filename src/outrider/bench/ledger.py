@@ -80,8 +80,9 @@ class Ledger:
         pair = self.pair(draft) if draft is not None else None
         prior = pair.prior if pair is not None else None
         drafts = None if theirs is None else theirs.costs()
-        most = self.target.model.max_draft
-        return Prices(mine.costs(), drafts, mine.own_s, mine.own_token_s, prior, most)
+        model = self.target.model
+        rereads = model.rewind == "checkpoints"
+        return Prices(mine.costs(), drafts, mine.own_s, mine.own_token_s, prior, model.max_draft, rereads)
 
     def costs(self, model: str, role: Role) -> CostsRow | None:
         """The costs of the target, or of a draft model beside it."""

@@ -285,6 +285,9 @@ class CachedModel:
     def length(self, sequence: int) -> int:
         return len(self._stored) if sequence == 0 else 0
 
+    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
+        return length
+
     def truncate(self, sequence: int, length: int) -> None:
         if sequence != 0 or not 0 <= length <= len(self._stored):
             raise BackendError("truncate", f"{len(self._stored)} tokens are stored, {length} cannot be kept")

@@ -18,9 +18,9 @@ from outrider.certify.faults import Constrain
 from outrider.certify.runs import ComparedRows, Run, compare_rows, run
 from outrider.core.contracts import Constraint, Model, Vocabulary
 from outrider.core.data import Grammar, Request, Row, Span
-from outrider.core.errors import RewindUnsupported
 from outrider.core.sequences import common_prefix
 from outrider.engine import Engine
+from outrider.engine.kv_slots import rewind
 from outrider.lab.comparison import PlainScores, plain_scores
 
 
@@ -232,13 +232,11 @@ def _replay(target: Model, replayed: Run, position: int) -> Row:
         if record.kind == "prefill":
             target.decode([Span(0, tokens, start, 0)])
             continue
-        logits = target.decode([Span(0, tokens, start, len(tokens))])[0]
+        num_rows = 1 + len(record.draft)
+        logits = target.decode([Span(0, tokens, start, num_rows, checkpoint=num_rows > 1)])[0]
         if record.position <= position < record.position + len(record.tokens):
             row: Row = logits[position - record.position].copy()
             target.truncate(0, 0)
             return row
-        try:
-            target.truncate(0, record.position + len(record.tokens) - 1)
-        except RewindUnsupported:  # the engine then evaluates everything again, and its records say so
-            target.truncate(0, 0)
+        rewind(target, 0, record.position + len(record.tokens) - 1)  # as in the engine, which reads again too
     raise ValueError(f"the run has no token at {position}")

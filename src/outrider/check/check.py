@@ -242,12 +242,13 @@ def measure_rewind(model: Model, text: Sequence[int], *, clock: Callable[[], flo
         for back in [*times] * _ROUNDS:
             length = model.length(0)
             if back:  # snapshots reach no further than the last call
-                model.decode([Span(0, tokens[-1 - back :], length, 1)])
+                model.decode([Span(0, tokens[-1 - back :], length, 1, checkpoint=True)])
             started = clock()
             if back:
                 length += 1
-                model.truncate(0, length)
-            model.decode([Span(0, tokens[-1:], length, 1)])
+                model.truncate(0, model.reach(0, length))
+            start = model.length(0)  # what a checkpoint lost is evaluated again
+            model.decode([Span(0, (*tokens[-1 - back :][: length - start], tokens[-1]), start, 1)])
             times[back].append(clock() - started)
     finally:
         model.truncate(0, 0)

@@ -260,6 +260,7 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
         mlock=settings.mlock,
         full_window=settings.swa_full,
         max_rows=max(_MIN_ROWS, (max_draft or 0) + 1),
+        snapshots=0 if draft else settings.snapshots,
         extra_buffer_types=settings.repack,
         backend=settings.backend,
         library=str(settings.llama_library or ""),

@@ -20,10 +20,12 @@ from outrider.core.data import (
 )
 from outrider.core.params import Drafting, SamplingParams
 
-RewindKind = Literal["free", "window", "snapshots", "none"]
+RewindKind = Literal["free", "window", "snapshots", "checkpoints", "none"]
 """Whether a model can forget its last tokens. "free": any number of them, at no cost.
 "window": as far as its sliding window still holds. "snapshots": once and right after a call, all but the
-first of its tokens, `Model.max_draft` at most (some recurrent or hybrid ones). "none": not at all."""
+first of its tokens, `Model.max_draft` at most (some recurrent or hybrid ones). "checkpoints": back to where
+a span began for which that was asked (`Span.checkpoint`), so that tokens of it that are to stay have to be
+evaluated again (recurrent and hybrid ones). "none": not at all."""
 
 UNLIMITED = 2**31 - 1
 """`Model.max_draft` of a model that can forget any number of tokens"""
@@ -126,6 +128,9 @@ class Model(Protocol):
     def length(self, sequence: int) -> int:
         """Tokens stored for a sequence; 0 for one that was never used."""
 
+    def reach(self, sequence: int, length: int) -> int:
+        """The most tokens, `length` at most, that a sequence can be truncated to, or copied with."""
+
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first `length` tokens of a sequence.
 
@@ -208,7 +213,9 @@ class DraftRequest:
     masses; else `draw` samples its tokens, given each distribution (after `sampler`) and its index in the
     draft. `with_greedy_probs` asks for the distributions of point-mass tokens too (`Draft.greedy_probs`).
     `constraint` is what the output may be, if it is limited. `drafting` is what the request asked for;
-    `max_tokens` respects its cap already.
+    `max_tokens` respects its cap already. `reread` is None where rejected tokens are forgotten at no cost;
+    else the call evaluates so many tokens again, and after a rejection the next one evaluates these, the last
+    token and the accepted ones again.
     """
 
     sequence: int
@@ -219,6 +226,7 @@ class DraftRequest:
     prefix: tuple[int, ...] = ()
     constraint: Constraint | None = None
     drafting: Drafting = field(default_factory=Drafting)
+    reread: int | None = None
 
     def allows(self, drafter: Drafter) -> bool:
         """Whether the request is to be drafted for by this drafter."""

@@ -37,12 +37,15 @@ class Span:
 
     `tokens` are evaluated at positions `start`, `start + 1`, …, where `start` must be the
     sequence's stored length. Logits are returned for the last `rows` tokens (0: none).
+    `checkpoint`: the sequence may have to be taken back to `start`. A model that copies its state for that
+    keeps one copy of spans with rows and one of those without.
     """
 
     sequence: int
     tokens: tuple[int, ...]
     start: int
     rows: int
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)

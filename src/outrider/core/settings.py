@@ -322,6 +322,9 @@ class Loading(Threads):
     swa_full: bool = setting(
         True, help="Keep all KV of sliding-window layers, to be able to rewind (the default)."
     )
+    snapshots: int = setting(
+        0, help="Snapshots of a recurrent state, for drafts of as many tokens; every call takes longer then."
+    )
     repack: bool = setting(True, help="Repacked weights: often faster, sometimes not. On by default.")
     backend: str = setting(
         "auto",

@@ -76,13 +76,14 @@ class CallTimer:
             upto = num_tokens * (sequence + 1) // num_sequences
             length = self._model.length(sequence)
             tokens = self._take(length, upto - given)
-            spans.append(Span(sequence, tokens, length, len(tokens) if self._rows == "all" else 1))
+            rows = len(tokens) if self._rows == "all" else 1
+            spans.append(Span(sequence, tokens, length, rows, checkpoint=rows > 1))
             given = upto
         before = self._clock()
         self._model.decode(spans)
         seconds = self._clock() - before
         for span in spans:
-            self._model.truncate(span.sequence, span.start)
+            self._model.truncate(span.sequence, self._model.reach(span.sequence, span.start))
         return seconds
 
     def fill(self, num_tokens: int) -> float:

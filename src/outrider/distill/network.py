@@ -282,6 +282,9 @@ class TorchModel:
     def length(self, sequence: int) -> int:
         return self._lengths[sequence]
 
+    def reach(self, sequence: int, length: int) -> int:  # noqa: ARG002
+        return length
+
     def truncate(self, sequence: int, length: int) -> None:
         self._lengths[sequence] = min(length, self._lengths[sequence])
 

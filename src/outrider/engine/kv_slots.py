@@ -83,7 +83,7 @@ class Slots:
         for slot, held in (*reversed(self._kept.items()), *self._running.items()):
             if held.scope == request.scope:
                 stored = min(self._target.length(slot), len(request.prompt) - 1)
-                shared = min(common_prefix(held.tokens, request.prompt), stored)
+                shared = self._target.reach(slot, min(common_prefix(held.tokens, request.prompt), stored))
                 if shared > most:
                     best, most = slot, shared
         return best, most
@@ -140,9 +140,10 @@ class Slots:
 
 
 def rewind(target: Model, slot: int, length: int) -> None:
-    """Forget all but `length` tokens. A target that cannot forgets all, and they are evaluated again."""
+    """Keep `length` tokens, or fewer where the target cannot go back to just there: the others are evaluated
+    again."""
     if target.length(slot) > length:
         try:
-            target.truncate(slot, length)
+            target.truncate(slot, target.reach(slot, length))
         except RewindUnsupported:
             target.truncate(slot, 0)

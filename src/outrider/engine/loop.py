@@ -31,6 +31,7 @@ from outrider.core.errors import ConstraintError, InputError, PromptError, Setti
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
+from outrider.engine.reread import checkpoint_at, decodes, max_draft, reread, unread, verification
 from outrider.engine.sequence import RunningRequest, Shared, StepPlan, Verified, complete
 from outrider.engine.text import TextStream
 from outrider.engine.tokenization import PreferredConstraint, PreferredTokenization
@@ -290,39 +291,42 @@ class Engine:
 
     def _plan(self, running: Sequence[RunningRequest], shared: Shared) -> list[StepPlan]:
         """Decoding sequences first, each with its draft, then chunks of the prompts that are being read."""
-        decoding = [s for s in running if self.target.length(s.slot) == len(s.tokens) - 1]
-        reading = self._read([s for s in running if s not in decoding], len(decoding))
-        drafts = self._propose(decoding, sum(len(plan.span.tokens) for plan in reading), shared)
-        plans = [
-            StepPlan(s, Span(s.slot, (s.tokens[-1], *draft.tokens), len(s.tokens) - 1, 1 + len(draft)), draft)
-            for s, draft in zip(decoding, drafts, strict=True)
-        ]
+        decoding = [s for s in running if decodes(self.target, s, len(running))]
+        num_decoding = len(decoding) + sum(reread(self.target, s) for s in decoding)
+        reading = self._read([s for s in running if s not in decoding], num_decoding)
+        drafts = self._propose(decoding, num_decoding, sum(len(p.span.tokens) for p in reading), shared)
+        plans = [verification(self.target, s, draft) for s, draft in zip(decoding, drafts, strict=True)]
         return plans + reading
 
     def _read(self, sequences: Sequence[RunningRequest], num_decoding: int) -> list[StepPlan]:
-        """The next chunks of prompts. Where others decode, half the batch is left for their drafts."""
+        """The next chunks of prompts. Where others decode so many tokens, half of the batch is left for their
+        drafts."""
         room = self.target.max_batch_tokens - num_decoding
         if num_decoding:
             room -= room // 2
-        unread = {i: len(s.tokens) - 1 - self.target.length(s.slot) for i, s in enumerate(sequences)}
+        missing = {i: unread(self.target, s) for i, s in enumerate(sequences)}
         plans = []
-        for i, size in chunks(unread, min(room, self._pace.tokens(alone=num_decoding == 0))).items():
+        for i, size in chunks(missing, min(room, self._pace.tokens(alone=num_decoding == 0))).items():
             sequence = sequences[i]
             stored = self.target.length(sequence.slot)
             tokens = tuple(sequence.tokens[stored : stored + size])
-            plans.append(StepPlan(sequence, Span(sequence.slot, tokens, stored, 0), None))
+            checkpoint = stored == checkpoint_at(self.target, sequence)
+            plans.append(StepPlan(sequence, Span(sequence.slot, tokens, stored, 0, checkpoint), None))
         return plans
 
-    def _propose(self, decoding: Sequence[RunningRequest], num_read: int, shared: Shared) -> list[Draft]:
+    def _propose(
+        self, decoding: Sequence[RunningRequest], num_decoding: int, num_read: int, shared: Shared
+    ) -> list[Draft]:
         """One draft for each sequence, no longer than its context, its `max_tokens` and the batch leave
-        room for beside `num_read` prompt tokens: the target adds a token of its own to every draft."""
+        room for beside `num_read` prompt tokens: the target adds a token of its own to every draft.
+        `num_decoding` tokens are evaluated without any draft."""
         before = perf_counter()
         limit = min(self.target.max_batch_tokens - num_read, self.target.max_rows)
         share = limit // max(len(decoding), 1)
         requests: dict[int, DraftRequest] = {}
         for sequence in decoding:
             room = min(self.target.context_length - len(sequence.tokens), share) - 1
-            room = min(room, self.target.max_draft)
+            room = min(room, max_draft(self.target, sequence, share))
             if sequence.num_remaining is not None:
                 room = min(room, sequence.num_remaining - 1)
             if sequence.request.drafting.draft_max is not None:
@@ -337,10 +341,11 @@ class Engine:
                     with_greedy_probs=sequence.verifier.compares,
                     constraint=sequence.constraint,
                     drafting=sequence.request.drafting,
+                    reread=reread(self.target, sequence) if self.target.rewind == "checkpoints" else None,
                 )
         drafts: dict[int, Draft] = {}
         if requests:
-            others = num_read + len(decoding) - len(requests)
+            others = num_read + num_decoding - len(requests)
             offers, shared.work = self.policy.propose(self.drafters, list(requests.values()), others)
             drafts = dict(zip(requests, offers, strict=True))
         shared.propose_s = perf_counter() - before

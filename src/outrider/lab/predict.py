@@ -50,6 +50,8 @@ class Prices:
     prior: PretrainedCalibration | None = None
     max_draft: int = UNLIMITED
     """the longest draft that the target can take back"""
+    rereads: bool = False
+    """whether the target is one of checkpoints"""
 
     @property
     def plain_own_s(self) -> float:
@@ -122,6 +124,7 @@ def predict(cases: Sequence[Recording], setting: Setting, prices: Prices) -> lis
             own_s=prices.step_own_s(setting),
             own_token_s=prices.own_token_s,
             max_draft=prices.max_draft,
+            rereads=prices.rereads,
         )
         places = range(len(case.prompt), len(case.prompt) + len(case.tokens))
         plain_s = sum(prices.target.call_s(1, context=place) + prices.plain_own_s for place in places)

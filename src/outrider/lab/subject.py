@@ -116,7 +116,8 @@ class Subject:
     def prices(self, draft: CallCosts | None = None, prior: PretrainedCalibration | None = None) -> Prices:
         """What calls cost, and the engine's own time beside them; `prior`: the draft's."""
         prices = prices_of(self.costs, [answer.row for answer in self.answers], draft, prior)
-        return replace(prices, max_draft=self.target.model.max_draft)
+        model = self.target.model
+        return replace(prices, max_draft=model.max_draft, rereads=model.rewind == "checkpoints")
 
 
 def why_unusable(
@@ -129,7 +130,7 @@ def why_unusable(
         return why, ("a target of another architecture, with attention alone",)
     if (fault := tokenizer_fault(alignment.report)) is not None:
         return fault, (_OTHER_FAMILY, LOOKUP)
-    if rewind in ("none", "snapshots"):
+    if rewind in ("none", "snapshots", "checkpoints"):
         why = "the draft cannot forget tokens (recurrent or hybrid state), so rejected ones would stay"
         return why, ("a draft of another architecture, with attention alone", LOOKUP)
     return None

@@ -100,7 +100,7 @@ class AutoPolicy:
             step.candidate_may_pay if is_alone else step.has_candidate for step in steps
         ):
             return [Draft() for _ in requests], DraftWork()  # the common case of a fast model: no arithmetic
-        batch = BatchState.of(texts, self.knowledge, others)
+        batch = BatchState.of(texts, self.knowledge, others, requests)
         for step in open_to_models:
             self._choose_model(step, models, batch)
             if step.lookup_prefix:
@@ -112,9 +112,11 @@ class AutoPolicy:
                 step.set_costs(None, batch)
         offers, work = _ask(models, steps)
         found = [step.finish(offers.get(step.request.sequence)) for step in steps]
-        batch = BatchState.of(texts, self.knowledge, others)
+        batch = BatchState.of(texts, self.knowledge, others, requests)
         calls_s = self.knowledge.calls_s(sum(len(draft) for draft, _ in found), batch)
-        lengths = allocate([(draft.acceptance, fixed) for draft, fixed in found], calls_s, batch.reward_s)
+        candidates = [(draft.acceptance, fixed) for draft, fixed in found]
+        reread_s = self.knowledge.reread_s(calls_s, batch)
+        lengths = allocate(candidates, calls_s, batch.reward_s, reread_s)
         return [draft.first(length) for (draft, _), length in zip(found, lengths, strict=True)], work
 
     def _text(self, sequence: int) -> RequestState:

@@ -24,7 +24,11 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     the probability α of that: α · (3) of the model's token and the rest of the candidate + (1 − α) · (3) of
     the model's token alone − d.
 (7) Allocation. Sequences that share a call draft the tokens of the greatest λ p_i of all of them: `allocate`.
-(8) Budgets. (1) to (7) hold for estimates that may be wrong. How much slower than plain decoding a text may
+(8) Rejection. A target of checkpoints evaluates again what it accepted of a rejected draft, with the next
+    call: rejected after i tokens (probability p_i − p_{i+1}), these and the last token before them. That
+    costs R(i + 1), the difference that so many more tokens make to a call: `rejection_costs`, part of (3),
+    (4) and (7).
+(9) Budgets. (1) to (8) hold for estimates that may be wrong. How much slower than plain decoding a text may
     become by drafts of a model is limited (`slowdown_budget`), and so is asking a model to learn how good it
     is (`exploration_budget_s`), and reading a prompt for it (`amortises_prefill`).
 """
@@ -33,8 +37,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
+from itertools import accumulate, pairwise
+from operator import mul, sub
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +75,17 @@ def reward_per_token(spent_s: float, emitted: float, plain_s: float, num_sequenc
     return (spent_s + prior_s) / (emitted + _PRIOR_TOKENS * num_sequences)
 
 
+def rejection_costs(prefix_probs: Sequence[float], reread_s: Array | None) -> list[float]:
+    """Expected seconds that a rejection costs a draft of 0, 1, … tokens, equation (8), shape (n + 1,).
+
+    `prefix_probs` are p_0, …, p_n, `reread_s[i]` is R(i); None where nothing is evaluated again.
+    """
+    if reread_s is None:
+        return [0.0] * len(prefix_probs)
+    rejected = (p - q for p, q in pairwise(prefix_probs))
+    return list(accumulate(map(mul, rejected, reread_s[1:].tolist()), initial=0.0))
+
+
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
     """E[G] of a step that drafts the first 0, 1, … of these tokens: equation (2), shape (len + 1,)."""
     return list(accumulate(accumulate(acceptance, mul, initial=1.0)))
@@ -83,7 +98,8 @@ class StepCosts:
     `calls_s[n]` is the target's call with n drafted tokens; `draft_step_s` one more step of the draft model
     and `first_draft_s[i]` its first, where it also reads i tokens of a lookup's; `uncached_s` what its first
     step of the next draft costs more where all of this one are accepted, since the last was never evaluated;
-    `reward_s` is λ.
+    `reward_s` is λ. `reread_s[i]` is what i tokens cost that are evaluated again with the next call; None
+    where a rejection costs nothing.
     """
 
     reward_s: float
@@ -91,6 +107,7 @@ class StepCosts:
     draft_step_s: float = 0.0
     first_draft_s: Array = field(default_factory=lambda: np.zeros(1))
     uncached_s: float = 0.0
+    reread_s: Array | None = None
 
     @property
     def max_length(self) -> int:
@@ -129,16 +146,24 @@ def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: in
     emitted = expected_tokens(acceptance[: costs.max_length])
     calls_s: list[float] = costs.calls_s[: len(emitted)].tolist()
     values = [costs.reward_s * tokens - cost for tokens, cost in zip(emitted, calls_s, strict=True)]
+    if costs.reread_s is not None:
+        prefix_probs = list(accumulate(acceptance[: costs.max_length], mul, initial=1.0))
+        values = list(map(sub, values, rejection_costs(prefix_probs, costs.reread_s)))
     return max(values[min_length:])
 
 
 def best_length(
-    acceptance: Sequence[float], calls_s: Array, reward_s: float, min_length: int = 0
+    acceptance: Sequence[float],
+    calls_s: Array,
+    reward_s: float,
+    min_length: int = 0,
+    reread_s: Array | None = None,
 ) -> tuple[int, float]:
     """How many tokens of a candidate to draft now, `min_length` or more, and the value in seconds from here
     to where the candidate breaks off or ends: equation (4), solved from the end.
 
     All terms are weighed by the probability that their place is reached, so nothing is divided by it.
+    `reread_s` is as in `StepCosts`.
     """
     size = min(len(acceptance), len(calls_s) - 1)
     costs: list[float] = calls_s[: size + 1].tolist()
@@ -149,28 +174,40 @@ def best_length(
     for k in range(size, -1, -1):
         reached[k] += value_to_go
         values = [value - prefix_probs[k] * cost for value, cost in zip(reached[k:], costs, strict=False)]
+        if reread_s is not None:
+            values = list(map(sub, values, rejection_costs(prefix_probs[k:], reread_s)))
         value_to_go = reward_s * (prefix_probs[k] - accepted[k]) + max(values)
     length = max(range(min_length, size + 1), key=values.__getitem__)
     return length, reward_s + values[length]
 
 
-def allocate(candidates: Sequence[tuple[Sequence[float], int]], calls_s: Array, reward_s: float) -> list[int]:
+def allocate(
+    candidates: Sequence[tuple[Sequence[float], int]],
+    calls_s: Array,
+    reward_s: float,
+    reread_s: Array | None = None,
+) -> list[int]:
     """How many tokens of each candidate to draft; `calls_s[n]` is the call with n drafted tokens in all.
 
     A candidate is the acceptance of its tokens, and how many of them are drafted in any case. A token's
     marginal reward, λ times its prefix acceptance probability, falls along a candidate: the best call with n
     tokens takes the n most likely of all candidates, and the best n is tried out. A candidate that has the
-    call to itself is also weighed against the steps to come (`best_length`).
+    call to itself is also weighed against the steps to come (`best_length`). `reread_s` as in `StepCosts`.
     """
     if len(candidates) == 1:
         [(acceptance, num_fixed)] = candidates
-        return [best_length(acceptance, calls_s, reward_s, num_fixed)[0]]
+        return [best_length(acceptance, calls_s, reward_s, num_fixed, reread_s)[0]]
     lengths = [num_fixed for _, num_fixed in candidates]
-    probs = [list(accumulate(acceptance, mul)) for acceptance, _ in candidates]
-    tokens = sorted((-p, i) for i, num_fixed in enumerate(lengths) for p in probs[i][num_fixed:])
-    rewards = np.cumsum([0.0, *(-negative for negative, _ in tokens)]) * reward_s
+    probs = [list(accumulate(acceptance, mul, initial=1.0)) for acceptance, _ in candidates]
+    tokens: list[tuple[float, int, float]] = []
+    for i, (num_fixed, found) in enumerate(zip(lengths, probs, strict=True)):
+        rejected = np.diff(rejection_costs(found, reread_s)).tolist()
+        marginal = [p * reward_s - cost for p, cost in zip(found[1:], rejected, strict=True)]
+        tokens += [(-p, i, reward) for p, reward in zip(found[1:], marginal, strict=True)][num_fixed:]
+    tokens.sort(key=lambda token: token[:2])
+    rewards = np.cumsum([0.0, *(reward for _, _, reward in tokens)])
     costs = calls_s[sum(lengths) :][: len(rewards)]
-    for _, i in tokens[: int((rewards[: len(costs)] - costs).argmax())]:
+    for _, i, _ in tokens[: int((rewards[: len(costs)] - costs).argmax())]:
         lengths[i] += 1
     return lengths
 

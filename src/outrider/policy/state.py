@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from outrider.core.contracts import DraftRequest
 from outrider.core.data import StepRecord
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.policy.estimates import Calibration, DrafterAgreement, Estimator, RequestBias
@@ -78,15 +79,25 @@ class BatchState:
     """tokens of the target's call that are no draft of the sequence in question nor its last token"""
     reward_s: float
     """λ (`objective`)"""
+    reread: int | None = None
+    """of `others`, those that a rejection has evaluated once more; None where it costs nothing"""
 
     @classmethod
-    def of(cls, texts: Sequence[RequestState], state: PolicyState, others: int) -> BatchState:
-        """These requests, with `others` more tokens in the call."""
+    def of(
+        cls,
+        texts: Sequence[RequestState],
+        state: PolicyState,
+        others: int,
+        requests: Sequence[DraftRequest] = (),
+    ) -> BatchState:
+        """These requests and their texts, with `others` more tokens in the call."""
         size, context = len(texts), sum(text.context for text in texts)
         plain_s = state.costs.call_s(size, context=context, num_sequences=size) + state.own_step_s
         spent_s, emitted = sum(text.spent_s for text in texts), sum(text.emitted for text in texts)
         reward_s = reward_per_token(spent_s, emitted, plain_s, size)
-        return cls(size, context, size - 1 + others, reward_s)
+        counts = [request.reread for request in requests if request.reread is not None]
+        reread = sum(counts) // size if counts else None
+        return cls(size, context, size - 1 + others, reward_s, reread)
 
 
 class PolicyState:
@@ -139,6 +150,14 @@ class PolicyState:
         ) + self.own_token_s * np.arange(most + 1)
         return calls_s
 
+    def reread_s(self, calls_s: Array, batch: BatchState) -> Array | None:
+        """What evaluating 0, 1, … tokens again adds to a call, and those besides that this one evaluates
+        again (`StepCosts`); `calls_s` is that of `calls_s`."""
+        if batch.reread is None:
+            return None
+        without = replace(batch, others=max(batch.others - batch.reread, 0))
+        return calls_s - float(self.calls_s(0, without)[0])
+
     def marginal_costs(self, context: int) -> MarginalCosts:
         """What drafted tokens add to a call with so many tokens stored."""
         calls_s = self.costs.calls_s(MAX_TOKENS, context=context)
@@ -158,15 +177,16 @@ class PolicyState:
         model's."""
         context, size, reward_s = batch.context, batch.num_sequences, batch.reward_s
         calls_s = self.calls_s(max_length, batch)
+        reread_s = self.reread_s(calls_s, batch)
         if model is None:
-            return StepCosts(reward_s, calls_s)
+            return StepCosts(reward_s, calls_s, reread_s=reread_s)
         draft = self.draft_cost(model)
         uncached = draft.read_tokens(text.uncached.get(model, 1 + text.generated))
         draft_s = draft.calls_s(uncached + max_prefix, context=context, others=size - 1) + self.own_call_s
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=context) * (size - 1) / size
         step_s, next_s = float(draft_s[0]), float(draft_s[1])
-        return StepCosts(reward_s, calls_s, step_s, draft_s[uncached - 1 :], next_s - step_s)
+        return StepCosts(reward_s, calls_s, step_s, draft_s[uncached - 1 :], next_s - step_s, reread_s)
 
     def can_pay(self, model: str, context: int) -> bool:
         """Whether the draft model would pay if it were always correct."""
@@ -179,6 +199,9 @@ class PolicyState:
         """The values of drafting on, up to `max_length` tokens, in plain calls: at these costs, or at others
         that are within a few per cent of them."""
         calls = costs.calls_s[: max_length + 1] / costs.calls_s[0]
+        if costs.reread_s is not None:  # as if every draft were rejected half-way
+            halves = (np.arange(len(calls)) + 1) // 2
+            calls = calls + costs.reread_s[halves] / costs.calls_s[0] * (halves > 0)
         step, reward, uncached = (
             seconds / float(costs.calls_s[0])
             for seconds in (costs.draft_step_s, costs.reward_s, costs.uncached_s)

@@ -54,8 +54,8 @@ class Pair:
         measuring: Measuring | None = None,
     ) -> Pair:
         """Resolve the references, load the files, and align the tokenizers. A draft of `AUTO_DRAFT` is looked
-        for among the files that are here. Which native library is the
-        faster one for a file is measured once, in a few seconds (`measuring` is called meanwhile).
+        for among the files that are here. Which native library is the faster one for a file is measured once,
+        in a few seconds (`measuring` is called meanwhile).
 
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
@@ -220,15 +220,22 @@ class Pair:
 
 
 def _about_rewinding(weights: Weights, target: Loaded) -> list[str]:
-    """What snapshots of a recurrent state take, or why there are none."""
-    if target.rewind != "snapshots":
-        return [weights.rewinding.notice] if weights.rewinding.notice else []
-    size, copies = weights.rewinding.state_bytes, target.max_draft * target.max_sequences
-    return [
-        f"{weights.name} takes rejected drafts back by snapshots of its recurrent state "
-        f"({target.max_draft} for each sequence, {size * copies / 1e6:,.1f} MB): no draft is longer than "
-        f"{target.max_draft} tokens"
-    ]
+    """How drafts of a recurrent target are taken back, and what that takes; why not, if it cannot be."""
+    notices = [weights.rewinding.notice] if weights.rewinding.notice else []
+    how = f"{weights.name} takes rejected drafts back by"
+    size = weights.rewinding.state_bytes * target.max_sequences / 1e6
+    if target.rewind == "snapshots":
+        notices.append(
+            f"{how} snapshots of its recurrent state ({target.max_draft} for each sequence, "
+            f"{size * target.max_draft:,.1f} MB): no draft is longer, and every call takes longer, plain "
+            "ones that it is compared with included (docs/backends.md)"
+        )
+    if target.rewind == "checkpoints":
+        notices.append(
+            f"{how} checkpoints of its recurrent state ({2 * size:,.1f} MB): accepted tokens of a rejected "
+            "draft are evaluated twice (docs/backends.md)"
+        )
+    return notices
 
 
 def _policy_for(

@@ -20,7 +20,7 @@ import numpy as np
 from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
 from outrider.backends.machine import available_bytes
 from outrider.core.data import Span
-from outrider.core.errors import OutOfMemory, SettingError
+from outrider.core.errors import BackendError, OutOfMemory, SettingError
 
 if TYPE_CHECKING:
     from outrider.backends.gguf.model import Weights
@@ -40,6 +40,8 @@ _MAX_CELLS = 2**31 - 1
 """Positions are 32-bit."""
 _BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q5_1": 5, "q5_0": 5}
 """Bits per value, rounded down; 4 for the others."""
+_MAX_SEQUENCES = 256
+"""Mainline's own limit (LLAMA_MAX_SEQ)."""
 SMALLER_CONTEXT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
 
 
@@ -113,6 +115,37 @@ def check_room(
     if needed > available:
         reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
         raise OutOfMemory(what, reason, SMALLER_CONTEXT)
+
+
+def open_context(
+    weights: Weights,
+    options: LoadOptions,
+    context_length: int,
+    max_sequences: int,
+    capacity_tokens: int,
+    snapshots: int,
+) -> Any:
+    """The native context: `capacity_tokens` over all sequences, each of up to `context_length`.
+
+    Raises SettingError, OutOfMemory, or BackendError where the library refuses it for another reason.
+    """
+    if context_length < 2:
+        raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
+    if not 1 <= max_sequences <= _MAX_SEQUENCES:
+        why = f"{max_sequences} cannot be served at once"
+        raise SettingError("sequences", why, f"Give 1 to {_MAX_SEQUENCES}.")
+    check_cache_types(weights, options)
+    check_room(weights, options, context_length, max_sequences, capacity_tokens)
+    library = weights.library
+    library.take_log()
+    clear_log()
+    context = library.open_context(weights.handle, options, capacity_tokens, max_sequences, snapshots)
+    if context:
+        return context
+    what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
+    if reason and not speaks_of_memory(reason):
+        raise BackendError(what, reason, "Choose other settings for the context.")
+    raise OutOfMemory(what, reason or f"{library.title} could not create it", SMALLER_CONTEXT)
 
 
 def _bytes_per_token(weights: Weights, options: LoadOptions) -> int:

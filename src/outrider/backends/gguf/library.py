@@ -17,6 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from outrider.backends.gguf.c_types import (
     BOOL,
     ENUM,
@@ -40,6 +43,9 @@ from outrider.core.errors import BackendError
 
 # Where an assertion of a library fails, it would start a debugger and print its stack.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+State = npt.NDArray[np.uint8]
+"""A copy of what a sequence holds beside the KV of attention layers."""
 
 SHARED: Signatures = {
     **functions("llama_backend_init", None),
@@ -146,8 +152,8 @@ class Library(ABC):
     """whether sliding-window layers can keep the KV of their window alone"""
     reuses_window_cells: ClassVar[bool]
     """whether tokens that have left a sliding window give way to others, even where all have room"""
-    keeps_snapshots: ClassVar[bool] = False
-    """whether it can keep snapshots of recurrent states, and go back to them"""
+    keeps_states: ClassVar[bool] = False
+    """whether recurrent states can be gone back to: by copies of them, or by snapshots that it keeps"""
     flash_mixes_sequences: ClassVar[bool]
     """whether its flash attention is right only for one sequence, whose cells lie in order"""
     state_flags: ClassVar[tuple[int, ...]] = ()
@@ -307,8 +313,16 @@ class Library(ABC):
         return 0
 
     def state_bytes(self, context: int, sequence: int) -> int:  # noqa: ARG002
-        """Bytes of what a sequence holds beside the KV of attention layers, where there are snapshots."""
+        """Bytes of what a sequence holds beside the KV of attention layers; 0 where it cannot be copied."""
         return 0
+
+    def save_state(self, context: int, sequence: int, state: State) -> bool:  # noqa: ARG002
+        """Copy what a sequence holds beside the KV of attention layers; False where that is impossible."""
+        return False
+
+    def restore_state(self, context: int, sequence: int, state: State) -> bool:  # noqa: ARG002
+        """Put back what `save_state` copied; False where that is impossible."""
+        return False
 
     def make_room(self, context: int) -> bool:  # noqa: ARG002 - most take free cells wherever they lie
         """Bring free cells together after a call found no room; False where that cannot help."""

@@ -16,7 +16,7 @@ from outrider.backends.gguf.c_types import (
     functions,
     structure,
 )
-from outrider.backends.gguf.library import BATCH_FIELDS, Library
+from outrider.backends.gguf.library import BATCH_FIELDS, Library, State
 from outrider.backends.gguf.options import FLASH_ATTENTION, LoadOptions
 
 _PARTIAL_STATE = 1
@@ -81,7 +81,7 @@ class Dialect(Library):
     Batch = structure("llama_batch", BATCH_FIELDS)
     keeps_windows = True
     reuses_window_cells = True
-    keeps_snapshots = True
+    keeps_states = True
     flash_mixes_sequences = False
     split_modes = ("none", "layer", "row")
     signatures = {  # noqa: RUF012
@@ -92,6 +92,15 @@ class Dialect(Library):
         **functions("llama_state_seq_get_size", SIZE, POINTER, INT),
         **functions("llama_state_seq_get_size_ext", SIZE, POINTER, INT, UINT),
         **functions("llama_state_seq_get_data llama_state_seq_set_data", SIZE, POINTER, POINTER, SIZE, INT),
+        **functions(
+            "llama_state_seq_get_data_ext llama_state_seq_set_data_ext",
+            SIZE,
+            POINTER,
+            POINTER,
+            SIZE,
+            INT,
+            UINT,
+        ),
         **functions("llama_vocab_get_attr", ENUM, POINTER, INT),
     }
 
@@ -114,6 +123,18 @@ class Dialect(Library):
 
     def state_bytes(self, context: int, sequence: int) -> int:
         return int(self.functions.llama_state_seq_get_size_ext(context, sequence, _PARTIAL_STATE))
+
+    def save_state(self, context: int, sequence: int, state: State) -> bool:
+        copied = self.functions.llama_state_seq_get_data_ext(
+            context, state.ctypes.data, state.nbytes, sequence, _PARTIAL_STATE
+        )
+        return bool(copied == state.nbytes)
+
+    def restore_state(self, context: int, sequence: int, state: State) -> bool:
+        read = self.functions.llama_state_seq_set_data_ext(
+            context, state.ctypes.data, state.nbytes, sequence, _PARTIAL_STATE
+        )
+        return bool(read == state.nbytes)
 
     def is_diffusion(self, model: int) -> bool:
         return bool(self.functions.llama_model_is_diffusion(model))

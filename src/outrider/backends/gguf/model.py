@@ -13,29 +13,25 @@ from weakref import WeakSet
 import numpy as np
 
 from outrider.backends.gguf.context import (
-    SMALLER_CONTEXT,
     LlamaBatch,
-    check_cache_types,
-    check_room,
     choose_attention,
     clear_log,
     last_error,
+    open_context,
     speaks_of_memory,
 )
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.library import Handle, Library
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.gguf.rewinding import Rewinding, Snapshots, find_rewinding
+from outrider.backends.gguf.rewinding import Checkpoints, Rewinding, Snapshots, find_rewinding
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import UNLIMITED, Model, RewindKind
 from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported, SettingError
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported
 from outrider.models.reduced import REDUCED_KEYS, read_part
 
 _NO_KV_SLOT = 1
-_MAX_SEQUENCES = 256
-"""Mainline's own limit (LLAMA_MAX_SEQ)."""
 
 
 class Weights:
@@ -116,10 +112,12 @@ class Weights:
         self._contexts.add(model)
         return model
 
-    def open_trial(self, context_length: int, snapshots: int, micro_batch_tokens: int) -> GgufModel:
-        """A small context of two sequences with snapshots, whether or not they are right."""
-        options = replace(self.options, micro_batch_tokens=micro_batch_tokens)
-        return GgufModel(self, context_length, 2, options, snapshots=snapshots)
+    def open_trial(
+        self, context_length: int, kind: RewindKind, snapshots: int, micro_batch_tokens: int
+    ) -> GgufModel:
+        """A small context of two sequences that is taken back in this way, whether or not it is right."""
+        options = replace(self.options, micro_batch_tokens=micro_batch_tokens, snapshots=snapshots)
+        return GgufModel(self, context_length, 2, options, rewinding=Rewinding(kind))
 
     def close(self) -> None:
         """Free the weights, and the contexts that are open on them. Closing twice is harmless."""
@@ -165,13 +163,14 @@ class GgufModel:
         max_sequences: int,
         options: LoadOptions | None = None,
         capacity_tokens: int = 0,
-        snapshots: int | None = None,
+        rewinding: Rewinding | None = None,
     ) -> None:
         self.weights = weights
         self.options = options or weights.options
         self.name = weights.name
         self.vocabulary = weights.vocabulary
-        self.rewind: RewindKind = weights.rewind if snapshots is None else "snapshots"
+        rewinding = rewinding or weights.rewinding
+        self.rewind: RewindKind = rewinding.kind
         self.max_sequences = max_sequences
         capacity = capacity_tokens or context_length * max_sequences
         self._library = weights.library
@@ -179,10 +178,9 @@ class GgufModel:
         self.flash_attention = attention
         """whether it is in use: "on", "off", or "auto" where that was left to the library"""
         chosen = replace(self.options, flash_attention=attention)
-        if snapshots is None:
-            micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
-            snapshots = weights.rewinding.snapshots(max_sequences, micro_batch)
-        context = _open_context(weights, chosen, context_length, max_sequences, capacity, snapshots)
+        micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
+        snapshots = rewinding.snapshots(chosen.snapshots, max_sequences, micro_batch)
+        context = open_context(weights, chosen, context_length, max_sequences, capacity, snapshots)
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
         # Libraries round contexts up; the length that was asked for is the one that holds.
@@ -202,6 +200,7 @@ class GgufModel:
         elif self.rewind == "none":
             self.max_draft = 0
         self._snapshots = Snapshots(self.max_draft)
+        self._checkpoints = Checkpoints(self._library)
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
@@ -210,6 +209,8 @@ class GgufModel:
         batch = self._batch.fill(spans)
         clear_log()
         self._close_gaps(context)
+        if self.rewind == "checkpoints":
+            self._checkpoints.before_call(context, spans)
         try:
             status = self._library.functions.llama_decode(context, batch)
             if status == _NO_KV_SLOT and self._make_room(context, spans):
@@ -263,12 +264,13 @@ class GgufModel:
         """A failed call may have stored some of its micro-batches. Where they cannot be taken back,
         or have pushed out what the sequence still needs, the sequence starts again empty."""
         for span in spans:
+            # Whether the call changed a recurrent state is not known: only a copy of it is sure.
             self._lengths[span.sequence] = span.start
-            # Whether the call changed a recurrent state is not known.
-            removed = self.rewind != "snapshots" and self._forget(span.sequence, span.start)
+            removed = self.rewind != "snapshots" and self._restored(span.sequence, span.start)
             if not removed or not self._holds_window(span.sequence, span.start):
                 self._forget(span.sequence, -1)
                 self._lengths[span.sequence] = 0
+                self._checkpoints.gone_back(span.sequence, 0)
 
     @property
     def _memory(self) -> Any:
@@ -286,6 +288,23 @@ class GgufModel:
             raise BackendError("sequence", f"there is none numbered {sequence}")
         return self._lengths[sequence]
 
+    def _restored(self, sequence: int, start: int) -> bool:
+        """Whether a sequence's tokens from position `start` on could be removed."""
+        native, kept = self._native.pointer, self._checkpoints
+        if start and self.rewind == "checkpoints" and not kept.restore(native, sequence, start, sequence):
+            return False
+        return self._forget(sequence, start)
+
+    def reach(self, sequence: int, length: int) -> int:
+        stored = self.length(sequence)
+        if length in (0, stored):
+            return length
+        if self.rewind == "checkpoints":
+            return self._checkpoints.reach(sequence, length)
+        if self.rewind == "snapshots":
+            return length if stored - length <= self._snapshots.reach(sequence) else 0
+        return length if self.rewind != "none" and self._holds_window(sequence, length) else 0
+
     def truncate(self, sequence: int, length: int) -> None:
         _ = self._native.pointer  # refuses when it was closed
         stored = self.length(sequence)
@@ -293,21 +312,18 @@ class GgufModel:
             raise BackendError("truncate", f"{stored} tokens are stored, so {length} cannot be kept")
         if length == stored:
             return
-        if length > 0 and self.rewind == "none":
-            raise RewindUnsupported(self.name, "a recurrent state cannot forget single tokens")
-        reach = self._snapshots.reach(sequence)
-        if length > 0 and self.rewind == "snapshots" and stored - length > reach:
-            why = f"it has snapshots of its last {reach} tokens, not {stored - length}"
-            raise RewindUnsupported(self.name, why)
-        if not self._holds_window(sequence, length):
-            # llama.cpp reports success even where needed cells are gone.
-            why = f"its sliding window no longer holds what {length} tokens need"
-            raise RewindUnsupported(self.name, why, "Use --swa-full.")
-        if not self._forget(sequence, length):
+        if self.reach(sequence, length) != length:
+            if self.rewind == "window":
+                # llama.cpp reports success even where needed cells are gone.
+                why = f"its sliding window no longer holds what {length} tokens need"
+                raise RewindUnsupported(self.name, why, "Use --swa-full.")
+            raise RewindUnsupported(self.name, f"it has no state of after {length} tokens")
+        if not self._restored(sequence, length):
             why = f"{self._library.title} refuses to forget back to {length} tokens"
             raise RewindUnsupported(self.name, why)
         self._lengths[sequence] = length
         self._snapshots.gone_back(sequence, length)
+        self._checkpoints.gone_back(sequence, length)
 
     def _holds_window(self, sequence: int, length: int) -> bool:
         """Whether all that a token at position `length` looks back at is stored. The library keeps
@@ -321,12 +337,17 @@ class GgufModel:
         memory = self._memory
         check_copy(self, source, sequence, length)
         is_whole = length == self._lengths[source] and not self._snapshots.is_past(source)
-        can_copy = self.rewind == "free" or (self.rewind == "snapshots" and is_whole)
+        kept = self.rewind == "checkpoints" and self._checkpoints.reach(source, length) == length
+        can_copy = self.rewind == "free" or kept or (self.rewind in ("snapshots", "checkpoints") and is_whole)
         if not can_copy or not self._holds_window(source, length):
             raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
         # One cache for all sequences: the cells are shared, nothing is moved.
         self._library.functions.llama_memory_seq_cp(memory, source, sequence, 0, length)
         self._snapshots.shared(source)  # both hold one state until the next call
+        native = self._native.pointer
+        if kept and not is_whole and not self._checkpoints.restore(native, source, length, sequence):
+            self._forget(sequence, -1)
+            raise RewindUnsupported(self.name, f"{self._library.title} cannot copy its state")
         self._lengths[sequence] = length
 
     def adopt(self, other: Model, length: int) -> None:
@@ -357,30 +378,3 @@ class GgufModel:
 
     def close(self) -> None:
         self._native.close()
-
-
-def _open_context(
-    weights: Weights,
-    options: LoadOptions,
-    context_length: int,
-    max_sequences: int,
-    capacity_tokens: int,
-    snapshots: int,
-) -> Any:
-    if context_length < 2:
-        raise SettingError("context size", f"{context_length} tokens are too few", "Give 2 or more (-c).")
-    if not 1 <= max_sequences <= _MAX_SEQUENCES:
-        why = f"{max_sequences} cannot be served at once"
-        raise SettingError("sequences", why, f"Give 1 to {_MAX_SEQUENCES}.")
-    check_cache_types(weights, options)
-    check_room(weights, options, context_length, max_sequences, capacity_tokens)
-    library = weights.library
-    library.take_log()
-    clear_log()
-    context = library.open_context(weights.handle, options, capacity_tokens, max_sequences, snapshots)
-    if context:
-        return context
-    what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")
-    if reason and not speaks_of_memory(reason):
-        raise BackendError(what, reason, "Choose other settings for the context.")
-    raise OutOfMemory(what, reason or f"{library.title} could not create it", SMALLER_CONTEXT)

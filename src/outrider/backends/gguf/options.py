@@ -26,6 +26,8 @@ CONTEXT_TYPES = {
 """Types that the KV cache can be stored in, and their numbers in ggml."""
 
 UNQUANTIZED = ("f32", "f16", "bf16")
+MAX_SNAPSHOTS = 64
+"""of a sequence's recurrent state: the longest draft that there is"""
 _MAX_THREADS = 512
 """ggml's own limit"""
 _MAX_TOKENS = 2**20
@@ -42,6 +44,8 @@ class LoadOptions:
     `max_rows` caps the logits rows of one call; the library reserves memory for them.
     `backend` is one of BACKENDS, `library` the file of a native library to use ("": an installed one).
     `full_window` keeps the whole KV of sliding-window layers, so that tokens can be forgotten.
+    `snapshots` of a recurrent state are kept, so that drafts of as many tokens can be taken back and nothing
+    is evaluated again; every call takes longer for it (0: checkpoints instead).
 
     Raises SettingError for a value out of range.
     """
@@ -60,6 +64,7 @@ class LoadOptions:
     mlock: bool = False
     full_window: bool = True
     max_rows: int = 128
+    snapshots: int = 0
     extra_buffer_types: bool = True
     backend: str = "auto"
     library: str = ""
@@ -83,6 +88,7 @@ class LoadOptions:
         _in_range("batch size", self.batch_tokens, 1, _MAX_TOKENS)
         _in_range("micro-batch size", self.micro_batch_tokens, 1, _MAX_TOKENS)
         _in_range("max rows", self.max_rows, 1, _MAX_TOKENS)
+        _in_range("snapshots", self.snapshots, 0, MAX_SNAPSHOTS)
 
 
 def _choice(name: str, value: str, choices: Iterable[str]) -> None:

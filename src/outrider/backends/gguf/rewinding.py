@@ -1,60 +1,64 @@
-"""How a model's context can be taken back to an earlier token, found out by trying.
+"""How contexts of some weights are taken back to an earlier token, found out by trying.
 
 The KV of attention layers can be cut anywhere. The state of a recurrent layer cannot: it has no memory of
-what it was before. llama.cpp keeps snapshots of it for the last tokens of a call (`n_rs_seq`), for the kinds
-of models that it knows how to. Some of its versions say that a state was restored which was not, so whatever
-a library says is compared with a text that never went further.
+what it was before. There are two ways out. A checkpoint is a copy of the state, made before a call whose
+tokens may be rejected; what is to stay of that call is evaluated again with the next one. Snapshots are kept
+by llama.cpp for the last tokens of a call (`n_rs_seq`), for the kinds of models that it knows how to: nothing
+is evaluated again, but every call takes longer (benchmarks/hybrid), so they are kept where they are asked
+for. Some of its versions say that a state was restored which was not, so whatever a library says is compared
+with a text that never went further.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.backends.gguf.library import Library, State
 from outrider.backends.machine import available_bytes
 from outrider.core.contracts import RewindKind
 from outrider.core.data import Logits, Span
-from outrider.core.errors import OutriderError, RewindUnsupported
+from outrider.core.errors import OutriderError
 
 if TYPE_CHECKING:
     from outrider.backends.gguf.model import GgufModel, Weights
 
-MAX_SNAPSHOTS = 16
-"""of a sequence: drafts of a model are no longer than this"""
 _MEMORY_SHARE = 1 / 8
 """of the free memory that snapshots may take"""
 _TRIED_SNAPSHOTS = 4
 _TRIED_MICRO_BATCH = 8
-_MAX_DIFFERENCE = 0.2
-"""between the logits after a rewind and those of a text that never went further, in parts of the difference
-between two positions of a text. Calls of other sizes are rounded otherwise; a state that was not restored
+"""so that the calls of a trial are split"""
+_MAX_DIFFERENCE = 0.3
+"""in parts of the difference between the logits of two positions. Rounding by another size of call makes less
+than 0.1 (delta-net layers in two orders of summation: 0.04 to 0.05); a state that holds a token too many
 differs by about 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewinding:
-    """How contexts are taken back. `state_bytes`: the recurrent state of a sequence; `notice`: why snapshots
-    that a library keeps cannot be used."""
+    """How contexts are taken back. `state_bytes`: the recurrent state of a sequence; `notice`: what was asked
+    for and cannot be had."""
 
     kind: RewindKind
     state_bytes: int = 0
     notice: str | None = None
 
-    def snapshots(self, max_sequences: int, micro_batch_tokens: int) -> int:
-        """How many snapshots each of so many sequences gets: as many as a draft has use for and fit. The
-        library ends the process where a micro-batch has no room for them and more."""
+    def snapshots(self, asked: int, max_sequences: int, micro_batch_tokens: int) -> int:
+        """How many snapshots each of so many sequences gets: as many as are asked for and fit. The library
+        ends the process where a micro-batch has no room for them and more."""
         if self.kind != "snapshots":
             return 0
         room = available_bytes() * _MEMORY_SHARE / max(self.state_bytes * max_sequences, 1)
-        return int(max(min(MAX_SNAPSHOTS, room - 1, micro_batch_tokens - 2), 0))
+        return int(max(min(asked, room - 1, micro_batch_tokens - 2), 0))
 
 
 class Snapshots:
-    """Which snapshots the sequences of a context have. They are of the last call's tokens but its first, and
-    hold until the next one, which moves those of sequences that take no part in it."""
+    """How far each sequence of a context with snapshots can be taken back. A snapshot is good for once, right
+    after the call that it was made in."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -84,38 +88,78 @@ class Snapshots:
         return sequence in self._past
 
 
+class Checkpoints:
+    """Copies of the recurrent states of a context's sequences: of each one from before its last draft, and
+    one from near its prompt's end."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._kept: dict[int, dict[bool, tuple[int, State]]] = {}
+        """by sequence and whether the span had rows: the length, and the state"""
+
+    def before_call(self, context: int, spans: Sequence[Span]) -> None:
+        """Copy the states of the sequences whose spans ask for it. Where that fails there is no copy."""
+        for span in spans:
+            kept = self._kept.setdefault(span.sequence, {})
+            if not span.checkpoint or any(length == span.start for length, _ in kept.values()):
+                continue  # of a sequence that was just taken back it is there
+            size = self._library.state_bytes(context, span.sequence)
+            _, state = kept.pop(span.rows > 0, (0, None))
+            if state is None or state.size != size:
+                state = np.empty(size, dtype=np.uint8)
+            if size and self._library.save_state(context, span.sequence, state):
+                kept[span.rows > 0] = (span.start, state)
+
+    def reach(self, sequence: int, length: int) -> int:
+        """The length of the longest copy of no more than `length` tokens; 0 for none."""
+        kept = self._kept.get(sequence, {}).values()
+        return max((at for at, _ in kept if at <= length), default=0)
+
+    def restore(self, context: int, source: int, length: int, sequence: int) -> bool:
+        """Give a sequence the state that `source` had after `length` tokens; whether that was possible."""
+        kept = self._kept.get(source, {}).values()
+        state = next((state for at, state in kept if at == length), None)
+        return state is not None and self._library.restore_state(context, sequence, state)
+
+    def gone_back(self, sequence: int, length: int) -> None:
+        """A sequence was taken back to `length` tokens."""
+        kept = self._kept.pop(sequence, {})
+        if length:
+            self._kept[sequence] = {of: found for of, found in kept.items() if found[0] <= length}
+
+
 def find_rewinding(weights: Weights) -> Rewinding:
     """How these weights' contexts are taken back: known for attention alone, else tried."""
     native = weights.library.functions
-    if native.llama_model_is_recurrent(weights.handle) or native.llama_model_is_hybrid(weights.handle):
-        return _try_snapshots(weights)
-    windowed = weights.window_tokens > 0 and weights.library.keeps_windows and not weights.options.full_window
-    return Rewinding("window" if windowed else "free")
+    if not (native.llama_model_is_recurrent(weights.handle) or native.llama_model_is_hybrid(weights.handle)):
+        windowed = weights.window_tokens > 0 and weights.library.keeps_windows
+        return Rewinding("window" if windowed and not weights.options.full_window else "free")
+    if not weights.options.snapshots:
+        return _tried(weights, "checkpoints")
+    found = _tried(weights, "snapshots")
+    if found.kind == "snapshots":
+        return found
+    instead = _tried(weights, "checkpoints")
+    return Rewinding(instead.kind, instead.state_bytes, found.notice)
 
 
-def _try_snapshots(weights: Weights) -> Rewinding:
-    if not weights.library.keeps_snapshots:
+def _tried(weights: Weights, kind: RewindKind) -> Rewinding:
+    """This kind where it works, else "none" with the reason."""
+    name, title = weights.name, weights.library.title
+    if not weights.library.keeps_states:
         return Rewinding("none")
-    model = weights.open_trial(128, _TRIED_SNAPSHOTS, _TRIED_MICRO_BATCH)
     try:
-        if not model.max_draft:
-            return Rewinding("none")
-        difference = _difference(model)
-        state_bytes = weights.library.state_bytes(model.native_context, 0)
-    except RewindUnsupported:
-        return Rewinding("none")
+        with closing(weights.open_trial(128, kind, _TRIED_SNAPSHOTS, _TRIED_MICRO_BATCH)) as model:
+            if not model.max_draft:
+                return Rewinding("none", notice=f"{name}: {title} keeps no snapshots of its kind of state")
+            difference = _difference(model)
+            state_bytes = weights.library.state_bytes(model.native_context, 0)
     except OutriderError as error:
-        return Rewinding("none", notice=f"{weights.name}: going back was not possible to try ({error})")
-    finally:
-        model.close()
+        return Rewinding("none", notice=f"{name}: {kind} of its state could not be tried ({error})")
     if difference > _MAX_DIFFERENCE:
-        title = weights.library.title
-        return Rewinding(
-            "none",
-            notice=f"{weights.name}: after going back {title} has other logits than a text that never went "
-            "further, so nothing is drafted",
-        )
-    return Rewinding("snapshots", state_bytes)
+        why = f"after going back by {kind} {title} has other logits than a text that never went further"
+        return Rewinding("none", notice=f"{name}: {why}, so these are not used")
+    return Rewinding(kind, state_bytes)
 
 
 def _difference(model: GgufModel) -> float:
@@ -123,21 +167,26 @@ def _difference(model: GgufModel) -> float:
     call in several parts and one in a single part, twice in a row, beside another sequence."""
     text = _tokens(model, 20)
     wrong = _tokens(model, 28)[20:]
-    first, second, last = text[:13], text[13:18], text[18:]
-    model.decode([Span(0, first[:4], 0, 0), Span(1, wrong, 0, 0)])
-    rows = [*_went_back(model, (*first[4:], *wrong[:4]), 4, 4)]
-    rows += _went_back(model, (*second, *wrong[:2]), len(first), 2)
-    rows += [row.copy() for row in model.decode([Span(0, last, len(first) + len(second), len(last))])[0]]
+    model.decode([Span(0, text[:4], 0, 0), Span(1, wrong, 0, 0)])
+    rows = [*_went_back(model, text[:13], 9, wrong[:4])]
+    rows += _went_back(model, text[:18], 5, wrong[:2])
+    rows += _went_back(model, text, 2, ())
     model.truncate(1, 0)
     [expected] = model.decode([Span(1, text, 0, len(text))])
-    return _distance(np.array(rows), expected[4:]) / _distance(expected[5:], expected[4:-1])
+    between = _distance(expected[5:], expected[4:-1])
+    return _distance(np.array(rows), expected[4:]) / between if between else np.inf
 
 
-def _went_back(model: GgufModel, tokens: tuple[int, ...], start: int, num_wrong: int) -> list[Logits]:
-    """The rows of a call over these tokens, the last of which are taken back."""
-    [rows] = model.decode([Span(0, tokens, start, len(tokens))])
-    kept = [row.copy() for row in rows[: len(tokens) - num_wrong]]
-    model.truncate(0, start + len(kept))
+def _went_back(
+    model: GgufModel, text: tuple[int, ...], num_rows: int, wrong: tuple[int, ...]
+) -> list[Logits]:
+    """The last rows of a text whose first tokens are stored, evaluated with wrong tokens after it, which are
+    taken back."""
+    stored = model.length(0)
+    tokens = (*text[stored:], *wrong)
+    [rows] = model.decode([Span(0, tokens, stored, num_rows + len(wrong), checkpoint=bool(wrong))])
+    kept = [row.copy() for row in rows[:num_rows]]
+    model.truncate(0, model.reach(0, len(text)))
     return kept
 
 

@@ -211,6 +211,10 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
         "main_gpu": weights.main_gpu,
         "extra_buffer_types": weights.extra_buffer_types,
     }
+    if model.rewind == "snapshots":
+        settings["snapshots"] = model.max_draft
+    if model.rewind == "checkpoints":
+        settings["checkpoints"] = True
     if isinstance(model, BitwiseModel):
         settings["equal_sizes"] = str(model.sizes)
     return Subject(

@@ -23,6 +23,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.sequences import common_prefix
 from outrider.costs import CallCosts
 from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine.reread import max_draft_after
 from outrider.lab.replay.recording import LONGEST_DEPARTURE, MIN_PREFIX_PROB, Offers, Recording
 from outrider.policy.forced import FORCED, forced
 from outrider.sampling import RequestSampler
@@ -63,44 +64,50 @@ def replay(
     own_s: float = 0.0,
     own_token_s: float = 0.0,
     max_draft: int = UNLIMITED,
+    rereads: bool = False,
 ) -> Replayed:
     """Run `policy` over a recorded answer; what calls take is what the curves say.
 
     Draft models are those of `draft_costs`; `free` drafters see the prompt and the answer as they would
     in the engine (None: the lookup over the text itself). A fresh `constraint` is that of the request.
     `own_s` is spent beside the calls of a step, and `own_token_s` for each token drafted; a draft has at most
-    `max_draft` tokens.
+    `max_draft` tokens. With `rereads` the target is one of checkpoints.
     """
     drafters = [*([SuffixDrafter()] if free is None else free)]
     drafters += [RecordedDrafter(recording, name, curve) for name, curve in (draft_costs or {}).items()]
     for drafter in drafters:
         drafter.begin(0, Request(recording.prompt))
     policy.begin(0, len(recording.prompt), len(recording.tokens) if is_limited(recording) else None)
-    answer, done, plain_s = recording.tokens, 0, 0.0
+    answer, done, plain_s, reread = recording.tokens, 0, 0.0, 0
     records: list[StepRecord] = []
     while done < len(answer):
         position = len(recording.prompt) + done
         room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, max_draft)
+        room = min(room, max_draft_after(reread)) if rereads else room
         draft, work = Draft(), DraftWork()
         if room > 0:
-            [draft], work = policy.propose(drafters, [DraftRequest(0, room, SAMPLER, constraint=constraint)])
+            request = DraftRequest(
+                0, room, SAMPLER, constraint=constraint, reread=reread if rereads else None
+            )
+            [draft], work = policy.propose(drafters, [request], reread)
+        num_evaluated = reread + 1 + len(draft)
         accepted = common_prefix(draft.tokens, answer[done:])
         record = StepRecord(
             request=0,
             step=len(records),
             kind="decode",
             position=position,
-            num_evaluated=1 + len(draft),
+            num_evaluated=num_evaluated,
             draft=draft,
             num_accepted=accepted,
             tokens=answer[done : done + accepted + 1],
             work=work,
             draft_s=work.model_s,
-            verify_s=costs.call_s(1 + len(draft), context=position),
+            verify_s=costs.call_s(num_evaluated, context=position - reread),
             sampling_s=0.0,
             other_s=own_s + own_token_s * len(draft),
             end_s=0.0,
-            batch_tokens=1 + len(draft),
+            batch_tokens=num_evaluated,
             batch_drafted=len(draft),
         )
         records.append(record)
@@ -111,6 +118,7 @@ def replay(
         policy.observe({0: record})
         plain_s += sum(costs.call_s(1, context=position + i) + own_s for i in range(len(record.tokens)))
         done += len(record.tokens)
+        reread = reread + 1 + accepted if rereads and accepted < len(draft) else 0
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
 
 

@@ -1,4 +1,5 @@
-"""Targets with a recurrent state, whose rejected drafts are taken back by snapshots: texts are plain ones."""
+"""Targets with a recurrent state, whose rejected drafts are taken back by snapshots or by checkpoints: texts
+are plain ones."""
 
 from __future__ import annotations
 
@@ -26,19 +27,23 @@ from engines import (
 )
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.backends.gguf.rewinding import MAX_SNAPSHOTS, Rewinding
+from outrider.backends.gguf.rewinding import Checkpoints, Rewinding
+from outrider.core.contracts import RewindKind
 from outrider.core.data import Completion, Logits, Request, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine import Engine
+from outrider.engine.reread import MAX_REREAD
 from outrider.policy import FixedPolicy
 from outrider.session.pair import Pair
 from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
-KINDS = ("delta net", "convolution")
+SNAPSHOTS = ("delta net snapshots", "convolution snapshots")
+CHECKPOINTS = ("recurrent", "hybrid", "delta net", "convolution")
+KINDS = (*CHECKPOINTS, *SNAPSHOTS)
 ALONG = FixedPolicy(draft_max=16, p_min=0.0)
 
 
@@ -71,19 +76,41 @@ def test_drafts_are_no_longer_than_there_are_snapshots(most: int, num_right: int
     )
 
 
+@pytest.mark.parametrize("num_right", [0, 1, 2, 1000])
+def test_what_a_rejected_draft_left_is_read_with_the_next_call(num_right: int) -> None:
+    target = language_model(rewind="checkpoints")
+    asked_for = asked(PROMPT, max_tokens=60, sampling=GREEDY, ignore_end=True)
+    engine = Engine(
+        target, [ScriptedDrafter(oracle(LANGUAGE, num_right))], FixedPolicy(draft_max=4, p_min=0.0)
+    )
+    completion = engine.generate(asked_for)
+    assert completion.tokens == Engine(language_model()).generate(asked_for).tokens
+    missing, decoded = 0, [record for record in completion.records if record.kind == "decode"]
+    for record in decoded:
+        assert record.num_evaluated == missing + 1 + len(record.draft)
+        assert not record.draft or missing <= MAX_REREAD
+        rejected = record.num_accepted < len(record.draft)
+        missing = missing + 1 + record.num_accepted if rejected else 0
+    assert any(len(record.draft) == 4 for record in decoded)
+    if num_right < 1000:  # else a rejection would follow another for ever
+        assert any(not record.draft and record.num_evaluated > MAX_REREAD for record in decoded)
+
+
+@pytest.mark.parametrize("rewind", ["snapshots", "checkpoints"])
 @pytest.mark.parametrize("seed", range(8))
-def test_sequences_with_any_drafts_say_what_they_say_plainly(seed: int) -> None:
+def test_sequences_with_any_drafts_say_what_they_say_plainly(seed: int, rewind: RewindKind) -> None:
     rng = np.random.default_rng(seed)
     prompts = [tuple(rng.integers(0, END, rng.integers(2, 9)).tolist()) for _ in range(4)]
     requests = [asked(prompt, max_tokens=30, sampling=GREEDY) for prompt in prompts]
-    target = language_model(rewind="snapshots", max_draft=4, max_sequences=4)
+    target = language_model(rewind=rewind, max_draft=4, max_sequences=4, max_batch_tokens=40)
     found = run(Engine(target, [ScriptedDrafter(random_guess(seed))], ALONG), *requests)
     assert [c.tokens for c in found] == [Engine(language_model()).generate(r).tokens for r in requests]
 
 
-def test_a_failed_call_is_made_good_by_reading_again() -> None:
+@pytest.mark.parametrize("rewind", ["snapshots", "checkpoints"])
+def test_a_failed_call_is_made_good_by_reading_again(rewind: RewindKind) -> None:
     request = asked(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True)
-    target = language_model(rewind="snapshots", max_draft=4)
+    target = language_model(rewind=rewind, max_draft=4)
     engine = Engine(target, [ScriptedDrafter(oracle(LANGUAGE, 2))], ALONG)
     engine.submit(request)
     for _ in range(3):
@@ -158,6 +185,20 @@ def _halves(counts: Counter[tuple[int, ...]]) -> tuple[list[int], list[int]]:
     return first, [count - half for count, half in zip(counts.values(), first, strict=True)]
 
 
+def test_the_prompt_of_a_turn_whose_answer_is_changed_is_read_from_near_its_end() -> None:
+    """A template may leave out what a model thought: then the next prompt departs from what is stored."""
+    target = language_model(rewind="checkpoints")
+    engine = Engine(target)
+    prompt = tuple(int(token) for token in np.random.default_rng(1).integers(0, END, 100))
+    engine.generate(asked(prompt, max_tokens=20, sampling=GREEDY, ignore_end=True))
+    following = asked((*prompt[:98], 1, 2, 3), max_tokens=9, sampling=GREEDY, ignore_end=True)
+    found = engine.generate(following)
+    assert found.reused_tokens == 100 - 16
+    assert found.tokens == Engine(language_model()).generate(following).tokens
+    departing = asked((*prompt[:80], 1, 2, 3), max_tokens=9, sampling=GREEDY, ignore_end=True)
+    assert engine.generate(departing).reused_tokens == 0
+
+
 @over(*KINDS, names=MAINLINE)
 def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> None:
     target = backend.open(kind, 256)
@@ -166,7 +207,11 @@ def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> Non
     first = engine.generate(asked(prompt, max_tokens=20, sampling=GREEDY, ignore_end=True))
     longer = (*prompt, *first.tokens, 5, 6, 7)
     second = engine.generate(asked(longer, max_tokens=10, sampling=GREEDY, ignore_end=True))
-    assert second.reused_tokens == len(prompt) + len(first.tokens) - 1
+    stored = len(prompt) + len(first.tokens) - 1
+    last = first.records[-1]
+    if kind in CHECKPOINTS and last.num_accepted < len(last.draft):
+        stored -= len(last.tokens)
+    assert second.reused_tokens == stored
     plain = Engine(backend.open(kind, 256)).generate(
         asked(longer, max_tokens=10, sampling=GREEDY, ignore_end=True)
     )
@@ -180,12 +225,17 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("hybrid") / "hybrid.gguf", arch="qwen35", context_length=1024)
 
 
-def test_a_session_speculates_and_says_what_snapshots_take(hybrid: Path) -> None:
-    options = LoadOptions(backend="llama.cpp", threads=1)
+@pytest.mark.parametrize("num_snapshots", [0, 4])
+def test_a_session_speculates_and_says_what_that_takes(hybrid: Path, num_snapshots: int) -> None:
+    options = LoadOptions(backend="llama.cpp", threads=1, snapshots=num_snapshots)
     with closing(Pair.load(hybrid, options=options)) as pair, pair.open(512, policy=ALONG) as session:
-        [notice] = [line for line in session.notices if "snapshots" in line]
-        size = pair.target.rewinding.state_bytes * MAX_SNAPSHOTS / 1e6
-        assert f"({MAX_SNAPSHOTS} for each sequence, {size:.1f} MB)" in notice
+        [notice] = [line for line in session.notices if "recurrent state" in line]
+        size = pair.target.rewinding.state_bytes / 1e6
+        assert size > 0
+        if num_snapshots:
+            assert f"snapshots of its recurrent state (4 for each sequence, {4 * size:.1f} MB)" in notice
+        else:
+            assert f"checkpoints of its recurrent state ({2 * size:.1f} MB)" in notice
         prompt = "the river and the road and " * 8
         schema = {"enum": ["the river and the road"]}
         answer = session.generate(prompt, max_tokens=60, sampling=GREEDY, schema=schema)
@@ -196,14 +246,28 @@ def test_a_session_speculates_and_says_what_snapshots_take(hybrid: Path) -> None
 def test_a_library_that_does_not_restore_the_state_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault: of what was rejected one token stays in the state."""
+    """The fault: of what was rejected one token stays in the state of snapshots, and a checkpoint is of the
+    token before."""
     forget = GgufModel._forget
 
     def one_too_few(self: GgufModel, sequence: int, start: int) -> bool:
         return forget(self, sequence, start + 1 if start > 0 else start)
 
+    def one_too_early(self: Checkpoints, sequence: int, length: int) -> int:
+        return reach(self, sequence, length) and length
+
+    reach, restore = Checkpoints.reach, Checkpoints.restore
     monkeypatch.setattr(GgufModel, "_forget", one_too_few)
-    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
+    monkeypatch.setattr(Checkpoints, "reach", one_too_early)
+    monkeypatch.setattr(
+        Checkpoints,
+        "restore",
+        lambda self, context, source, length, to: restore(
+            self, context, source, reach(self, source, length), to
+        ),
+    )
+    options = LoadOptions(backend="llama.cpp", snapshots=4)
+    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), options)
     assert weights.rewinding.kind == "none" and weights.rewinding.notice
     model = weights.open(64)
     assert (model.rewind, model.max_draft) == ("none", 0)
@@ -213,15 +277,16 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
 def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the library says that it went back, and goes on from another state."""
     decode = GgufModel.decode
+    options = LoadOptions(backend="llama.cpp", snapshots=4)
 
     def from_another_state(self: GgufModel, spans: Sequence[Span]) -> list[Logits]:
         first = spans[0]
         if self._snapshots.is_past(first.sequence):
-            spans = [replace(first, tokens=(first.tokens[0] + 1, *first.tokens[1:])), *spans[1:]]
+            spans = [replace(first, tokens=tuple(token // 2 for token in first.tokens)), *spans[1:]]
         return decode(self, spans)
 
     monkeypatch.setattr(GgufModel, "decode", from_another_state)
-    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
+    weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), options)
     assert weights.rewinding.kind == "none" and "other logits" in (weights.rewinding.notice or "")
     weights.close()
 
@@ -231,7 +296,8 @@ def test_snapshots_take_a_part_of_the_memory_and_less_than_a_micro_batch(
 ) -> None:
     monkeypatch.setattr("outrider.backends.gguf.rewinding.available_bytes", lambda: 8 * 100e6)
     known = Rewinding("snapshots", state_bytes=10_000_000)
-    assert known.snapshots(1, 512) == 9 and known.snapshots(4, 512) == 1 and known.snapshots(20, 512) == 0
-    assert Rewinding("snapshots", 1).snapshots(1, 512) == MAX_SNAPSHOTS
-    assert Rewinding("snapshots", 1).snapshots(1, 8) == 6
-    assert Rewinding("free").snapshots(1, 512) == 0
+    assert [known.snapshots(16, sequences, 512) for sequences in (1, 4, 20)] == [9, 1, 0]
+    assert known.snapshots(3, 1, 512) == 3
+    assert Rewinding("snapshots", 1).snapshots(16, 1, 512) == 16
+    assert Rewinding("snapshots", 1).snapshots(16, 1, 8) == 6
+    assert Rewinding("checkpoints", 1).snapshots(16, 1, 512) == 0

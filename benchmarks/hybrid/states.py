@@ -1,0 +1,107 @@
+"""What it costs to be able to take a recurrent state back: calls of a hybrid with snapshots and with
+checkpoints, beside calls without either, in turn.
+
+    python benchmarks/hybrid/states.py make wide-F32.gguf     # 24 layers, 1024 wide, random weights
+    outrider quantize wide-F32.gguf --to Q4_K_M
+    python benchmarks/hybrid/states.py time wide-Q4_K_M.gguf --out states.jsonl
+
+A row for each way and number of tokens: median seconds of a call at 64 to 256 tokens of context, the
+quartiles, and the ratio to the same call without. "rejected" is a call over that many tokens of which all but
+the first are taken back, and the call over one token after it; the ratio is to two calls without.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+import tiny_gguf
+from harness import append, argument_parser, describe, in_turn, resume, run_program
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.rewinding import Rewinding
+from outrider.core.data import Span
+
+WAYS = ("none", "checkpoints", "snapshots 4", "snapshots 8", "snapshots 16")
+SIZES = (1, 2, 4, 8, 16)
+PROMPT, MOST = 64, 256
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["make"]:
+        return make(Path(sys.argv[2]))
+    del sys.argv[1:2]
+    parser = argument_parser(__doc__, repetitions=40, threads=2)
+    parser.add_argument("target", type=Path)
+    arguments = parser.parse_args()
+    weights = Weights(arguments.target, LoadOptions(backend="llama.cpp", threads=arguments.threads))
+    state = {"threads": arguments.threads, "state_bytes": weights.rewinding.state_bytes}
+    resume(arguments.out, describe(arguments.target) | state, ["models", "threads"])
+    models = {way: open_with(weights, way) for way in WAYS}
+    kinds = [(way, n, rejected) for way in WAYS for n in SIZES for rejected in (False, True)]
+    kinds = [(way, n, rejected) for way, n, rejected in kinds if not rejected or is_possible(way, n)]
+    seconds: dict[tuple[str, int, bool], list[float]] = {kind: [] for kind in kinds}
+    rng = random.Random(0)
+    for _, (way, n, rejected) in in_turn(kinds, arguments.repetitions, rng):
+        seconds[way, n, rejected].append(call_s(models[way], n, rng, rejected=rejected))
+    for (way, n, rejected), found in seconds.items():
+        low, _, high = quantiles(found, n=4)
+        plain_s = median(seconds["none", n, False]) + rejected * median(seconds["none", 1, False])
+        append(
+            arguments.out,
+            {"kind": "rejected" if rejected else "calls", "way": way, "tokens": n, "seconds": median(found),
+             "low": low, "high": high, "ratio": median(found) / plain_s},
+        )  # fmt: skip
+
+
+def is_possible(way: str, num_tokens: int) -> bool:
+    """Whether all but the first of so many tokens can be taken back."""
+    name, _, count = way.partition(" ")
+    return num_tokens > 1 and name != "none" and (name == "checkpoints" or num_tokens <= int(count))
+
+
+def open_with(weights: Weights, way: str) -> GgufModel:
+    """A context that is taken back in this way."""
+    name, _, count = way.partition(" ")
+    options = LoadOptions(backend="llama.cpp", threads=weights.options.threads, snapshots=int(count or 0))
+    kinds = {kind: Rewinding(kind) for kind in ("none", "checkpoints", "snapshots")}
+    return GgufModel(weights, 512, 1, options, rewinding=kinds[name])
+
+
+def make(path: Path) -> None:
+    """Write the model: the tests' tiny one at the width of a real one."""
+    tiny_gguf.WIDTH, tiny_gguf.FEED_FORWARD = 1024, 3584
+    tiny_gguf.HEADS, tiny_gguf.KV_HEADS, tiny_gguf.HEAD_WIDTH = 8, 2, 256
+    tiny_gguf.DELTA_HEAD, tiny_gguf.DELTA_HEADS, tiny_gguf.DELTA_GROUPS = 128, 16, 16
+    tiny_gguf.write_tiny(path, arch="qwen35", layers=24, context_length=4096)
+
+
+def call_s(model: GgufModel, num_tokens: int, rng: random.Random, *, rejected: bool) -> float:
+    """Seconds of a call of so many tokens, all rows wanted, at the end of what is stored; and of the call
+    after it, where all but the first token are taken back in between."""
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(256) for _ in range(count))
+
+    if not PROMPT <= model.length(0) <= MOST - num_tokens:
+        model.truncate(0, 0)
+        model.decode([Span(0, tokens(PROMPT), 0, 0)])
+        model.decode([Span(0, tokens(1), PROMPT, 1)])  # a prompt leaves the caches otherwise
+    start, drafted, following = model.length(0), tokens(num_tokens), tokens(1)
+    started = perf_counter()
+    model.decode([Span(0, drafted, start, num_tokens, checkpoint=num_tokens > 1)])
+    if rejected:
+        model.truncate(0, model.reach(0, start + 1))
+        lost = drafted[: start + 1 - model.length(0)]
+        model.decode([Span(0, (*lost, *following), model.length(0), 1)])
+    return perf_counter() - started
+
+
+if __name__ == "__main__":
+    run_program(main)
