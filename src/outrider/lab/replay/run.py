@@ -92,23 +92,15 @@ def replay(
             [draft], work = policy.propose(drafters, [request], reread)
         num_evaluated = reread + 1 + len(draft)
         accepted = common_prefix(draft.tokens, answer[done:])
-        record = StepRecord(
-            request=0,
-            step=len(records),
-            kind="decode",
+        record = _record(
+            draft,
+            work,
+            answer[done : done + accepted + 1],
             position=position,
+            step=len(records),
             num_evaluated=num_evaluated,
-            draft=draft,
-            num_accepted=accepted,
-            tokens=answer[done : done + accepted + 1],
-            work=work,
-            draft_s=work.model_s,
             verify_s=costs.call_s(num_evaluated, context=position - reread),
-            sampling_s=0.0,
             other_s=own_s + own_token_s * len(draft),
-            end_s=0.0,
-            batch_tokens=num_evaluated,
-            batch_drafted=len(draft),
         )
         records.append(record)
         if constraint is not None:
@@ -120,6 +112,37 @@ def replay(
         done += len(record.tokens)
         reread = reread + 1 + accepted if rereads and accepted < len(draft) else 0
     return Replayed(tuple(records), sum(record.total_s for record in records), plain_s)
+
+
+def _record(
+    draft: Draft,
+    work: DraftWork,
+    tokens: tuple[int, ...],
+    *,
+    position: int,
+    step: int,
+    num_evaluated: int,
+    verify_s: float,
+    other_s: float,
+) -> StepRecord:
+    return StepRecord(
+        request=0,
+        step=step,
+        kind="decode",
+        position=position,
+        num_evaluated=num_evaluated,
+        draft=draft,
+        num_accepted=common_prefix(draft.tokens, tokens),
+        tokens=tokens,
+        work=work,
+        draft_s=work.model_s,
+        verify_s=verify_s,
+        sampling_s=0.0,
+        other_s=other_s,
+        end_s=0.0,
+        batch_tokens=num_evaluated,
+        batch_drafted=len(draft),
+    )
 
 
 def is_limited(recording: Recording) -> bool:
