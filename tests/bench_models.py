@@ -79,6 +79,7 @@ def card(name: str) -> ModelCard:
         architecture="fake",
         parameters=1000,
         active_parameters=1000,
+        bytes_per_token=4000,
         quantization="F32",
         num_tokens=VOCABULARY.size,
         context_length=512,

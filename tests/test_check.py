@@ -17,9 +17,10 @@ from outrider.check.verdict import DraftNumbers, DraftVerdict, cannot_work, judg
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
-from outrider.lab.facts import acceptance_of, break_evens, calls_of, least_needed, tokenizers_of
+from outrider.costs.break_even import least_needed
+from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
-from outrider.lab.models import ModelFacts, bytes_read
+from outrider.lab.models import ModelFacts
 from outrider.lab.predict import expect
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, Answer, Case, questions_of, record_answers
@@ -344,7 +345,7 @@ def test_a_token_reads_neither_idle_experts_nor_a_looked_up_embedding(tmp_path: 
     for arch in ("llama", "qwen2moe"):
         card = read_card(write_tiny(tmp_path / f"{arch}.gguf", arch=arch))
         embedding = len(vocabulary()) * WIDTH
-        assert bytes_read(card) == 4 * (card.active_parameters - embedding)
+        assert card.bytes_per_token == 4 * (card.active_parameters - embedding)
     assert card.active_parameters < card.parameters
 
 

@@ -17,8 +17,9 @@ from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge
 from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.core.errors import PromptError, SettingError
+from outrider.costs.break_even import least_needed
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.facts import acceptance_of, break_evens, calls_of, least_needed, tokenizers_of
+from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile
 from outrider.lab.predict import DRAFT, expect, with_policy_times

@@ -23,11 +23,11 @@ from outrider.costs import (
     CallCosts,
     PairCosts,
     best_call,
-    break_even,
     export_costs,
     good_sizes,
     import_costs,
 )
+from outrider.costs.break_even import break_even_of
 from outrider.costs.timer import Rows
 from outrider.models.finding import resolve_models
 from outrider.models.hub import HubOptions
@@ -233,16 +233,11 @@ def _print_meaning(console: Console, pair: PairCosts) -> None:
 
 def _break_evens(pair: PairCosts) -> list[tuple[int, float | None, float | None]]:
     """Drafted tokens, and the acceptance at which lookup and the draft model break even."""
-    calls_s = pair.target.calls_s(MAX_TOKENS, context=0)
-    rows = []
-    for n in _DRAFTED:
-        model = None
-        if pair.draft is not None:
-            # The first call of a round reads the target's own last token along.
-            drafting_s = pair.draft.call_s(2, context=0) + (n - 1) * pair.draft.call_s(1, context=0)
-            model = break_even(calls_s, n, drafting_s)
-        rows.append((n, break_even(calls_s, n), model))
-    return rows
+    target, draft = pair.target, pair.draft
+    return [
+        (n, break_even_of(target, None, n), None if draft is None else break_even_of(target, draft, n))
+        for n in _DRAFTED
+    ]
 
 
 def costs_json(pair: PairCosts) -> dict[str, Any]:

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from outrider.costs.curve import CallCosts
+from outrider.costs.points import MAX_TOKENS
+
+_LONGEST_DRAFT = 16
 _Curve = npt.NDArray[np.float64]
 
 _STAIR_RATIO = 1.03
@@ -43,6 +47,21 @@ def break_even(calls_s: Sequence[float] | _Curve, num_drafted: int, draft_s: flo
         middle = (low + high) / 2
         low, high = (middle, high) if expected_tokens(num_drafted, middle) < needed else (low, middle)
     return high
+
+
+def break_even_of(costs: CallCosts, draft: CallCosts | None, num_drafted: int) -> float | None:
+    """As `break_even`, of drafts of so many tokens by a draft model that costs this; None: looked up ones."""
+    drafting_s = 0.0
+    if draft is not None:
+        # The first call of a round reads the target's own last token along.
+        drafting_s = draft.call_s(2, context=0) + (num_drafted - 1) * draft.call_s(1, context=0)
+    return break_even(costs.calls_s(MAX_TOKENS, context=0), num_drafted, drafting_s)
+
+
+def least_needed(costs: CallCosts, draft: CallCosts) -> float | None:
+    """The least acceptance at which a draft model pays at some length; None where it pays at none."""
+    needed = [break_even_of(costs, draft, n) for n in range(1, _LONGEST_DRAFT + 1)]
+    return min((value for value in needed if value is not None), default=None)
 
 
 def best_call(calls_s: Sequence[float] | _Curve, acceptance: float) -> int:

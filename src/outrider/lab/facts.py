@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.core.contracts import Vocabulary
-from outrider.costs import MAX_TOKENS, CallCosts, break_even
+from outrider.costs import CallCosts
+from outrider.costs.break_even import break_even_of
 from outrider.lab.record import Answer
 from outrider.lab.replay import Recording
 from outrider.lab.statistics import Interval, share_of
@@ -64,21 +65,7 @@ def calls_of(costs: CallCosts) -> Calls:
 
 def break_evens(costs: CallCosts, draft: CallCosts | None = None) -> tuple[BreakEven, ...]:
     """By draft length, the acceptance from which drafts pay: looked-up ones, or a draft model's."""
-    return tuple(BreakEven(n, _needed(costs, draft, n)) for n in _DRAFTED)
-
-
-def least_needed(costs: CallCosts, draft: CallCosts) -> float | None:
-    """The least acceptance at which a draft model pays at some length; None where it pays at none."""
-    needed = [_needed(costs, draft, n) for n in range(1, 2 * max(_DRAFTED) + 1)]
-    return min((value for value in needed if value is not None), default=None)
-
-
-def _needed(costs: CallCosts, draft: CallCosts | None, num_drafted: int) -> float | None:
-    drafting_s = 0.0
-    if draft is not None:
-        # The first call of a round reads the target's own last token along.
-        drafting_s = draft.call_s(2, context=0) + (num_drafted - 1) * draft.call_s(1, context=0)
-    return break_even(costs.calls_s(MAX_TOKENS, context=0), num_drafted, drafting_s)
+    return tuple(BreakEven(n, break_even_of(costs, draft, n)) for n in _DRAFTED)
 
 
 def tokenizers_of(alignment: Alignment, target: Vocabulary, answers: Sequence[Answer]) -> Tokenizers:

@@ -19,7 +19,7 @@ from outrider.costs import CallCosts
 from outrider.costs.timer import Rows
 from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
-from outrider.lab.models import ModelFacts, ModelFile, bytes_read, card_fields
+from outrider.lab.models import ModelFacts, ModelFile, card_fields
 from outrider.lab.prompts import Prompt
 from outrider.lab.replay import Offers, Recording, record_offers
 from outrider.lab.rows import ModelRow, Role
@@ -98,7 +98,7 @@ class Loaded:
             path=str(card.path),
             experts=card.expert_count,
             experts_used=card.expert_used_count,
-            bytes_per_token=bytes_read(card),
+            bytes_per_token=card.bytes_per_token,
             memory_bytes=None if self._model is None else self._grown(),
             library=self.weights.library_line,
             **card_fields(card),

@@ -12,8 +12,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from gguf.constants import Keys
-
 from outrider.core.errors import BackendError, ModelFileError
 from outrider.costs.store import fingerprint
 from outrider.models import (
@@ -25,8 +23,6 @@ from outrider.models import (
     read_card,
     resolve,
 )
-from outrider.models.header import read_header
-from outrider.models.reference import local_shards
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
@@ -164,25 +160,3 @@ def card_fields(card: ModelCard) -> dict[str, Any]:
         "file_bytes": card.file_bytes,
         "trained_context": card.context_length,
     }
-
-
-def bytes_read(card: ModelCard) -> int:
-    """Bytes of weights that a call over a single token reads: all, without the experts that the token passes
-    by, and without the embedding where that is only looked up, not multiplied with.
-
-    Raises ModelFileError for a file that can no longer be read.
-    """
-    headers = [read_header(file) for file in local_shards(Path(card.path))]
-    tensors = [tensor for header in headers for tensor in header.tensors]
-    used = headers[0].number(Keys.LLM.EXPERT_USED_COUNT.format(arch=card.architecture)) or 0
-    has_output = any(tensor.name == "output.weight" for tensor in tensors)
-    total = 0
-    for tensor in tensors:
-        if has_output and tensor.name == "token_embd.weight":
-            continue
-        size = tensor.num_bytes
-        if size is None:
-            size = round(tensor.num_parameters * card.file_bytes / max(card.parameters, 1))
-        experts = tensor.shape[-1] if "_exps." in tensor.name and tensor.shape else 0
-        total += size * used // experts if 0 < used < experts else size
-    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from gguf.constants import Keys, LlamaFileType
 
 from outrider.core.errors import ModelFileError
 from outrider.models.header import Array, Header, TensorInfo, read_header
+from outrider.models.reduced import TARGET_TOKENIZER
 from outrider.models.reference import local_shards
 
 _GUESSED = int(LlamaFileType.GUESSED)
@@ -38,6 +39,9 @@ class ModelCard:
     architecture: str
     parameters: int
     active_parameters: int
+    bytes_per_token: int
+    """of the weights that a call over a single token reads: without the experts that the token passes by, and
+    without the embedding where that is only looked up, not multiplied with"""
     quantization: str
     num_tokens: int | None
     """size of the vocabulary, padding included"""
@@ -57,6 +61,10 @@ class ModelCard:
     kind: ModelKind = "model"
     mtp_layers: int = 0
     """layers of the file that predict tokens after the next one (`nextn_predict_layers`)"""
+    tokens: Array | None = None
+    """where the spellings of the tokens lie in the first file"""
+    has_reduced_vocabulary: bool = False
+    """whether it is a draft that knows a part of its target's tokens"""
 
 
 def read_card(path: Path) -> ModelCard:
@@ -78,6 +86,7 @@ def read_card(path: Path) -> ModelCard:
     family, pre = first.text(Keys.Tokenizer.MODEL) or "none", first.text(Keys.Tokenizer.PRE)
     used = number(Keys.LLM.EXPERT_USED_COUNT) or 0
     parameters = sum(tensor.num_parameters for tensor in tensors)
+    file_bytes = sum(header.file_bytes for header in headers)
     tokens = first.fields.get(Keys.Tokenizer.LIST)
     mtp_layers = number(Keys.LLM.NEXTN_PREDICT_LAYERS) or 0
     return ModelCard(
@@ -86,6 +95,7 @@ def read_card(path: Path) -> ModelCard:
         architecture=architecture,
         parameters=parameters,
         active_parameters=parameters - sum(_idle_parameters(tensor, used) for tensor in tensors),
+        bytes_per_token=_bytes_per_token(tensors, used, file_bytes / max(parameters, 1)),
         quantization=_quantization(first, tensors),
         num_tokens=tokens.length if isinstance(tokens, Array) else number(Keys.LLM.VOCAB_SIZE),
         context_length=number(Keys.LLM.CONTEXT_LENGTH),
@@ -96,10 +106,12 @@ def read_card(path: Path) -> ModelCard:
         sliding_window=number(Keys.Attention.SLIDING_WINDOW),
         expert_count=number(Keys.LLM.EXPERT_COUNT) or 0,
         expert_used_count=used,
-        file_bytes=sum(header.file_bytes for header in headers),
+        file_bytes=file_bytes,
         num_files=len(files),
         kind=_kind(architecture, number(Keys.LLM.BLOCK_COUNT) or 0, mtp_layers, tensors),
         mtp_layers=mtp_layers,
+        tokens=tokens if isinstance(tokens, Array) else None,
+        has_reduced_vocabulary=first.text(TARGET_TOKENIZER) is not None,
     )
 
 
@@ -147,6 +159,18 @@ def _idle_parameters(tensor: TensorInfo, used: int) -> int:
     if not 0 < used < experts:
         return 0
     return tensor.num_parameters // experts * (experts - used)
+
+
+def _bytes_per_token(tensors: Sequence[TensorInfo], used: int, bytes_per_parameter: float) -> int:
+    """`bytes_per_parameter` is taken for tensors of a type that the `gguf` package does not know."""
+    has_output = any(tensor.name == "output.weight" for tensor in tensors)
+    total = 0.0
+    for tensor in tensors:
+        if has_output and tensor.name == "token_embd.weight":
+            continue
+        size = tensor.num_parameters * bytes_per_parameter if tensor.num_bytes is None else tensor.num_bytes
+        total += size * (1 - _idle_parameters(tensor, used) / max(tensor.num_parameters, 1))
+    return round(total)
 
 
 def _quantization(header: Header, tensors: Iterable[TensorInfo]) -> str:

@@ -43,12 +43,13 @@ _SCALARS = {GGUFValueType[name]: struct.Struct(f"<{code}") for name, code in _FO
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array field: how many entries of which kind it has, and where in the file the first one is. They are
+    """An array field: how many entries of which kind it has, and which bytes of the file they take. They are
     not read."""
 
     length: int
     kind: GGUFValueType
     start_byte: int
+    num_bytes: int
 
 
 Value = bool | int | float | str | Array
@@ -163,7 +164,7 @@ class _Reader:
 
     def _array(self) -> Array:
         kind, length = self._value_type(), self._next(_U64)
-        array = Array(length, kind, self._at)
+        start = self._at
         if kind is GGUFValueType.ARRAY:
             raise self._error("its header holds an array of arrays, which no model has")
         if kind is GGUFValueType.STRING:
@@ -171,7 +172,7 @@ class _Reader:
         else:
             self._check_room(length, _SCALARS[kind].size, "array entries")
             self._at += length * _SCALARS[kind].size
-        return array
+        return Array(length, kind, start, self._at - start)
 
     def _skip_strings(self, count: int) -> None:
         """Step over a vocabulary: a loop of its own, since it is most of the header."""
