@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._deliver(repository, repository.files[match[3]], int(span[1]) if span else 0)
 
     def _list(self, name: str, repository: Repository) -> None:
-        siblings = [{"rfilename": file} for file in repository.files]
+        siblings = [{"rfilename": file, "size": len(data)} for file, data in repository.files.items()]
         body = json.dumps({"id": name, "sha": repository.commit, "siblings": siblings, "tags": []})
         self._send(200, {"Content-Type": "application/json"}, body.encode())
 

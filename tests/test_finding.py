@@ -1,18 +1,31 @@
-"""A draft that is found for a target: `-md auto`, and `outrider check TARGET` alone."""
+"""A draft that is found for a target: what a search comes to, and what a session takes of it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from head_files import write_heads
+from hub_standin import Repository, serve
 from outrider.backends.gguf import LoadOptions
-from outrider.models.finding import AUTO_DRAFT, find_drafts, resolve_models
-from outrider.models.gguf import read_card
+from outrider.backends.tuning.scoring import machine_id
+from outrider.core.errors import BackendCrash, OutOfMemory
+from outrider.costs import CallCosts
+from outrider.costs.store import Subject, costs_dir, fingerprint, known_costs
+from outrider.models.families import RELATIVES, relative_of
+from outrider.models.finding import AUTO_DRAFT, Found, find_drafts
+from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
+from outrider.session import drafts
+from outrider.session.drafts import listed, of_draft, resolve_models
+from outrider.session.loading import load_draft
 from outrider.session.pair import Pair
+from recordings import FLAT, SMALL, curve
 from tiny_gguf import MERGES, write_tiny
 
 Make = Callable[..., Path]
@@ -32,14 +45,24 @@ def make(tmp_path: Path) -> Make:
         folder = tmp_path / "models"
         if repository:
             folder = tmp_path / "hub" / f"models--{repository.replace('/', '--')}" / "snapshots" / "abc"
-        folder.mkdir(parents=True, exist_ok=True)
-        return write_tiny(folder / f"{name}.gguf", **options)  # type: ignore[arg-type]
+        path = folder / f"{name}.gguf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_tiny(path, **options)  # type: ignore[arg-type]
 
     return made
 
 
 def names(target: Path, hub: HubOptions) -> list[str]:
-    return [found.card.path.stem for found in find_drafts(read_card(target), hub)]
+    return [found.card.path.stem for found in find_drafts(read_card(target), hub).drafts]
+
+
+def loaded(target: Path, hub: HubOptions) -> tuple[str | None, tuple[str, ...]]:
+    """Which draft a session takes, and its notices."""
+    with closing(Pair.load(target, AUTO_DRAFT, options=LoadOptions(threads=1), hub=hub)) as pair:
+        return (None if pair.draft_card is None else pair.draft_card.path.stem), pair.notices
+
+
+# The search
 
 
 def test_smaller_files_with_the_same_tokenizer_are_found_and_no_others(make: Make, hub: HubOptions) -> None:
@@ -49,37 +72,244 @@ def test_smaller_files_with_the_same_tokenizer_are_found_and_no_others(make: Mak
     make("least", layers=1)
     make("as-large", layers=60, seed=1)
     make("target.draft", layers=20)
-    make("other-words", layers=4, merges=MERGES[:5], padding=600)
+    make("other-words", layers=4, merges=MERGES[5:], padding=5)
     make("mmproj-target", layers=2)
     make("cached", layers=6, repository="a/b")
-    make("mamba", arch="mamba", layers=1)
-    (target.parent / "broken.gguf").write_bytes(b"GGUF and nothing more")
+    make("folder/deeper", layers=5, repository="a/b")
+    make("split", layers=4, shards=3)
     found = names(target, hub)
     assert found[0] == "target.draft"  # made for it, as its name says
-    assert set(found[1:]) - {"mamba"} == {"tenth", "cached", "least", "half"}
+    assert set(found[1:]) == {"tenth", "cached", "deeper", "least", "half", "split-00001-of-00003"}
     assert found.index("cached") < found.index("half")  # nearer to a tenth
-    places = {found.card.path.stem: found.place for found in find_drafts(read_card(target), hub)}
+    places = {draft.card.path.stem: draft.place for draft in find_drafts(read_card(target), hub).drafts}
     assert (places["cached"], places["half"]) == ("in the hub's cache", "beside the target")
+
+
+def test_what_is_alike_in_name_comes_first(make: Make, hub: HubOptions) -> None:
+    target = make("Some-Coder-32B-Instruct", layers=60)
+    make("Other-1B", layers=4, repository="a/b")
+    make("Some-Coder-1B-Instruct-Q4_K_M", layers=4, repository="c/d")
+    assert names(target, hub) == ["Some-Coder-1B-Instruct-Q4_K_M", "Other-1B"]
+
+
+def test_of_a_target_in_the_cache_its_own_repository_is_named(make: Make, hub: HubOptions) -> None:
+    target = make("target", layers=60, repository="a/b")
+    make("folder/small", layers=4, repository="a/b")
+    [found] = find_drafts(read_card(target), hub).drafts
+    assert (found.card.path.stem, found.place) == ("small", "in its hub repository")
+
+
+def test_links_are_followed_once_and_never_round_in_circles(make: Make, hub: HubOptions) -> None:
+    target = make("target", layers=40)
+    small = make("small", layers=4)
+    folder = target.parent
+    (folder / "again.gguf").symlink_to(small)
+    (folder / "target-again.gguf").symlink_to(target)
+    (folder / "loop.gguf").symlink_to(folder / "loop.gguf")
+    (folder / "gone.gguf").symlink_to(folder / "nowhere.gguf")
+    (folder / "round").symlink_to(folder)
+    (folder / "folder.gguf").mkdir()
+    os.mkfifo(folder / "pipe.gguf")
+    assert len(names(target, hub)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read")
+def test_what_may_not_be_read_is_passed_over(make: Make, hub: HubOptions) -> None:
+    target, small = make("target", layers=40), make("small", layers=4)
+    make("cached", layers=4, repository="a/b").parent.chmod(0)
+    small.chmod(0)
+    assert names(target, hub) == []
+
+
+def test_a_folder_that_may_not_be_listed_has_nothing(
+    make: Make, hub: HubOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make("target", layers=40)
+    make("cached", layers=4, repository="a/b")
+
+    def refuse(_path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert names(target, hub) == ["cached"]
+
+
+def test_of_very_many_files_the_first_are_looked_at(
+    make: Make, hub: HubOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make("target", layers=40)
+    for number in range(6):
+        make(f"small-{number}", layers=4)
+    monkeypatch.setattr("outrider.models.finding._MAX_FILES", 4)
+    found = find_drafts(read_card(target), hub)
+    assert (len(found.drafts), found.num_unread) == (4, 2)
+
+
+def test_a_sidecar_that_is_broken_is_named_and_other_broken_files_are_not(
+    make: Make, hub: HubOptions
+) -> None:
+    target = make("target", layers=40)
+    for name in ("target-draft.gguf", "other.gguf"):
+        (target.parent / name).write_bytes(b"GGUF and nothing more")
+    found = find_drafts(read_card(target), hub)
+    assert [Path(error.what).name for error in found.broken] == ["target-draft.gguf"]
+    draft, notices = loaded(target, hub)
+    assert draft is None
+    assert any("passes over target-draft.gguf: " in line for line in notices)
+
+
+def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make, hub: HubOptions) -> None:
+    target = make("target", layers=40)
+    write_heads(target.parent / "mtp-target.gguf", "qwen35", layers=5, mtp_layers=1, held=[4])
+    write_heads(target.parent / "target-eagle3.gguf", "eagle3")
+    write_heads(target.parent / "dflash-target.gguf", "dflash")
+    make("x", repository="a/b")
+    write_heads(target.parents[1] / "hub/models--a--b/snapshots/abc/mtp-x.gguf", "eagle3")
+    found = find_drafts(read_card(target), hub)
+    assert found.drafts[0].card.path.stem == "x" and len(found.drafts) == 1
+    assert {head.card.kind for head in found.heads} == {"mtp", "eagle3", "dflash"} and len(found.heads) == 3
+    _, notices = loaded(target, hub)
+    assert sum("needs the target's hidden states" in line for line in notices) == 3
+
+
+# The hub
+
+
+def test_sidecars_of_the_targets_repository_are_named_and_not_downloaded(tmp_path: Path, make: Make) -> None:
+    files = {"m-Q4_K_M.gguf": make("m", layers=20).read_bytes()}
+    files |= {name: b"x" * 3_000_000 for name in ("m-draft-Q8_0.gguf", "mtp/mtp-m.gguf", "m-Q8_0.gguf")}
+    files |= {f"m-eagle3-0000{part}-of-00002.gguf": b"x" * 1_000_000 for part in (1, 2)}
+    with serve({"owner/repo": Repository(files)}) as server:
+        options = HubOptions(cache_dir=tmp_path / "hub", endpoint=server.endpoint)
+        named = resolve_models("hf:owner/repo", AUTO_DRAFT, options)
+        assert named.found is not None
+        sizes = {file.reference: file.file_bytes for file in named.found.on_hub}
+        assert sizes == {
+            "hf:owner/repo/m-draft-Q8_0.gguf": 3_000_000,
+            "hf:owner/repo/mtp/mtp-m.gguf": 3_000_000,
+            "hf:owner/repo/m-eagle3-00001-of-00002.gguf": 2_000_000,
+        }
+        assert {asked.path.rsplit("/", 1)[-1] for asked in server.downloads()} == {"m-Q4_K_M.gguf"}
+        lines = [str(file) for file in listed(named.target, named.found)]
+        assert "hf:owner/repo/m-draft-Q8_0.gguf (3 MB, in its hub repository, not downloaded)" in lines
+        server.status = 503  # what is here is enough
+        again = resolve_models("hf:owner/repo", AUTO_DRAFT, options)
+        assert again.found is not None and again.found.on_hub == ()
+
+
+def test_a_quantization_of_a_target_that_is_named_after_its_heads_is_no_sidecar(
+    tmp_path: Path, make: Make
+) -> None:
+    files = {"m-MTP-Q4_K_M.gguf": make("m", layers=20).read_bytes(), "m-MTP-Q8_0.gguf": b"x"}
+    with serve({"owner/repo": Repository(files)}) as server:
+        options = HubOptions(cache_dir=tmp_path / "hub", endpoint=server.endpoint)
+        found = resolve_models("hf:owner/repo", AUTO_DRAFT, options).found
+    assert found is not None and found.on_hub == ()
+
+
+# Families
+
+
+def card_like(make: Make, **changes: object) -> ModelCard:
+    return replace(read_card(make("card")), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokenizer", "tokens", "name", "relative"),
+    [
+        ("qwen2", "gpt2 (qwen2)", 152_064, "Qwen2.5-32B", "Qwen2.5-0.5B"),
+        ("qwen2", "gpt2 (qwen2)", 151_936, "qwen2.5-coder-14b", "Qwen2.5-Coder-0.5B"),
+        ("qwen3moe", "gpt2 (qwen2)", 151_936, "Qwen3-30B-A3B", "Qwen3-0.6B"),
+        ("llama", "gpt2 (llama-bpe)", 128_256, "Llama-3.3-70B", "Llama-3.2-1B"),
+        ("llama", "gpt2 (smollm)", 49_152, "SmolLM2-1.7B", "SmolLM2-135M"),
+        ("gemma3", "llama (default)", 262_144, "gemma-3-27b", "Gemma-3-270M"),
+        ("llama", "gpt2 (tekken)", 131_072, "Mistral-Small-3.2", "Mistral-Small-3.1-DRAFT-0.5B"),
+        ("phi3", "llama (default)", 32_064, "Phi-3-medium", "Phi-3-mini"),
+        ("gpt-oss", "gpt2 (gpt-4o)", 201_088, "gpt-oss-120b", "gpt-oss-20b"),
+        ("llama", "llama (default)", 32_000, "Llama-2-70B", None),
+        ("llama", "gpt2 (gpt-2)", 300, "Tiny", None),
+    ],
+)
+def test_the_table_names_the_small_relative_that_has_the_tokenizer(
+    make: Make, architecture: str, tokenizer: str, tokens: int, name: str, relative: str | None
+) -> None:
+    path = Path(f"{name}.gguf")
+    card = card_like(
+        make, architecture=architecture, tokenizer=tokenizer, num_tokens=tokens, name=name, path=path
+    )
+    found = relative_of(card)
+    assert (found.name if found else None) == relative
+
+
+def test_a_relative_that_is_not_smaller_is_not_suggested(make: Make) -> None:
+    for relative in RELATIVES:
+        for ratio, suggested in ((10.0, 1), (1.0, 0), (1.4, 0)):
+            card = card_like(make, active_parameters=round(relative.parameters * ratio))
+            files = listed(card, Found(relative=relative))
+            assert len(files) == suggested
+            assert all(f"hf:{relative.repository}" in str(file) for file in files)
+
+
+def test_the_labels_of_the_table_are_those_of_the_files() -> None:
+    """What this machine has of these families."""
+    folder = Path("~/.cache/outrider/models").expanduser()
+    labels = {relative.tokenizer for relative in RELATIVES}
+    for path in folder.glob("*.gguf"):
+        assert read_card(path).tokenizer in labels
+
+
+# What a session takes
 
 
 def test_a_session_takes_what_lines_up_and_says_so(make: Make, hub: HubOptions) -> None:
     target = make("target", layers=40)
-    make("near", layers=2, merges=(*MERGES[:-1], "o f"))  # as many tokens, of which one is another
+    make("near", layers=4, merges=(*MERGES[:-1], "o f"))  # as many tokens, of which one is another
     make("right", layers=8)
-    options = LoadOptions(threads=1)
-    with closing(Pair.load(target, AUTO_DRAFT, options=options, hub=hub)) as pair:
-        assert pair.draft is not None and pair.draft_card is not None
-        assert any(line.startswith("-md auto: ") and "beside the target" in line for line in pair.notices)
+    make("also", layers=12)
+    assert names(target, hub)[0] == "near"
+    with closing(Pair.load(target, AUTO_DRAFT, options=LoadOptions(threads=1), hub=hub)) as pair:
+        assert pair.draft_card is not None
+        taken = pair.draft_card.path.name
+        [line] = [line for line in pair.notices if "-md auto takes" in line]
+        assert line.startswith(f"-md auto takes {taken} (") and "beside the target" in line
+        assert "also.gguf" in line and "`outrider check`" in line
         session = pair.open(128)
         assert session.generate("the ", max_tokens=4).tokens
         session.close()
 
 
+@pytest.mark.parametrize("error", [OutOfMemory, BackendCrash])
+def test_a_draft_that_cannot_be_loaded_is_passed_over_for_the_next(
+    make: Make, hub: HubOptions, monkeypatch: pytest.MonkeyPatch, error: type[OutOfMemory]
+) -> None:
+    target = make("target", layers=40)
+    make("first", layers=4)
+    make("second", layers=8)
+    load = load_draft
+
+    def fail(target: object, path: Path, *rest: object, **named: object) -> object:
+        if path.stem == "first":
+            raise error(str(path), "it cannot be had")
+        return load(target, path, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drafts, "load_draft", fail)
+    draft, notices = loaded(target, hub)
+    assert draft == "second"
+    assert "-md auto passes over first.gguf: it cannot be had" in notices
+    assert any(line.startswith("-md auto takes second.gguf") for line in notices)
+
+
+def test_a_recurrent_draft_is_passed_over(make: Make, hub: HubOptions) -> None:
+    target = make("target", layers=40)
+    make("mamba", arch="mamba", layers=1)
+    draft, notices = loaded(target, hub)
+    assert draft is None and any("no draft that was found can be used" in line for line in notices)
+
+
 def test_where_there_is_none_a_line_says_what_could_be_taken(make: Make, hub: HubOptions) -> None:
-    target = make("alone")
-    with closing(Pair.load(target, AUTO_DRAFT, options=LoadOptions(threads=1), hub=hub)) as pair:
-        assert pair.draft is None
-        assert any("no smaller file beside alone.gguf" in line for line in pair.notices)
+    draft, notices = loaded(make("alone"), hub)
+    assert draft is None
+    assert any("no smaller file beside alone.gguf" in line for line in notices)
 
 
 def test_the_embedded_default_has_its_own(hub: HubOptions) -> None:
@@ -88,5 +318,52 @@ def test_the_embedded_default_has_its_own(hub: HubOptions) -> None:
 
 def test_a_draft_that_is_named_is_not_looked_for(make: Make, hub: HubOptions) -> None:
     target, other = make("target", layers=20), make("other", layers=2)
-    assert resolve_models(str(target), str(other), hub) == (target, [other], None)
-    assert resolve_models(str(target), None, hub) == (target, [], None)
+    named = resolve_models(str(target), str(other), hub)
+    assert named.draft is not None and (named.draft.path, named.found) == (other, None)
+    named = resolve_models(str(target), None, hub)
+    assert (named.target.path, named.draft, named.found) == (target, None, None)
+
+
+# Whether it would pay, where both were measured before
+
+
+def keep(path: Path, rows: str, call_s: float, build: str = "a build", machine: str = "") -> None:
+    subject = Subject(
+        path.stem, fingerprint(path), build, machine or machine_id(), {"rows": rows, "at": str(call_s)}
+    )
+    points = curve(FLAT if rows == "all" else SMALL, call_s).points
+    known_costs(subject, lambda: CallCosts([*points] * 8))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "build", "machine", "said"),
+    [
+        (0.01, "a build", "", "a step costs 0.10 of the target's here, so it pays from "),
+        (0.2, "a build", "", "so it cannot pay"),
+        (0.01, "another", "", ""),
+        (0.01, "a build", "another; 1 cores", ""),
+    ],
+)
+def test_known_costs_say_whether_a_draft_would_pay(
+    make: Make,
+    hub: HubOptions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step_s: float,
+    build: str,
+    machine: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    target, small = make("target", layers=40), make("small", layers=4)
+    keep(target, "all", 0.1)
+    keep(small, "last", step_s, build, machine)
+    (costs_dir() / "damaged.json").write_text('{"subject": {"file": 3}}')
+    card = read_card(target)
+    file = of_draft(card, find_drafts(card, hub).drafts[0])
+    assert said in file.note and bool(said) == bool(file.note)
+    assert file.never_pays == ("cannot" in said)
+    if file.never_pays:
+        draft, notices = loaded(target, hub)
+        assert draft is None
+        assert any("passes over small.gguf (" in line and "it cannot pay" in line for line in notices)

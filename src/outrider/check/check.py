@@ -16,7 +16,7 @@ from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sam
 from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge_lookup, overall
 from outrider.core.contracts import Model
 from outrider.core.data import Span
-from outrider.core.errors import PromptError, SettingError
+from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
 from outrider.costs.break_even import least_needed
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
@@ -28,6 +28,7 @@ from outrider.lab.record import Question, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.subject import DraftOffers, Subject, offers_along
 from outrider.session import DEFAULT_CONTEXT_TOKENS
+from outrider.session.drafts import FoundFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class CheckRequest:
     context_length: int | None = None
     options: LoadOptions = field(default_factory=LoadOptions)
     draft_options: LoadOptions | None = None
+    found: tuple[FoundFile, ...] | None = None
+    """what a search for drafts came to, where none was named: of those one that cannot be loaded is passed
+    over"""
 
     @property
     def costs_s(self) -> float:
@@ -81,17 +85,14 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
         drafts: list[DraftReport] = []
         for file in request.drafts:
             begun = perf_counter()
-            draft = offers_along(
-                subject,
-                file,
-                request.draft_options or request.options,
-                notices,
-                progress,
-                seconds=request.seconds,
-                costs_s=request.costs_s,
-            )
-            progress(f"replaying {file.name}", None)
-            drafts.append(replace(judge(subject, draft), seconds=perf_counter() - begun))
+            try:
+                judged = _judged(request, subject, file, notices, progress)
+            except (BackendCrash, ModelFileError, OutOfMemory) as error:
+                if request.found is None:
+                    raise
+                notices.append(f"{file.name} is passed over: {error.why}")
+            else:
+                drafts.append(replace(judged, seconds=perf_counter() - begun))
     verdicts = [(d.model.name, d.verdict, d.speedups.auto if d.speedups else None) for d in drafts]
     sentence, pays = overall(lookup.verdict if lookup else None, verdicts)
     library = target.weights.library
@@ -109,7 +110,25 @@ def check(request: CheckRequest, progress: Progress = lambda _what, _part: None)
         seconds=perf_counter() - started,
         backend=library.backend,
         library_to_take=library_to_take(request.target.path, request.options, library.backend),
+        found=request.found or (),
     )
+
+
+def _judged(
+    request: CheckRequest, subject: Subject, file: ModelFile, notices: list[str], progress: Progress
+) -> DraftReport:
+    """One draft on the target's answers. Raises ModelFileError, OutOfMemory or BackendError."""
+    draft = offers_along(
+        subject,
+        file,
+        request.draft_options or request.options,
+        notices,
+        progress,
+        seconds=request.seconds,
+        costs_s=request.costs_s,
+    )
+    progress(f"replaying {file.name}", None)
+    return judge(subject, draft)
 
 
 def _answered(

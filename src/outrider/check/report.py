@@ -15,6 +15,7 @@ from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import Speedups
 from outrider.lab.statistics import Interval
+from outrider.session.drafts import FoundFile
 
 SCHEMA = "outrider.check/1"
 
@@ -95,6 +96,8 @@ class Report:
     """the native library that all of it was measured with"""
     library_to_take: str = ""
     """which one to take, in a sentence; empty where they were not compared"""
+    found: tuple[FoundFile, ...] = ()
+    """what could draft, where no draft was named"""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, for JSON: an unknown end of an interval is None."""

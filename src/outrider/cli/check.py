@@ -30,6 +30,7 @@ from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.finding import find_drafts
 from outrider.models.hub import HubOptions
+from outrider.session.drafts import FoundFile, listed, of_draft
 
 
 def check(settings: CheckSettings) -> int:
@@ -54,13 +55,15 @@ def _asking(settings: CheckSettings) -> CheckRequest:
     workloads = tuple(map(_workload, dict.fromkeys(settings.prompts or BUILT_IN)))
     hub = hub_options(settings)
     target = _only(settings.target, hub)
+    references, found = list(settings.drafts), None
+    if not references and settings.target == DEFAULT:
+        references = [DEFAULT_DRAFT] if embedded_draft() is not None else []
+    elif not references:
+        references, found = _drafts_here(settings.target, target, hub)
     return CheckRequest(
         target=target,
-        drafts=tuple(
-            find_models(
-                settings.drafts or _drafts_here(settings.target, target, hub), hub=hub, taken=[target]
-            )
-        ),
+        found=found,
+        drafts=tuple(find_models(references, hub=hub, taken=[target])),
         workloads=workloads,
         seconds=settings.seconds,
         context_length=settings.ctx_size,
@@ -87,11 +90,13 @@ def _open(options: LoadOptions) -> None:
     next(candidates(options))
 
 
-def _drafts_here(reference: str, target: ModelFile, hub: HubOptions) -> list[str]:
-    """The drafts to check where none is named: the embedded default's own, or those found for the target."""
-    if reference == DEFAULT:
-        return [DEFAULT_DRAFT] if embedded_draft() is not None else []
-    return [str(found.card.path) for found in find_drafts(target.card, hub)[:_MAX_FOUND]]
+def _drafts_here(
+    reference: str, target: ModelFile, hub: HubOptions
+) -> tuple[list[str], tuple[FoundFile, ...]]:
+    """The drafts to check where none is named, and all that was found for the target."""
+    found = find_drafts(target.card, hub, reference)
+    drafts = [of_draft(target.card, draft) for draft in found.drafts]
+    return [file.reference for file in drafts[:_MAX_FOUND]], (*drafts, *listed(target.card, found))
 
 
 def _only(reference: str, hub: HubOptions) -> ModelFile:
@@ -127,6 +132,7 @@ def _status(errors: Console) -> Iterator[Progress]:
 
 _MAX_FOUND = 3
 """drafts that are checked where none is named: each takes a minute"""
+_FOUND = {True: "measured", False: "-"}
 
 _Rows = Sequence[tuple[str, str]]
 
@@ -147,6 +153,10 @@ _STYLES: dict[Outcome, str] = {
 def print_check(console: Console, report: Report) -> None:
     """The target, lookup alone, every draft, and the verdict over all of them."""
     _block(console, f"target {report.target.name}", _target_rows(report))
+    if report.found:
+        checked = {draft.model.path for draft in report.drafts}
+        rows = [(_FOUND[file.reference in checked], str(file)) for file in report.found]
+        _block(console, "drafts found", rows)
     if report.lookup is not None:
         _block(console, "lookup alone", _lookup_rows(report.lookup), report.lookup.verdict)
     for draft in report.drafts:

@@ -29,9 +29,10 @@ from outrider.costs import (
 )
 from outrider.costs.break_even import break_even_of
 from outrider.costs.timer import Rows
-from outrider.models.finding import resolve_models
+from outrider.models.finding import AUTO_DRAFT
 from outrider.models.hub import HubOptions
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair
+from outrider.session.drafts import resolve_models
 from outrider.session.loading import in_same_library
 
 _SECONDS = 20.0
@@ -52,12 +53,16 @@ def costs(settings: CostsSettings) -> int:
         return 0
     show_log(settings.verbose)
     with LoadInterrupt(), bars(errors) as report:
-        target_path, drafts, found = resolve_models(target, draft, hub_options(settings))
-        paths = dict(zip(("target", "draft"), (target_path, *drafts), strict=False))
+        named = resolve_models(target, draft, hub_options(settings))
+        found = [] if named.found is None else [draft.card for draft in named.found.drafts]
+        cards = {"target": named.target, "draft": named.draft or next(iter(found), None)}
+        paths = {role: card.path for role, card in cards.items() if card is not None}
         tunings = _tune(settings, paths, options, report) if settings.tune else {}
-        notices = [] if found is None else [found]
-        notices += [note for tuning in tunings.values() if (note := tuning.notice)]
-        pair = _measure(settings, paths, options, report, notices, tunings)
+        notices = [note for tuning in tunings.values() if (note := tuning.notice)]
+        references = {role: str(path) for role, path in paths.items()}
+        if named.found is not None:
+            references["draft"] = AUTO_DRAFT
+        pair = _measure(settings, references, options, report, notices, tunings)
     if settings.costs is not None:
         export_costs(settings.costs, pair)
     print_notes(errors, notices)
@@ -98,7 +103,7 @@ def _tune(
 
 def _measure(
     settings: CostsSettings,
-    paths: dict[str, Path],
+    references: dict[str, str],
     options: dict[str, LoadOptions],
     report: Report,
     notices: list[str],
@@ -107,8 +112,8 @@ def _measure(
     """The curves of both models, one after the other: contexts that lie idle cost memory alone."""
     report("loading", 0.0)
     pair = Pair.load(
-        paths["target"],
-        paths.get("draft"),
+        references["target"],
+        references.get("draft"),
         options=options["target"],
         draft_options=options.get("draft"),
         hub=HubOptions(offline=True),

@@ -184,7 +184,7 @@ class CheckSettings(Hub, JsonOutput, Verbose, Context, Loading):
         [],
         metavar="[DRAFT]...",
         argument=True,
-        help="Draft models to check, one after the other. None: lookup alone.",
+        help="Draft models to check, one after the other. None: up to three that are found for the target.",
     )
     prompts: list[str] = setting(
         [],

@@ -105,6 +105,20 @@ def known_costs(
     )
 
 
+def stored_curves(path: Path) -> list[tuple[Subject, CallCosts]]:
+    """The curves that are kept of a model file, the latest first; those that cannot be read are left out."""
+    file, found = fingerprint(path), []
+    for place in costs_dir().glob("*.json"):
+        data, _ = read_entry(place, "")
+        try:
+            subject = Subject(**(data or {})["subject"])
+            if subject.file == file:
+                found.append((place.stat().st_mtime, subject, CallCosts.from_json((data or {}).get("costs"))))
+        except (OSError, SettingError, KeyError, TypeError, ValueError):  # of other kinds, or damaged
+            continue
+    return [(subject, costs) for _, subject, costs in sorted(found, key=lambda entry: -entry[0])]
+
+
 def store_refined(subject: Subject, costs: CallCosts) -> str | None:
     """Keep, at the end of a session, a part of what its calls have taught; a line where that fails."""
     if costs.num_observed < _MIN_OBSERVED:

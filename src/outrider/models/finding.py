@@ -1,4 +1,5 @@
-"""A draft model for a target, found among the files that are here: `-md auto`.
+"""A draft for a target, looked for where a user would: beside it, in its hub repository, in the hub's cache,
+and in a table of families. Headers are read, nothing is loaded or downloaded.
 
 Whether a draft lines up with the target is known for certain only when both are loaded; what a header says is
 enough to leave out those that do not.
@@ -9,132 +10,230 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 
+import numpy as np
 from huggingface_hub import constants
 
-from outrider.core.errors import ModelFileError
+from outrider.core.errors import HubError, ModelFileError
+from outrider.models.embedded import embedded_draft
+from outrider.models.families import Relative, relative_of
 from outrider.models.gguf import ModelCard, read_card
-from outrider.models.hub import HubOptions
-from outrider.models.reference import is_companion, resolve, resolve_pair, shard_names
+from outrider.models.hub import HubOptions, list_sizes
+from outrider.models.reference import (
+    is_companion,
+    is_sidecar,
+    repository_of,
+    shard_names,
+    without_quantization,
+)
 
 AUTO_DRAFT = "auto"
 """the reference of a draft that is to be found"""
+MAX_SHARE = 0.6
+"""of the bytes that the target reads for a token: a draft that reads more of them cannot pay"""
 
-_MAX_SHARE = 0.6
-"""of the target's weights that a token reads: a draft that reads more of them cannot pay"""
 _USUAL_SHARE = 0.1
 """Drafts near this share come first: cheap enough to pay, large enough to agree."""
-_MAX_PADDING = 256
-"""tokens by which vocabularies of one family differ: they are padded to different multiples"""
+_TOO_LARGE = 2.0
+"""A draft that is too large loses more than one that is too small."""
+_STRANGER = 0.7
+"""What a word of the target's name that a draft's lacks counts, as a logarithm of the share."""
+_SAME_TOKENS = 0.95
+"""Vocabularies of one tokenizer begin with the same tokens; control tokens and padding at the end differ."""
 _MAX_FILES = 400
 """headers that are read"""
-_MAX_TRIED = 3
-"""drafts that are loaded until one lines up with the target"""
 
-_FAMILIES = (
-    ("gpt2 (qwen2)", ("qwen3", "qwen3moe"), "Qwen/Qwen3-0.6B-GGUF"),
-    ("gpt2 (qwen2)", ("qwen2",), "Qwen/Qwen2.5-0.5B-Instruct-GGUF"),
-    ("gpt2 (llama-bpe)", ("llama",), "bartowski/Llama-3.2-1B-Instruct-GGUF"),
-    ("gpt2 (smollm)", ("llama",), "bartowski/SmolLM2-135M-Instruct-GGUF"),
-    ("llama", ("gemma3",), "ggml-org/gemma-3-270m-it-GGUF"),
-    ("gpt2 (gpt-4o)", ("gpt-oss",), "ggml-org/gpt-oss-20b-GGUF"),
-)
-"""Tokenizer, architectures, and the small relative on the hub that shares the tokenizer"""
+_BESIDE, _OWN, _CACHED = "beside the target", "in its hub repository", "in the hub's cache"
+_EMBEDDED = "comes with Outrider"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDraft:
-    """A file that may be a target's draft. `share`: its weights that a token reads, in parts of the
+    """A file here that may draft for a target. `share`: the bytes that a token reads of it, in parts of the
     target's; `place`: where it lies, in words."""
 
     card: ModelCard
     share: float
     place: str
 
-    def __str__(self) -> str:
-        size = f"{self.card.file_bytes / 1e6:,.0f} MB, {self.share:.2f} of the target's weights"
-        return f"{self.card.path.name} ({size}, {self.place})"
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of the target's repository that is not here, and drafts for it by its name. `reference` is what
+    names it to `-md`."""
+
+    reference: str
+    file_bytes: int | None
 
 
-def resolve_models(
-    model: str | None, draft: str | None, hub: HubOptions
-) -> tuple[Path, list[Path], str | None]:
-    """The target's file; the draft's, or of one that is to be found (`AUTO_DRAFT`) those that may be it, best
-    first; and what was found, in a line. The embedded default has a draft of its own.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search came to. `drafts` are models, best first; `heads` draft from the target's hidden states;
+    `broken` are files that draft by their name and cannot be read, with the reason; `relative` is of the
+    target's family, whether or not it is smaller. `num_unread`: GGUF files that were too many to look at."""
 
-    Raises what `resolve_pair` raises.
-    """
-    if draft != AUTO_DRAFT or model is None:
-        target, named = resolve_pair(model, None if draft == AUTO_DRAFT else draft, hub)
-        return target, [] if named is None else [named], None
-    target = resolve(model, hub=hub)
-    card = read_card(target)
-    found = find_drafts(card, hub)
-    if not found:
-        return target, [], _nothing_found(card)
-    others = f"; {len(found) - 1} more could be named with -md" if len(found) > 1 else ""
-    line = f"-md auto: {found[0]}{others}. `outrider check` says whether it pays"
-    return target, [draft.card.path for draft in found[:_MAX_TRIED]], line
+    drafts: tuple[FoundDraft, ...] = ()
+    heads: tuple[FoundDraft, ...] = ()
+    on_hub: tuple[HubFile, ...] = ()
+    broken: tuple[ModelFileError, ...] = ()
+    relative: Relative | None = None
+    num_unread: int = 0
 
 
-def find_drafts(target: ModelCard, hub: HubOptions) -> list[FoundDraft]:
-    """Smaller models with the target's tokenizer, in its folder and in the hub's cache: those made for it
-    first ("draft" in the name), then by how near they are to a tenth of it."""
-    found: dict[Path, FoundDraft] = {}
-    for number, (path, place) in enumerate(_files(target.path, hub)):
-        if number == _MAX_FILES:
-            break
-        try:
-            card = read_card(path)
-        except ModelFileError:  # damaged, or no language model
-            continue
-        share = card.active_parameters / target.active_parameters
-        if share <= _MAX_SHARE and _may_line_up(target, card):
-            found.setdefault(path.resolve(), FoundDraft(card, share, place))
-    return sorted(found.values(), key=_rank)
+def find_drafts(target: ModelCard, hub: HubOptions, reference: str = "") -> Found:
+    """All that could draft for a target. Of a `reference` to the hub the files of its repository are listed,
+    too, where the hub or its cache answers."""
+    return _Search(target, hub).found(reference)
 
 
-def _relative_of(target: ModelCard) -> str | None:
-    """The repository of a small model of the target's family, for what the table knows."""
-    for tokenizer, architectures, repository in _FAMILIES:
-        if (target.tokenizer, True) == (tokenizer, target.architecture in architectures):
-            return repository
-    return None
+class _Search:
+    """A target, and what is compared with it."""
 
+    def __init__(self, target: ModelCard, hub: HubOptions) -> None:
+        self._target = target
+        self._hub = hub
+        self._words = set(_stem(target.path.name).split())
+        path = Path(os.path.abspath(target.path))
+        snapshots = [folder for folder in path.parents if folder.parent.name == "snapshots"]
+        self._snapshot = snapshots[0] if snapshots else None
 
-def _nothing_found(target: ModelCard) -> str:
-    """Why `-md auto` found nothing, and what could be taken."""
-    line = (
-        f"-md auto: no smaller file beside {target.path.name} or in the hub's cache has its tokenizer, "
-        f"{target.tokenizer}; lookup drafts alone"
-    )
-    repository = _relative_of(target)
-    return line if repository is None else f"{line}. Of its family: -hfd {repository}"
+    def found(self, reference: str) -> Found:
+        drafts, heads, broken, num_unread = [], [], [], 0
+        for number, (path, place) in enumerate(self._files()):
+            if number >= _MAX_FILES:
+                num_unread += 1
+                continue
+            try:
+                card = read_card(path)
+            except ModelFileError as error:  # damaged, or no language model
+                if place in (_BESIDE, _OWN) and is_sidecar(path.name):
+                    broken.append(error)
+                continue
+            share = card.bytes_per_token / max(self._target.bytes_per_token, 1)
+            draft = FoundDraft(card, share, place)
+            if card.kind != "model" and place in (_BESIDE, _OWN):
+                heads.append(draft)
+            elif card.kind == "model" and share <= MAX_SHARE and self._may_line_up(card):
+                drafts.append(draft)
+        return Found(
+            drafts=tuple(sorted(drafts, key=self._rank)),
+            heads=tuple(heads),
+            on_hub=tuple(self._on_hub(reference)),
+            broken=tuple(broken),
+            relative=relative_of(self._target),
+            num_unread=num_unread,
+        )
 
-
-def _rank(draft: FoundDraft) -> tuple[bool, float]:
-    return "draft" not in draft.card.path.name.lower(), abs(math.log(draft.share / _USUAL_SHARE))
-
-
-def _may_line_up(target: ModelCard, draft: ModelCard) -> bool:
-    if draft.tokenizer != target.tokenizer or target.num_tokens is None or draft.num_tokens is None:
-        return False
-    is_part = "draft" in draft.path.name.lower() and draft.num_tokens < target.num_tokens
-    return is_part or abs(draft.num_tokens - target.num_tokens) <= _MAX_PADDING
-
-
-def _files(target: Path, hub: HubOptions) -> Iterator[tuple[Path, str]]:
-    """GGUF files that may be models of their own, the first part of split ones."""
-    cache = Path(hub.cache_dir or constants.HF_HUB_CACHE).expanduser()
-    places = (
-        (target.parent, "*.gguf", "beside the target"),
-        (cache, "models--*/snapshots/*/**/*.gguf", "in the hub's cache"),
-    )
-    own = {target.resolve().with_name(name) for name in shard_names(target.resolve().name)}
-    for folder, pattern, place in places:
-        for path in sorted(folder.glob(pattern)) if os.access(folder, os.R_OK) else ():
+    def _files(self) -> Iterator[tuple[Path, str]]:
+        """GGUF files that may be models of their own and are no larger than the target, the first part of
+        split ones, each once."""
+        cache = Path(self._hub.cache_dir or constants.HF_HUB_CACHE).expanduser()
+        folders = [(self._target.path.parent, _BESIDE)]
+        folders += [] if self._snapshot is None else [(self._snapshot, _OWN)]
+        folders += [(folder, _CACHED) for folder in sorted(cache.glob("models--*/snapshots"))]
+        own = self._target.path.resolve()
+        seen = {_identity(own.with_name(name)) for name in shard_names(own.name)}
+        files = [
+            (path, place)
+            for folder, place in folders
+            for path in _gguf_files(folder, is_deep=place != _BESIDE)
+        ]
+        embedded = embedded_draft()
+        files += [] if embedded is None else [(embedded, _EMBEDDED)]
+        for path, place in files:
+            identity = _identity(path)
             is_first = shard_names(path.name)[0] == path.name
-            if is_first and not is_companion(path.name) and path.resolve() not in own:
+            if identity is None or identity in seen or not is_first:
+                continue
+            seen.add(identity)
+            is_other = is_companion(path.name) and not is_sidecar(path.name)
+            if not is_other and path.stat().st_size <= self._target.file_bytes:
                 yield path, place
+
+    def _may_line_up(self, draft: ModelCard) -> bool:
+        target = self._target
+        if draft.has_reduced_vocabulary:
+            return draft.tokenizer == target.tokenizer and (draft.num_tokens or 0) < (target.num_tokens or 0)
+        if draft.tokenizer.split(" ")[0] != target.tokenizer.split(" ")[0]:
+            return False
+        return _same_beginning(self._tokens, _tokens_of(draft)) >= _SAME_TOKENS
+
+    @cached_property
+    def _tokens(self) -> bytes:
+        return _tokens_of(self._target)
+
+    def _rank(self, draft: FoundDraft) -> tuple[bool, float]:
+        """Those made for the target first, then by share and name."""
+        is_made_for_it = draft.place in (_BESIDE, _OWN) and is_sidecar(draft.card.path.name)
+        distance = math.log(max(draft.share, 1e-6) / _USUAL_SHARE)
+        if distance > 0:
+            distance *= _TOO_LARGE
+        missing = len(self._words - set(_stem(draft.card.path.name).split()))
+        return not is_made_for_it, abs(distance) + _STRANGER * missing
+
+    def _on_hub(self, reference: str) -> Iterator[HubFile]:
+        """Files of the target's repository that draft for it by their name and are not here. Its own other
+        quantizations may have such a name, too."""
+        try:
+            repository = repository_of(reference)
+            sizes = {} if repository is None else list_sizes(repository, self._hub)
+        except HubError:  # the target itself came out of the cache
+            return
+        here = {PurePosixPath(path.name).name for path in _gguf_files(self._snapshot, is_deep=True)}
+        own = _stem(self._target.path.name)
+        for name, size in sizes.items():
+            file = PurePosixPath(name).name
+            is_first = shard_names(file)[0] == file
+            if is_sidecar(file) and is_first and file not in here and _stem(file) != own:
+                parts = [sizes.get(part) for part in shard_names(name)]
+                total = None if None in parts else sum(part or 0 for part in parts)
+                yield HubFile(f"hf:{repository}/{name}", total if len(parts) > 1 else size)
+
+
+def _stem(name: str) -> str:
+    return without_quantization(PurePosixPath(name).stem)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Of the file itself, whatever link leads to it; None where none does."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _gguf_files(folder: Path | None, *, is_deep: bool) -> Iterator[Path]:
+    """GGUF files of a folder, of those below it too where it `is_deep`; of what may not be read none."""
+    if folder is None:
+        return
+    if is_deep:
+        walked = sorted(os.walk(folder))
+    else:
+        walked = []
+        with suppress(OSError):
+            walked = [(str(folder), [], os.listdir(folder))]
+    for place, _, names in walked:
+        yield from (Path(place, name) for name in sorted(names) if name.lower().endswith(".gguf"))
+
+
+def _tokens_of(card: ModelCard) -> bytes:
+    """The spellings of a model's tokens as they lie in its file; none where they cannot be read."""
+    if card.tokens is None:
+        return b""
+    with suppress(OSError), card.path.open("rb") as file:
+        file.seek(card.tokens.start_byte)
+        return file.read(card.tokens.num_bytes)
+    return b""
+
+
+def _same_beginning(one: bytes, other: bytes) -> float:
+    """How much two byte strings begin with in common, as a part of the longer one."""
+    length = min(len(one), len(other))
+    differs = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
+    same = int(np.argmax(differs)) if differs.any() else length
+    return same / max(len(one), len(other), 1)

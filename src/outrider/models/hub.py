@@ -49,7 +49,12 @@ def list_files(name: str, options: HubOptions) -> tuple[str, ...]:
 
     Raises HubError when the repository cannot be found or seen.
     """
-    return _Repository(name, options).files()
+    return tuple(_Repository(name, options).files())
+
+
+def list_sizes(name: str, options: HubOptions) -> dict[str, int | None]:
+    """As `list_files`, with the bytes of each file (None: the hub does not say)."""
+    return _Repository(name, options).files(with_sizes=True)
 
 
 def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, ...]:
@@ -75,23 +80,28 @@ class _Repository:
         self._cache = Path(options.cache_dir or constants.HF_HUB_CACHE).expanduser()
         self._folder = self._cache / f"models--{name.replace('/', '--')}"
 
-    def files(self) -> tuple[str, ...]:
-        """The names of its files, sorted."""
+    def files(self, *, with_sizes: bool = False) -> dict[str, int | None]:
+        """The names of its files, sorted, and their bytes where they are asked for."""
         from huggingface_hub import HfApi
 
         what, snapshot = f"hf:{self._name}", self._snapshot()
         if not self._offline:
             try:
                 api = HfApi(endpoint=self._options.endpoint, token=self._options.token)
-                info = api.model_info(self._name, revision=self._options.revision, timeout=_TIMEOUT_S)
-                return tuple(sorted(sibling.rfilename for sibling in info.siblings or ()))
+                info = api.model_info(
+                    self._name,
+                    revision=self._options.revision,
+                    timeout=_TIMEOUT_S,
+                    files_metadata=with_sizes,
+                )
+                return dict(sorted((sibling.rfilename, sibling.size) for sibling in info.siblings or ()))
             except Exception as error:
                 if snapshot is None or not _cache_may_answer(error):
                     raise _explain(error, what, self._cache) from error
         if snapshot is None:
             raise _not_cached(what)
-        found = (path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
-        return tuple(sorted(found))
+        paths = [path for path in snapshot.rglob("*") if path.is_file()]
+        return dict(sorted((path.relative_to(snapshot).as_posix(), path.stat().st_size) for path in paths))
 
     def _snapshot(self) -> Path | None:
         """Where the cache keeps the files of this revision, if it knows it."""

@@ -30,12 +30,24 @@ _USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
 """What is taken when no quantization is named, in this order."""
 _COMPANIONS = re.compile(r"(?:mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)[^/]*$")
 """Files beside a model that are no model by themselves."""
+_SIDECARS = re.compile(r"(?:draft|mtp|eagle3|dflash|dspark)[^/]*\.gguf$", re.IGNORECASE)
+"""Files beside a model that draft for it, as their names say."""
 _SHOWN = 12
 
 
 def is_companion(name: str) -> bool:
     """Whether a file of this name belongs to a model and is none by itself."""
     return _COMPANIONS.search(name) is not None
+
+
+def is_sidecar(name: str) -> bool:
+    """Whether a file of this name says that it drafts for another."""
+    return _SIDECARS.search(name) is not None
+
+
+def repository_of(reference: str) -> str | None:
+    """The hub repository that a reference names; None of a path. Raises HubError."""
+    return _parse(reference)[0] if reference.startswith("hf:") else None
 
 
 def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:

@@ -12,18 +12,17 @@ from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.scoring import Loaded
 from outrider.core.contracts import Policy
-from outrider.core.errors import VocabularyMismatch
 from outrider.drafters.corpus import Progress
 from outrider.drafters.registry import DrafterSettings, build_drafters
 from outrider.engine import MAX_PAUSE_S
 from outrider.models.chat import ChatTemplate
-from outrider.models.finding import AUTO_DRAFT, resolve_models
-from outrider.models.gguf import ModelCard, read_card
+from outrider.models.gguf import ModelCard
 from outrider.models.hub import HubOptions
-from outrider.models.vocab import Alignment, align
+from outrider.models.vocab import Alignment
 from outrider.policy.auto import LONGEST_DRAFT
+from outrider.session.drafts import load_found, load_named, resolve_models
 from outrider.session.learned import AutoSettings, Learned, Measuring
-from outrider.session.loading import load_draft, load_weights, template_of, why_no_draft
+from outrider.session.loading import load_weights, template_of
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
 
 
@@ -60,34 +59,23 @@ class Pair:
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
         notices: list[str] = []
+        options = options or LoadOptions()
         target_name, draft_name = (None if name is None else str(name) for name in (model, draft))
-        hub, options = hub or HubOptions(), options or LoadOptions()
-        target_path, draft_paths, line = resolve_models(target_name, draft_name, hub)
-        notices += [] if line is None else [line]
-        target_card, cards = read_card(target_path), [read_card(path) for path in draft_paths]
-        weights, alignment, draft_card = None, None, None
+        named = resolve_models(target_name, draft_name, hub or HubOptions())
         with ExitStack() as undo:
-            target = load_weights(target_path, target_card, options, notices, measuring=measuring)
+            target = load_weights(named.target.path, named.target, options, notices, measuring=measuring)
             undo.callback(target.close)
-            template = template_of(target, target_card)
-            for card in cards:
-                chosen = draft_options or options
-                weights = load_draft(target, card.path, card, chosen, notices, measuring=measuring)
-                undo.callback(weights.close)
-                try:
-                    alignment, draft_card = align(target.vocabulary, weights.vocabulary), card
-                    useless = why_no_draft(target, weights)
-                except VocabularyMismatch as error:
-                    if draft_name != AUTO_DRAFT:
-                        raise
-                    useless = f"{card.path.name} is not used: {error.why}"
-                if not useless:
-                    break
-                notices.append(useless)
-                weights.close()
-                weights, alignment, draft_card = None, None, None
+            template = template_of(target, named.target)
+            loaded, of_draft = None, draft_options or options
+            if named.draft is not None:
+                loaded = load_named(target, named.draft, of_draft, notices, measuring)
+            elif named.found is not None:
+                loaded = load_found(target, named, of_draft, notices, measuring)
             undo.pop_all()
-        return cls(target, weights, alignment, target_card, draft_card, template, tuple(notices))
+        weights, alignment, card = (
+            (None, None, None) if loaded is None else (loaded.weights, loaded.alignment, loaded.card)
+        )
+        return cls(target, weights, alignment, named.target, card, template, tuple(notices))
 
     def close(self) -> None:
         """Free the weights, and the KV caches of sessions on them. Closing twice is harmless."""

@@ -1,0 +1,225 @@
+"""The draft of a pair: the one that is named, or one that is found (`-md auto`), loaded and lined up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.tuning.scoring import machine_id
+from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch
+from outrider.costs.break_even import least_needed
+from outrider.costs.store import stored_curves
+from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
+from outrider.models.gguf import ModelCard, ModelKind, read_card
+from outrider.models.hub import HubOptions
+from outrider.models.reference import resolve, resolve_pair
+from outrider.models.vocab import Alignment, align
+from outrider.session.learned import Measuring
+from outrider.session.loading import load_draft, why_no_draft
+
+_MAX_TRIED = 3
+"""drafts that are loaded until one lines up with the target"""
+_MAX_NAMED = 3
+"""other drafts that are named beside the one that is taken"""
+
+_HEADS: dict[ModelKind, str] = {
+    "mtp": "MTP layers",
+    "eagle3": "an EAGLE-3 head",
+    "dflash": "a DFlash head",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The files of a pair: the target's, the draft's where one is named, and `found`, where one is looked
+    for."""
+
+    target: ModelCard
+    draft: ModelCard | None
+    found: Found | None
+
+
+def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Named:
+    """The files that two references mean. With `AUTO_DRAFT` a draft is looked for; the embedded default has
+    its own.
+
+    Raises HubError and ModelFileError for references that cannot be resolved.
+    """
+    if draft != AUTO_DRAFT or model is None:
+        target, own = resolve_pair(model, None if draft == AUTO_DRAFT else draft, hub)
+        return Named(read_card(target), None if own is None else read_card(own), None)
+    card = read_card(resolve(model, hub=hub))
+    return Named(card, None, find_drafts(card, hub, model))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft's weights, whose tokenizer lines up with the target's."""
+
+    weights: Weights
+    alignment: Alignment
+    card: ModelCard
+
+
+def load_named(
+    target: Weights,
+    card: ModelCard,
+    options: LoadOptions,
+    notices: list[str],
+    measuring: Measuring | None = None,
+) -> LoadedDraft | None:
+    """The draft of a card; None where it is of no use to the target, which a notice says.
+
+    Raises VocabularyMismatch and what `load_weights` raises.
+    """
+    weights = load_draft(target, card.path, card, options, notices, measuring=measuring)
+    try:
+        alignment = align(target.vocabulary, weights.vocabulary)
+        useless = why_no_draft(target, weights)
+    except BaseException:
+        weights.close()
+        raise
+    if useless:
+        notices.append(useless)
+        weights.close()
+        return None
+    return LoadedDraft(weights, alignment, card)
+
+
+def load_found(
+    target: Weights,
+    named: Named,
+    options: LoadOptions,
+    notices: list[str],
+    measuring: Measuring | None = None,
+) -> LoadedDraft | None:
+    """The first of the drafts found that can be loaded, lines up and may pay; None where none does. Notices
+    say which was taken, what was passed over and why, and what else there is."""
+    found = named.found or Found()
+    files = {draft.card.path: of_draft(named.target, draft) for draft in found.drafts}
+    taken, tried = None, 0
+    for draft in found.drafts:
+        file = files[draft.card.path]
+        if taken is not None or tried == _MAX_TRIED:
+            break
+        if file.never_pays:
+            notices.append(f"-md auto passes over {file}")
+            continue
+        tried += 1
+        try:
+            taken = load_named(target, draft.card, options, notices, measuring)
+        except (BackendCrash, ModelFileError, OutOfMemory, VocabularyMismatch) as error:
+            notices.append(f"-md auto passes over {draft.card.path.name}: {error.why}")
+    if taken is None:
+        notices.append(_nothing_found(named.target, found))
+    else:
+        others = [file for path, file in files.items() if path != taken.card.path]
+        notices.append(_taken(files[taken.card.path], others))
+    notices += [str(file) for file in listed(named.target, found) if file.place in _SAID]
+    notices += [f"-md auto passes over {Path(error.what).name}: {error.why}" for error in found.broken]
+    return taken
+
+
+# What was found, as data and in words
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that could draft for a target. `reference` is what names it to `-md`; `share` are the bytes (of
+    one that is not here, the parameters) that a token reads of it, in parts of the target's; `needed` the
+    acceptance from which it pays by the costs measured earlier, None where they are not known."""
+
+    reference: str
+    kind: ModelKind
+    file_bytes: int | None
+    share: float | None
+    place: str
+    needed: float | None = None
+    never_pays: bool = False
+    note: str = ""
+
+    def __str__(self) -> str:
+        name = self.reference if self.reference.startswith("hf:") else PurePosixPath(self.reference).name
+        size = [] if self.file_bytes is None else [_size(self.file_bytes)]
+        share = [] if self.share is None else [f"{self.share:.2f} of what the target reads for a token"]
+        words = f"{name} ({', '.join([*size, *share, self.place])})"
+        return f"{words}: {self.note}" if self.note else words
+
+
+_ON_HUB = "in its hub repository, not downloaded"
+_SAID = {"beside the target", "in its hub repository", _ON_HUB}
+
+
+def listed(target: ModelCard, found: Found) -> list[FoundFile]:
+    """All but the drafts that are here: heads, what the hub has, and where no draft is here a relative."""
+    files = []
+    for head in found.heads:
+        what = _HEADS[head.card.kind]
+        why = f"it holds {what}, which needs the target's hidden states, and is not used"
+        path, size = str(head.card.path), head.card.file_bytes
+        files.append(FoundFile(path, head.card.kind, size, None, head.place, note=why))
+    files += [FoundFile(file.reference, "model", file.file_bytes, None, _ON_HUB) for file in found.on_hub]
+    relative = found.relative
+    share = 1.0 if relative is None else relative.parameters / max(target.active_parameters, 1)
+    if relative is not None and not found.drafts and share <= MAX_SHARE:
+        place = f"of its family: {relative.name}, not downloaded"
+        files.append(FoundFile(f"hf:{relative.repository}", "model", None, share, place))
+    return files
+
+
+def of_draft(target: ModelCard, draft: FoundDraft) -> FoundFile:
+    """A draft that is here, and whether it would pay by the costs that were measured earlier."""
+    reference, size = str(draft.card.path), draft.card.file_bytes
+    known = _known_costs(target.path, draft.card.path)
+    if known is None:
+        return FoundFile(reference, "model", size, draft.share, draft.place)
+    step, needed = known
+    note = f"a step costs {step:.2f} of the target's here, so it "
+    note += "cannot pay" if needed is None else f"pays from {needed:.0%} acceptance"
+    return FoundFile(reference, "model", size, draft.share, draft.place, needed, needed is None, note)
+
+
+def _known_costs(target: Path, draft: Path) -> tuple[float, float | None] | None:
+    """What a draft's step costs, in target steps, and the acceptance from which it pays (None: never), where
+    both were measured on this machine with the same library; None where they were not."""
+    processor, _, rest = machine_id().partition("; ")
+    curves = [
+        (of_target, of_draft)
+        for subject, of_target in stored_curves(target)
+        for other, of_draft in stored_curves(draft)
+        if (subject.build, subject.machine) == (other.build, other.machine)
+        and (subject.settings.get("rows"), other.settings.get("rows")) == ("all", "last")
+        and subject.machine.startswith(processor)
+        and subject.machine.endswith(rest)
+    ]
+    if not curves:
+        return None
+    # The library that is the faster one for the target is the one that is taken.
+    of_target, of_draft = min(curves, key=lambda pair: pair[0].call_s(1, context=0))
+    step = of_draft.call_s(1, context=0) / of_target.call_s(1, context=0)
+    return step, least_needed(of_target, of_draft)
+
+
+def _taken(file: FoundFile, others: Sequence[FoundFile]) -> str:
+    known = "" if file.note else ": `outrider check` says whether it pays"
+    named = ", ".join(map(str, others[:_MAX_NAMED]))
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    return f"-md auto takes {file}{known}" + (f". Also here: {named}{more}" if others else "")
+
+
+def _nothing_found(target: ModelCard, found: Found) -> str:
+    if found.drafts:
+        return "-md auto: no draft that was found can be used; lookup drafts alone"
+    unread = f" ({found.num_unread} files more were not looked at)" if found.num_unread else ""
+    line = (
+        f"-md auto: no smaller file beside {target.path.name} or in the hub's cache has its tokenizer, "
+        f"{target.tokenizer}{unread}; lookup drafts alone"
+    )
+    relatives = [file for file in listed(target, found) if file.place not in _SAID]
+    return ". ".join([line, *(f"You could name -md {file}" for file in relatives)])
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"
