@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from cli_helpers import TEMPLATE, Outcome, call
+from head_files import write_heads
 from outrider.backends.gguf import LoadOptions, Weights, candidates, libraries, mainline
 from outrider.backends.tuning import options as tuning
+from outrider.core.errors import OutOfMemory
+from outrider.lab import loaded
 from outrider.models import embedded_default
 from outrider.models.vocab import tokenizer_id
+from outrider.session.loading import load_draft
 from tiny_gguf import MERGES, Reduced, write_tiny
 
 Call = Callable[..., Outcome]
@@ -90,6 +94,34 @@ def test_without_a_draft_lookup_is_judged(check: Call) -> None:
     shown = as_json(outcome)
     assert shown["drafts"] == [] and shown["verdict"].startswith(shown["lookup"]["verdict"]["sentence"])
     assert outcome.status == (0 if shown["lookup"]["verdict"]["pays"] else 1)
+
+
+@pytest.mark.slow
+def test_without_a_draft_those_that_are_found_are_judged(
+    check: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path / "target.gguf", layers=40, chat_template=TEMPLATE)
+    for name in ("first", "second"):
+        write_tiny(tmp_path / f"{name}.gguf", layers=4 if name == "first" else 6, noise=0.3)
+    write_heads(tmp_path / "target-eagle3.gguf", "eagle3")
+    load = load_draft
+
+    def fail(target: Weights, path: Path, *rest: Any) -> Weights:
+        if path.stem == "first":
+            raise OutOfMemory(str(path), "there is no room")
+        return load(target, path, *rest)
+
+    monkeypatch.setattr(loaded, "load_draft", fail)
+    shown = as_json(check(str(tmp_path / "target.gguf"), "--json"))
+    assert [draft["model"]["name"] for draft in shown["drafts"]] == ["second"]
+    assert "first is passed over: there is no room" in shown["notices"]
+    assert [Path(file["reference"]).stem for file in shown["found"]] == ["first", "second", "target-eagle3"]
+    assert [file["kind"] for file in shown["found"]] == ["model", "model", "eagle3"]
+    text = check(str(tmp_path / "target.gguf")).out
+    rows = [line.split()[:2] for line in text.splitlines() if ".gguf (" in line]
+    assert rows == [["-", "first.gguf"], ["measured", "second.gguf"], ["-", "target-eagle3.gguf"]]
+    named = check(str(tmp_path / "target.gguf"), str(tmp_path / "first.gguf"))
+    assert named.status == 2 and "there is no room" in named.err
 
 
 def test_a_tokenizer_that_does_not_line_up_is_a_verdict(check: Call) -> None:

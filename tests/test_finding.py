@@ -143,6 +143,7 @@ def test_of_very_many_files_the_first_are_looked_at(
     monkeypatch.setattr("outrider.models.finding._MAX_FILES", 4)
     found = find_drafts(read_card(target), hub)
     assert (len(found.drafts), found.num_unread) == (4, 2)
+    assert "-md auto: 2 more GGUF files were not looked at" in loaded(target, hub)[1]
 
 
 def test_a_sidecar_that_is_broken_is_named_and_other_broken_files_are_not(
@@ -169,7 +170,7 @@ def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make
     assert found.drafts[0].card.path.stem == "x" and len(found.drafts) == 1
     assert {head.card.kind for head in found.heads} == {"mtp", "eagle3", "dflash"} and len(found.heads) == 3
     _, notices = loaded(target, hub)
-    assert sum("needs the target's hidden states" in line for line in notices) == 3
+    assert sum("the target's hidden states" in line for line in notices) == 3
 
 
 # The hub

@@ -119,6 +119,8 @@ def load_found(
         notices.append(_taken(files[taken.card.path], others))
     notices += [str(file) for file in listed(named.target, found) if file.place in _SAID]
     notices += [f"-md auto passes over {Path(error.what).name}: {error.why}" for error in found.broken]
+    if found.num_unread:
+        notices.append(f"-md auto: {found.num_unread} more GGUF files were not looked at")
     return taken
 
 
@@ -156,8 +158,7 @@ def listed(target: ModelCard, found: Found) -> list[FoundFile]:
     """All but the drafts that are here: heads, what the hub has, and where no draft is here a relative."""
     files = []
     for head in found.heads:
-        what = _HEADS[head.card.kind]
-        why = f"it holds {what}, which needs the target's hidden states, and is not used"
+        why = f"it holds {_HEADS[head.card.kind]}; drafts from the target's hidden states are not supported"
         path, size = str(head.card.path), head.card.file_bytes
         files.append(FoundFile(path, head.card.kind, size, None, head.place, note=why))
     files += [FoundFile(file.reference, "model", file.file_bytes, None, _ON_HUB) for file in found.on_hub]
@@ -212,10 +213,9 @@ def _taken(file: FoundFile, others: Sequence[FoundFile]) -> str:
 def _nothing_found(target: ModelCard, found: Found) -> str:
     if found.drafts:
         return "-md auto: no draft that was found can be used; lookup drafts alone"
-    unread = f" ({found.num_unread} files more were not looked at)" if found.num_unread else ""
     line = (
         f"-md auto: no smaller file beside {target.path.name} or in the hub's cache has its tokenizer, "
-        f"{target.tokenizer}{unread}; lookup drafts alone"
+        f"{target.tokenizer}; lookup drafts alone"
     )
     relatives = [file for file in listed(target, found) if file.place not in _SAID]
     return ". ".join([line, *(f"You could name -md {file}" for file in relatives)])
