@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider.backends.gguf import LoadOptions
 from outrider.cli.llama_options import COMMANDS, llama_options, translate
+from outrider.cli.plans import load_options
 from outrider.cli.serve_settings import ServeOptions
 from outrider.cli.settings import ChatSettings, RunSettings
 from outrider.core.errors import SettingError
@@ -40,9 +42,9 @@ def in_command(command: str, *arguments: str) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", sorted(llama_options()))
-def test_every_option_has_one_of_four_fates(name: str, command: str) -> None:
+def test_every_option_has_one_of_five_fates(name: str, command: str) -> None:
     option = llama_options()[name]
-    values = ["1"] * option.num_values
+    values = [{"--spec-type": "none", "--spec-draft-sampling": "greedy"}.get(name, "1")] * option.num_values
     if name in FLAGS[command]:  # then it is the command's own
         assert in_command(command, name, *values)[0][0] == name
         return
@@ -56,7 +58,9 @@ def test_every_option_has_one_of_four_fates(name: str, command: str) -> None:
             assert option.note in str(error)
         return
     assert found[-1] == "a prompt"
-    if option.fate == "ignored":
+    if option.fate == "drafting":
+        assert option.note and (found[0] in FLAGS[command] or notices)
+    elif option.fate == "ignored":
         assert found == ["a prompt"] and notices == [f"{name} changes nothing here: {option.note}."]
     else:
         assert option.fate == "same" and not notices
@@ -88,6 +92,96 @@ def test_a_line_becomes_one_of_ours(arguments: str, found: str) -> None:
     words = arguments.split(" ") if "short" not in arguments else [arguments]
     expected = found.split(" ", 1) if "short" in found else found.split(" ")
     assert in_command("run", *words)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found", "unused"),
+    [
+        ("--spec-type none", "--policy plain", []),
+        ("--spec-type draft-simple -md d.gguf", "--policy model -md d.gguf", []),
+        ("--spec-type draft-mtp --spec-draft-n-max 3", "--policy model --spec-draft-n-max 3", []),
+        ("--spec-type=ngram-mod,ngram-cache", "--policy lookup", []),
+        ("--spec-type ngram-simple --spec-type draft-simple", "--policy auto", []),
+        ("--spec-default", "--policy lookup", []),
+        ("--spec-default --spec-type draft-eagle3 -n 5", "--policy auto -n 5", []),
+        # Lengths of a draft model are kept to the letter, for whatever drafts.
+        (
+            "--spec-type draft-simple --spec-draft-p-min 0.75",
+            "--policy fixed --no-lookup --spec-draft-p-min 0.75",
+            [],
+        ),
+        (
+            "--spec-type draft-simple,ngram-mod --spec-draft-n-min=2",
+            "--policy fixed --spec-draft-n-min=2",
+            [],
+        ),
+        ("--spec-type ngram-mod --draft-p-min 0.7 -n 5", "--policy lookup -n 5", ["--draft-p-min"]),
+        ("--spec-type none --spec-draft-n-max 16", "--policy plain", ["--spec-draft-n-max"]),
+        # The longest draft of lookups that are alone; of the types that are named.
+        ("--spec-type ngram-mod --spec-ngram-mod-n-max 48", "--policy lookup --draft-max 48", []),
+        (
+            "--spec-type ngram-mod,ngram-simple --spec-ngram-mod-n-max 9 --spec-ngram-simple-size-m 16",
+            "--policy lookup --draft-max 16",
+            [],
+        ),
+        (
+            "--spec-type ngram-mod --spec-ngram-mod-n-max 9 --spec-ngram-simple-size-m 16",
+            "--policy lookup --draft-max 9",
+            ["--spec-ngram-simple-size-m"],
+        ),
+        (
+            "--spec-type ngram-mod,draft-simple --spec-ngram-mod-n-max 9",
+            "--policy auto",
+            ["--spec-ngram-mod-n-max"],
+        ),
+        (
+            "--spec-type ngram-mod --draft-max 4 --spec-ngram-mod-n-max 9",
+            "--policy lookup --draft-max 4",
+            ["--spec-ngram-mod-n-max"],
+        ),
+        ("--spec-ngram-mod-n-max 48 --policy auto", "--policy auto", ["--spec-ngram-mod-n-max"]),
+        ("--spec-draft-sampling probabilistic", "--draft-sampling sampled", []),
+        ("--spec-draft-threads 2 -ctkd q8_0 -p --policy", "-td 2 -ctkd q8_0 -p --policy", []),
+        ("--spec-type none -p hi -- --spec-type", "--policy plain -p hi -- --spec-type", []),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_who_drafts_becomes_a_policy(command: str, arguments: str, found: str, unused: list[str]) -> None:
+    if command == "serve" and (" -n " in arguments or " -p " in arguments):
+        return
+    words, notices = in_command(command, *arguments.split())
+    assert (" ".join(words), [line.split()[0] for line in notices]) == (found, unused)
+    assert all(" changes nothing here: " in line for line in notices)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--spec-type ngram", "--spec-type ngram: it is not known. Choose among none, draft-simple, "),
+        ("--spec-type draft-simple,draft-dflash", "--spec-type draft-dflash: files of this kind are not run"),
+        ("--spec-type none --policy auto", "--spec-type: --policy says who drafts, too. Give one of them."),
+        ("--spec-draft-sampling best", "--spec-draft-sampling best: it is not known. Choose one of greedy,"),
+        ("--spec-type", "--spec-type : it is not known"),
+    ],
+)
+def test_what_cannot_draft_is_said(arguments: str, message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        in_command("run", *arguments.split())
+    assert str(caught.value).startswith(message)
+
+
+def test_a_draft_has_load_options_of_its_own() -> None:
+    def options(**given: object) -> tuple[LoadOptions, LoadOptions]:
+        settings = RunSettings.model_validate(given)
+        return load_options(settings), load_options(settings, draft=True)
+
+    target, draft = options(threads=4, threads_batch=8, cache_type_k="q8_0")
+    assert draft == target
+    target, draft = options(threads=4, threads_batch=8, threads_draft=1)
+    assert (target.threads, target.threads_batch, draft.threads, draft.threads_batch) == (4, 8, 1, 0)
+    target, draft = options(threads_batch_draft=3, cache_type_v_draft="bf16", gpu_layers_draft=0)
+    assert (draft.threads, draft.threads_batch, draft.cache_type_v, draft.gpu_layers) == (0, 3, "bf16", 0)
+    assert (target.threads_batch, target.cache_type_v, target.gpu_layers) == (0, "f16", -1)
 
 
 @pytest.mark.parametrize("word", ["-xyz", "-foo", "-iq", "-vq", "-tt"])
@@ -153,4 +247,4 @@ def test_the_document_counts_the_table() -> None:
     counts = Counter(option.fate for option in set(llama_options().values()))
     for fate, count in counts.items():
         assert f"| {fate} | {count} |" in document
-    assert f"the\n{counts.total()} has one of four fates" in document
+    assert f"the\n{counts.total()} has one of five fates" in document

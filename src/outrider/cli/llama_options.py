@@ -1,9 +1,10 @@
-"""Command lines made for llama.cpp: every option of its programs has one of four fates here.
+"""Command lines made for llama.cpp: every option of its programs has one of five fates here.
 
 `llama_options.tsv` holds what `--help` lists in one version (`scripts/llama_options.py`), with a fate for
 each:
 
 - same: it does here what it does there; the note is its name here, where it has another.
+- drafting: with others it says who drafts and how far; `llama_drafting` makes a policy of them.
 - ignored: it is accepted and changes nothing; the note says why, in a line.
 - instead: it is refused; the note says what to use.
 - no: it is refused as not supported; the note says what to know.
@@ -12,12 +13,14 @@ each:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 
+from outrider.cli.llama_drafting import Words, drafting_options
 from outrider.core.errors import SettingError
 from outrider.core.schema import Setting
 
@@ -51,16 +54,6 @@ def llama_options() -> Mapping[str, LlamaOption]:
     return found
 
 
-class _Flags:
-    """The flags of a command: whether each takes a value."""
-
-    def __init__(self, settings: Mapping[str, Setting]) -> None:
-        self.takes_value = dict.fromkeys(_HELP, False)
-        for setting in settings.values():
-            for flag in (name for flags in setting.flags for name in flags.split("/")):
-                self.takes_value[flag] = setting.kind is not bool
-
-
 def translate(
     command: str, arguments: Sequence[str], settings: Mapping[str, Setting]
 ) -> tuple[list[str], list[str]]:
@@ -75,40 +68,45 @@ def translate(
         SettingError: For an option that is refused, and for an unknown one with a single dash: it
             is never read as several short ones.
     """
-    flags = _Flags(settings).takes_value
-    found: list[str] = []
+    flags = _flags(settings)
+    found: Words = []
+    drafting: list[tuple[str, str]] = []
     notices: list[str] = []
     words = iter(arguments)
     for word in words:
         name, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
         if word == "--":
-            found += [word, *words]
+            found.append((word, list(words)))
         elif not word.startswith("-") or word == "-" or _NUMBER.match(word):
-            found.append(word)
+            found.append((word, []))
         elif name in flags:
-            found += [word, *_values(words, int(flags[name] and not equals))]
+            found.append((word, list(islice(words, flags[name] and not equals))))
         elif (short := _ATTACHED.fullmatch(word)) and flags.get(short[1]):
-            found += [short[1], short[2]]
+            found.append((short[1], [short[2]]))
+        elif (option := llama_options().get(name)) is None:
+            _check_known(command, word, flags)
+            found.append((word, []))
         else:
-            option = llama_options().get(name)
-            if option is None:
-                _check_known(command, word, flags)
-                found.append(word)
-                continue
-            values = [attached] if equals else list(_values(words, option.num_values))
+            values = [attached] if equals else list(islice(words, option.num_values))
             if option.fate == "same":
-                found += [_flag(command, name, option, flags), *values]
+                found.append((_flag(command, name, option, flags), values))
             elif option.fate == "ignored":
                 notices.append(f"{name} changes nothing here: {option.note}.")
+            elif option.fate == "drafting":
+                drafting.append((name, " ".join(values)))
             else:
                 raise _refusal(name, option)
-    return found, notices
+    found, about_drafting = drafting_options(drafting, found, settings)
+    return [part for word, values in found for part in (word, *values)], notices + about_drafting
 
 
-def _values(words: Iterator[str], count: int) -> Iterator[str]:
-    for _ in range(count):
-        if (value := next(words, None)) is not None:
-            yield value
+def _flags(settings: Mapping[str, Setting]) -> dict[str, bool]:
+    """The flags of a command: whether each takes a value."""
+    takes_value = dict.fromkeys(_HELP, False)
+    for setting in settings.values():
+        names = (name for flags in setting.flags for name in flags.split("/"))
+        takes_value |= dict.fromkeys(names, setting.kind is not bool)
+    return takes_value
 
 
 def _flag(command: str, name: str, option: LlamaOption, flags: Mapping[str, bool]) -> str:

@@ -244,9 +244,8 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
 
     Raises SettingError.
     """
-    own = settings.gpu_layers_draft if draft else None
-    return LoadOptions(
-        gpu_layers=_layers(settings.gpu_layers if own is None else own),
+    options = LoadOptions(
+        gpu_layers=_layers(settings.gpu_layers),
         split_mode=settings.split_mode,
         main_gpu=settings.main_gpu,
         threads=max(settings.threads, 0),
@@ -264,6 +263,22 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
         extra_buffer_types=settings.repack,
         backend=settings.backend,
         library=str(settings.llama_library or ""),
+    )
+    return _of_draft(options, settings) if draft else options
+
+
+def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
+    """The draft's load options: the target's, but for what is given for the draft alone."""
+    threads, threads_batch = settings.threads_draft, settings.threads_batch_draft
+    if threads > 0:
+        options = replace(options, threads=threads, threads_batch=0)
+    layers = settings.gpu_layers_draft
+    return replace(
+        options,
+        gpu_layers=options.gpu_layers if layers is None else _layers(layers),
+        threads_batch=threads_batch if threads_batch > 0 else options.threads_batch,
+        cache_type_k=settings.cache_type_k_draft or options.cache_type_k,
+        cache_type_v=settings.cache_type_v_draft or options.cache_type_v,
     )
 
 

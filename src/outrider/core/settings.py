@@ -295,6 +295,8 @@ class Loading(Threads):
 
     panel = MACHINE
     threads_batch: int = setting(-1, "-tb", help="Threads of calls over several tokens.")
+    threads_draft: int = setting(-1, "-td", help="The draft's threads; default: as -t.")
+    threads_batch_draft: int = setting(-1, "-tbd", help="The draft's, over several tokens; default: as -tb.")
     gpu_layers: Layers = setting(
         "all", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."
     )
@@ -317,6 +319,12 @@ class Loading(Threads):
     )
     cache_type_k: str = setting("f16", "-ctk", metavar="TYPE", help="Type of the cached keys: f16, q8_0, …")
     cache_type_v: str = setting("f16", "-ctv", metavar="TYPE", help="Type of the cached values.")
+    cache_type_k_draft: str | None = setting(
+        None, "-ctkd", metavar="TYPE", help="The draft's type of keys; default: as -ctk."
+    )
+    cache_type_v_draft: str | None = setting(
+        None, "-ctvd", metavar="TYPE", help="The draft's type of values; default: as -ctv."
+    )
     mmap: bool = setting(True, help="Map the file instead of reading it (the default).")
     mlock: bool = setting(False, help="Keep the weights in memory.")
     swa_full: bool = setting(
