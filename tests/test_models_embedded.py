@@ -140,7 +140,7 @@ def test_wrong_content_is_not_kept(tmp_path: Path, script: str, reason: str) -> 
 
 @pytest.mark.usefixtures("package")
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    _client(tmp_path, "uv", f'echo half > "$TMPDIR"/half; echo $$ > {tmp_path}/pid; exec sleep 60')
+    _client(tmp_path, "uv", f'echo $$ > {tmp_path}/pid; echo half > "$TMPDIR"/half; exec sleep 60')
 
     def press_ctrl_c(done: int, _: int) -> None:
         if done:

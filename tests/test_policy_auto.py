@@ -31,7 +31,6 @@ from outrider.policy.estimates import Estimator, RequestBias
 from outrider.policy.objective import (
     MarginalCosts,
     best_length,
-    expected_tokens,
 )
 from outrider.policy.pretrained import pretrained_calibration, read_calibration
 from outrider.policy.state import BatchState, PolicyState
@@ -118,7 +117,7 @@ def test_the_best_length_is_the_first_of_the_best_plan(
 def test_a_long_offer_is_taken_in_parts_where_tokens_are_expensive() -> None:
     """One draft of 40 tokens would gain more than one of 8, but less than what may follow a shorter one."""
     expensive = curve({1: 1.0, 2: 2.0, 3: 2.4, 4: 2.7, 8: 4.3, 16: 7.8, 64: 30.0}).calls_s(64, context=0)
-    at_once = np.array(expected_tokens([0.97] * 40))
+    at_once = np.cumsum(0.97 ** np.arange(41))
     assert (0.085 * at_once - expensive[:41]).argmax() > 15
     assert 4 <= best_length([0.97] * 40, expensive, 0.085)[0] <= 12
     flat = curve({1: 1.0, 64: 1.2}).calls_s(64, context=0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from constrained import OneOf, Pieces
 from engines import sampler
@@ -10,15 +13,16 @@ from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import DrafterAgreement
-from outrider.policy.objective import expected_tokens
+from outrider.policy.objective import StepCosts, allocate, best_length, expected_rewards, stopping_value
 from outrider.policy.state import BatchState, PolicyState
-from outrider.policy.stopping import ConfidenceModel
+from outrider.policy.stopping import AVERAGES, CLASS_MEANS, ConfidenceModel, ContinuationValue
 from recordings import FLAT, SMALL, curve
 from simulated import Offering, Simulated
 
 
 def test_a_token_is_accepted_only_if_all_before_it_are() -> None:
-    assert expected_tokens([0.5, 0.5]) == [1, 1 + 0.5, 1 + 0.5 + 0.25]
+    costs = StepCosts(2.0, np.ones(3))
+    assert expected_rewards([0.5, 0.5], costs) == [2 * 1, 2 * (1 + 0.5), 2 * (1 + 0.5 + 0.25)]
 
 
 def test_one_token_moves_the_average_confidence_by_less_than_half_of_the_way() -> None:
@@ -41,6 +45,40 @@ def test_what_a_draft_model_has_not_read_is_part_of_its_first_call() -> None:
     found = state.step_costs(text, "draft", 8, BatchState.of([text], state, 0))
     assert found.first_draft_s[0] == pytest.approx(draft.call_s(8, context=0))
     assert found.draft_step_s == pytest.approx(draft.call_s(1, context=0))
+
+
+@given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6), st.floats(0.2, 2.0), st.integers(0, 3))
+def test_the_value_of_a_draft_counts_what_a_rejection_has_evaluated_again(
+    acceptance: list[float], reward_s: float, before: int
+) -> None:
+    """Against all outcomes, one by one."""
+    calls_s = np.array([1.0, 1.3, 1.7, 1.6, 2.2, 2.9, 3.1])
+    reread_s = calls_s - 1.0 + 0.1 * before
+    values = []
+    for n in range(len(acceptance) + 1):
+        value, reached = 0.0, 1.0
+        for accepted, p in enumerate(acceptance[:n]):
+            value += reached * (1 - p) * (reward_s * (accepted + 1) - reread_s[accepted + 1])
+            reached *= p
+        values.append(value + reached * reward_s * (n + 1) - calls_s[n])
+    costs = StepCosts(reward_s, calls_s, reread_s=reread_s)
+    assert stopping_value(acceptance, costs) == pytest.approx(max(values))
+    if len(acceptance) == 1:  # nothing is left for the steps to come
+        assert best_length(acceptance, calls_s, reward_s, reread_s=reread_s)[0] == int(np.argmax(values))
+    twice = allocate([(acceptance, 0), ([], 0)], calls_s, reward_s, reread_s)[0]
+    assert values[twice] == pytest.approx(max(values))
+
+
+def test_going_on_counts_what_a_rejection_has_evaluated_again() -> None:
+    """A model that is always as sure: the value of one more step, by its two outcomes."""
+    calls_s, step_s, reward_s = np.array([1.0, 1.2]), 0.3, 0.9
+    sure = np.zeros((len(AVERAGES), len(CLASS_MEANS)))
+    sure[:, 3] = 1.0
+    p = float(CLASS_MEANS[3])
+    for reread_s in (0.0, 0.4):
+        known = ContinuationValue(sure, calls_s, step_s, reward_s, 0.0, np.array([0.0, reread_s]))
+        expected = p * reward_s - (1 - p) * reread_s - step_s - calls_s[1]
+        assert known.at(0, 0.5, 1.0) == pytest.approx(expected)
 
 
 def test_offers_after_a_wrong_token_teach_nothing() -> None:

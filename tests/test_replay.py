@@ -23,7 +23,7 @@ from engines import (
 )
 from examples import examples
 from outrider.backends.fake import FakeModel, NextLogits, random_logits
-from outrider.core.contracts import Drafter, DraftRequest, Policy
+from outrider.core.contracts import Drafter, DraftRequest, Policy, RewindKind
 from outrider.core.data import Draft, DraftWork, Grammar, Request, Row, StepRecord, TokenEstimate
 from outrider.core.errors import BackendError, InputError
 from outrider.core.params import SamplingParams
@@ -72,18 +72,22 @@ def test_no_draft_is_longer_than_the_target_can_take_back(most: int) -> None:
     assert max(len(record.draft) for record in played.records) == most
 
 
+@pytest.mark.parametrize("rewind", ["free", "checkpoints"])
 @pytest.mark.parametrize("draft_max", [1, 3, 4])
 @pytest.mark.parametrize("p_min", [0.5, 0.7])
 @pytest.mark.parametrize("seeds", [(11, 11), (11, 12), (3, 5)])
-def test_a_replay_makes_the_steps_of_the_engine(draft_max: int, p_min: float, seeds: tuple[int, int]) -> None:
+def test_a_replay_makes_the_steps_of_the_engine(
+    draft_max: int, p_min: float, seeds: tuple[int, int], rewind: RewindKind
+) -> None:
     policy = FixedPolicy(draft_max=draft_max, p_min=p_min)
-    target = FakeModel(VOCABULARY, endless(seeds[0]))
+    target = FakeModel(VOCABULARY, endless(seeds[0]), rewind=rewind)
     engine = Engine(target, [SuffixDrafter(), model_drafter(endless(seeds[1]))], policy)
     answer = engine.generate(Request(PROMPT, GREEDY, max_tokens=60))
     draft = FakeModel(VOCABULARY, endless(seeds[1]))
     offers = record_offers(draft, same_vocabulary(), PROMPT, answer.tokens)
     made = Recording("1", "made up", PROMPT, answer.tokens, "length", {"draft": offers})
-    again = replay(made, policy, curve(FLAT), {"draft": curve(SMALL)}).records
+    rereads = rewind == "checkpoints"
+    again = replay(made, policy, curve(FLAT), {"draft": curve(SMALL)}, rereads=rereads).records
     real = [record for record in answer.records if record.kind == "decode"]
     assert [step(record) for record in again] == [step(record) for record in real]
     for one, other in zip(again, real, strict=True):
@@ -122,6 +126,7 @@ def step(record: StepRecord) -> tuple[object, ...]:
     draft, work = record.draft, record.work
     return (
         record.position,
+        record.num_evaluated,
         draft.tokens,
         draft.sources,
         record.num_accepted,

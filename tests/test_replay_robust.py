@@ -19,13 +19,19 @@ MACHINES = {"stairs": (STAIRS, 0.01), "steep": (STEEP, 0.05), "flat": (FLAT, 0.0
 
 
 def play(
-    texts: Sequence[Recording], machine: str, *, believed: float = 1.0, draft_believed: float = 1.0
+    texts: Sequence[Recording],
+    machine: str,
+    *,
+    believed: float = 1.0,
+    draft_believed: float = 1.0,
+    rereads: bool = False,
 ) -> list[Replayed]:
     """Decode the texts one after another with one policy, which may have wrong ideas of what calls take."""
     ratios, step_s = MACHINES[machine]
     thought = curve(ratios, 0.1 * believed), {"draft": curve(SMALL, step_s * draft_believed)}
     policy = AutoPolicy(*thought)
-    return [replay(each, policy, curve(ratios), {"draft": curve(SMALL, step_s)}) for each in texts]
+    drafts = {"draft": curve(SMALL, step_s)}
+    return [replay(each, policy, curve(ratios), drafts, rereads=rereads) for each in texts]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -49,8 +55,11 @@ def texts_of(kind: TextKind, draft: DraftKind, count: int = 3) -> list[Recording
         ("target", "mixed"),
     ],
 )
-def test_never_slower_than_plain_decoding(machine: str, draft: DraftKind, kind: TextKind) -> None:
-    speeds = [played.speedup for played in play(texts_of(kind, draft), machine)]
+@pytest.mark.parametrize("rereads", [False, True])
+def test_never_slower_than_plain_decoding(
+    machine: str, draft: DraftKind, kind: TextKind, rereads: bool
+) -> None:
+    speeds = [played.speedup for played in play(texts_of(kind, draft), machine, rereads=rereads)]
     assert mean(speeds) > 0.96
     assert min(speeds) > 0.92, "a text on which the draft model had to be found out"
 

@@ -9,7 +9,7 @@ token i is accepted if all before it were, p_i = a_1 ⋯ a_i the prefix acceptan
     what tokens took lately: `reward_per_token`.
 (2) Expected tokens. E[G] = 1 + Σ_{i≤n} p_i (Leviathan et al., "Fast Inference from Transformers via
     Speculative Decoding", 2023, equation 1, with an acceptance of its own for each token):
-    `expected_tokens`.
+    `expected_rewards`.
 (3) Step cost. C(n) = V(n) + k·d + own time: V(n) the target's call with n drafted tokens, d a draft model's
     step, of which k were made. `StepCosts`; V(n) has stairs and may fall, so all n are compared. A step that
     stops with a candidate of N tokens has the value max_{n≤N} E[G] λ − C(n): `stopping_value`.
@@ -86,11 +86,6 @@ def rejection_costs(prefix_probs: Sequence[float], reread_s: Array | None) -> li
     return list(accumulate(map(mul, rejected, reread_s[1:].tolist()), initial=0.0))
 
 
-def expected_tokens(acceptance: Sequence[float]) -> list[float]:
-    """E[G] of a step that drafts the first 0, 1, … of these tokens: equation (2), shape (len + 1,)."""
-    return list(accumulate(accumulate(acceptance, mul, initial=1.0)))
-
-
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """What a step costs and earns, in seconds.
@@ -113,6 +108,14 @@ class StepCosts:
     def max_length(self) -> int:
         """The longest draft whose cost is known."""
         return len(self.calls_s) - 1
+
+
+def expected_rewards(acceptance: Sequence[float], costs: StepCosts) -> list[float]:
+    """What a step that drafts the first 0, 1, … of these tokens earns, in seconds, less what their rejection
+    costs; shape (len + 1,)."""
+    prefix_probs = list(accumulate(acceptance, mul, initial=1.0))
+    lost = rejection_costs(prefix_probs, costs.reread_s)
+    return [costs.reward_s * n - loss for n, loss in zip(accumulate(prefix_probs), lost, strict=True)]
 
 
 class MarginalCosts:
@@ -143,12 +146,9 @@ class MarginalCosts:
 def stopping_value(acceptance: Sequence[float], costs: StepCosts, min_length: int = 0) -> float:
     """The value in seconds of a step that drafts the best part, `min_length` tokens or more, of a
     candidate."""
-    emitted = expected_tokens(acceptance[: costs.max_length])
-    calls_s: list[float] = costs.calls_s[: len(emitted)].tolist()
-    values = [costs.reward_s * tokens - cost for tokens, cost in zip(emitted, calls_s, strict=True)]
-    if costs.reread_s is not None:
-        prefix_probs = list(accumulate(acceptance[: costs.max_length], mul, initial=1.0))
-        values = list(map(sub, values, rejection_costs(prefix_probs, costs.reread_s)))
+    rewards = expected_rewards(acceptance[: costs.max_length], costs)
+    calls_s: list[float] = costs.calls_s[: len(rewards)].tolist()
+    values = [reward - cost for reward, cost in zip(rewards, calls_s, strict=True)]
     return max(values[min_length:])
 
 

@@ -199,9 +199,7 @@ class PolicyState:
         """The values of drafting on, up to `max_length` tokens, in plain calls: at these costs, or at others
         that are within a few per cent of them."""
         calls = costs.calls_s[: max_length + 1] / costs.calls_s[0]
-        if costs.reread_s is not None:  # as if every draft were rejected half-way
-            halves = (np.arange(len(calls)) + 1) // 2
-            calls = calls + costs.reread_s[halves] / costs.calls_s[0] * (halves > 0)
+        reread = None if costs.reread_s is None else costs.reread_s / costs.calls_s[0]
         step, reward, uncached = (
             seconds / float(costs.calls_s[0])
             for seconds in (costs.draft_step_s, costs.reward_s, costs.uncached_s)
@@ -209,10 +207,13 @@ class PolicyState:
         if len(self._values) + self.confidence.num_learned >= self._values_at + _MAX_TABLE_AGE:
             self._values.clear()
             self._values_at = self.confidence.num_learned
-        marks = (float(calls[len(calls) // 4]), float(calls[-1]), step, reward, uncached)
+        marks = [float(calls[len(calls) // 4]), float(calls[-1]), step, reward, uncached]
+        marks += [] if reread is None else [float(reread[1])]
         key = (len(calls), *(round(math.log(max(mark, 1e-4)) / _LOG_COST_STEP) for mark in marks))
         if key not in self._values:
-            self._values[key] = ContinuationValue(self.confidence.probs, calls, step, reward, uncached)
+            self._values[key] = ContinuationValue(
+                self.confidence.probs, calls, step, reward, uncached, reread
+            )
         return self._values[key]
 
     # Learning

@@ -12,7 +12,7 @@ from outrider.core.data import Draft, TokenEstimate
 from outrider.policy.forced import FORCED, forced
 from outrider.policy.objective import (
     amortises_prefill,
-    expected_tokens,
+    expected_rewards,
     exploration_budget_s,
     slowdown_budget,
     stopping_value,
@@ -129,11 +129,11 @@ class Step:
         """After how many lookup tokens the draft model whose costs were set is best asked; `gain_s` then says
         what that gains."""
         costs, acceptance, least = self._costs, self._suffix.acceptance, self._num_forced
-        expected, best, length = expected_tokens(acceptance), -math.inf, 0
+        rewards, best, length = expected_rewards(acceptance, costs), -math.inf, 0
         for n in range(least, min(len(acceptance), least + MAX_LOOKUP_PREFIX, costs.max_length - 1) + 1):
             average = self._average if n == 0 else self._state.confidence.mean
             on = self._continuation_value(n, average, math.prod(acceptance[:n]))
-            value = expected[n] * costs.reward_s + on
+            value = rewards[n] + on
             if n == 0:
                 value = max(value, self._agreement_value())
             value -= (float(costs.first_draft_s[n]) - costs.draft_step_s) / _CATCH_UP_STEPS
@@ -215,7 +215,7 @@ class Step:
         self._look_up_suffix(drafted)
         min_length = 0 if self.request.draw is None else length  # sampled tokens cannot be cut
         stop = stopping_value([*self._drafted, *self._suffix.acceptance], costs, min_length)
-        on = expected_tokens(self._drafted)[-1] * costs.reward_s
+        on = expected_rewards(self._drafted, costs)[-1]
         on += self._continuation_value(length, self._average, math.prod(self._drafted))
         return max(on, self._agreement_value()) > stop
 
@@ -249,9 +249,9 @@ class Step:
     def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
         """Whether a token that cannot be removed pays, alone or with those that may follow."""
         costs, length = self._costs, len(self._drafted)
-        prefix_prob = math.prod(self._drafted) * acceptance
-        on = self._continuation_value(length + 1, average, prefix_prob)
-        value = prefix_prob * costs.reward_s + max(-float(costs.calls_s[length + 1]), on)
+        before, after = expected_rewards([*self._drafted, acceptance], costs)[-2:]
+        on = self._continuation_value(length + 1, average, math.prod(self._drafted) * acceptance)
+        value = after - before + max(-float(costs.calls_s[length + 1]), on)
         return value >= -float(costs.calls_s[length])
 
     def _acceptance(self, estimate: TokenEstimate, name: str) -> float:

@@ -118,7 +118,8 @@ class ContinuationValue:
     """Q(n, m, p), in the unit of the costs: seconds, or plain calls.
 
     `class_probs` are P(class | average), shape (averages, classes); `calls_s[n]` is the target's call with a
-    draft of n tokens, n = 0 to the longest; `draft_step_s` is d, `uncached_s` b and `reward_s` λ.
+    draft of n tokens, n = 0 to the longest; `draft_step_s` is d, `uncached_s` b and `reward_s` λ; `reread_s`
+    is as in `objective.StepCosts`.
     """
 
     def __init__(
@@ -128,9 +129,11 @@ class ContinuationValue:
         draft_step_s: float,
         reward_s: float,
         uncached_s: float = 0.0,
+        reread_s: Array | None = None,
     ) -> None:
         self._max_length = len(calls_s) - 1
-        self._table = _solve(class_probs, calls_s, draft_step_s, reward_s, uncached_s)
+        reread_s = np.zeros_like(calls_s) if reread_s is None else reread_s
+        self._table = _solve(class_probs, calls_s, draft_step_s, reward_s, uncached_s, reread_s)
 
     def at(self, length: int, average: float, prefix_prob: float) -> float:
         """The value of at least one more draft step with `length` tokens drafted, all accepted with
@@ -169,10 +172,17 @@ _PREFIX_MOVES = _moves(
 """from prefix probability to prefix probability, shape (classes * grid, grid)"""
 _TOKENS = CLASS_MEANS[:, None] * _PREFIX_PROBS[None, :]
 """expected tokens of one more of each class, shape (classes, grid)"""
+_REJECTED = (1 - CLASS_MEANS[:, None]) * _PREFIX_PROBS[None, :]
+"""probability that one more of each class is the first to be rejected, shape (classes, grid)"""
 
 
 def _solve(
-    class_probs: Array, calls_s: Array, draft_step_s: float, reward_s: float, uncached_s: float
+    class_probs: Array,
+    calls_s: Array,
+    draft_step_s: float,
+    reward_s: float,
+    uncached_s: float,
+    reread_s: Array,
 ) -> Array:
     """Q by backward induction; shape (lengths, averages, grid). As products of matrices: a small model's step
     leaves little time for it."""
@@ -180,11 +190,12 @@ def _solve(
     table = np.empty((longest, num_averages, _GRID))
     moves = (class_probs[:, :, None] * _AVERAGE_MOVES).reshape(num_averages, -1)
     earned_s = reward_s * (class_probs @ _TOKENS) - draft_step_s
+    rejected = class_probs @ _REJECTED
     stop_s = -calls_s[:, None] - uncached_s * _PREFIX_PROBS
     value = np.broadcast_to(stop_s[longest], (num_averages, _GRID))
     for length in range(longest - 1, -1, -1):
         moved = (_PREFIX_MOVES @ value.T).reshape(num_classes, _GRID, num_averages)
         table[length] = moves @ moved.transpose(0, 2, 1).reshape(-1, _GRID)
-        table[length] += earned_s
+        table[length] += earned_s - reread_s[length + 1] * rejected
         value = np.maximum(stop_s[length], table[length])
     return table
