@@ -77,10 +77,15 @@ def test_what_pays_is_never_dropped_at_first_sight(
 
 
 def gain_of(
-    plan: Sequence[int], acceptance: Sequence[float], costs: Sequence[float], token_s: float
+    plan: Sequence[int],
+    acceptance: Sequence[float],
+    costs: Sequence[float],
+    token_s: float,
+    reread_s: Sequence[float],
 ) -> float:
     """The expected gain up to where a candidate breaks off or ends, if with k accepted tokens the next
-    step drafts `plan[k]`: over all places where it may break off."""
+    step drafts `plan[k]`: over all places where it may break off. A rejection after i tokens costs
+    `reread_s[i + 1]` besides."""
     total, size = 0.0, len(acceptance)
     for right in range(size + 1):  # so many tokens of the candidate are correct
         ends = 1.0 if right == size else 1.0 - acceptance[right]
@@ -88,6 +93,7 @@ def gain_of(
         while k <= right:
             kept = min(plan[k], right - k)
             gain += token_s * (kept + 1) - costs[plan[k]]
+            gain -= reread_s[kept + 1] if kept < plan[k] else 0.0
             k = k + kept + 1 if kept == plan[k] else right + 1
             if k > size:
                 break
@@ -99,17 +105,20 @@ def gain_of(
     acceptance=st.lists(st.floats(0.05, 1), min_size=1, max_size=4),
     rises=st.lists(st.floats(0, 2), min_size=4, max_size=4),
     token_s=st.floats(0.1, 1.5),
+    rereads=st.none() | st.lists(st.floats(0, 1), min_size=4, max_size=4),
 )
 def test_the_best_length_is_the_first_of_the_best_plan(
-    acceptance: list[float], rises: list[float], token_s: float
+    acceptance: list[float], rises: list[float], token_s: float, rereads: list[float] | None
 ) -> None:
     """Exactly: of every plan for every state of a candidate, none gains more."""
     calls_s = np.cumsum([1.0, *rises])
     costs = [float(cost) for cost in calls_s]
     size = len(acceptance)
     plans = list(product(*(range(size - k + 1) for k in range(size + 1))))
-    gains = [gain_of(plan, acceptance, costs, token_s) for plan in plans]
-    length, gain = best_length(acceptance, calls_s, token_s)
+    reread_s = None if rereads is None else np.cumsum([0.0, *rereads])
+    lost = [0.0] * 5 if reread_s is None else reread_s.tolist()
+    gains = [gain_of(plan, acceptance, costs, token_s, lost) for plan in plans]
+    length, gain = best_length(acceptance, calls_s, token_s, reread_s=reread_s)
     assert gain == pytest.approx(max(gains))
     assert max(g for plan, g in zip(plans, gains, strict=True) if plan[0] == length) == pytest.approx(gain)
 

@@ -13,7 +13,7 @@ from outrider.core.contracts import DraftRequest
 from outrider.core.data import Draft, DraftWork, StepRecord
 from outrider.policy import AutoPolicy
 from outrider.policy.estimates import DrafterAgreement
-from outrider.policy.objective import StepCosts, allocate, best_length, expected_rewards, stopping_value
+from outrider.policy.objective import StepCosts, allocate, expected_rewards, stopping_value
 from outrider.policy.state import BatchState, PolicyState
 from outrider.policy.stopping import AVERAGES, CLASS_MEANS, ConfidenceModel, ContinuationValue
 from recordings import FLAT, SMALL, curve
@@ -63,8 +63,6 @@ def test_the_value_of_a_draft_counts_what_a_rejection_has_evaluated_again(
         values.append(value + reached * reward_s * (n + 1) - calls_s[n])
     costs = StepCosts(reward_s, calls_s, reread_s=reread_s)
     assert stopping_value(acceptance, costs) == pytest.approx(max(values))
-    if len(acceptance) == 1:  # nothing is left for the steps to come
-        assert best_length(acceptance, calls_s, reward_s, reread_s=reread_s)[0] == int(np.argmax(values))
     twice = allocate([(acceptance, 0), ([], 0)], calls_s, reward_s, reread_s)[0]
     assert values[twice] == pytest.approx(max(values))
 
