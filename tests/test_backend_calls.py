@@ -286,6 +286,11 @@ def test_a_checkpoint_undoes_a_failed_call(backend: Backend, kind: str) -> None:
         model.decode([Span(0, TEXT[:30], 100, 1, checkpoint=True)])
     assert model.length(0) == 100
     assert_near(next_rows(model, (7,)), backend.expected((*TEXT[:100], 7), kind)[-1:])
+    with backend.failing(model), pytest.raises(BackendError):
+        model.decode([Span(0, TEXT[:30], 101, 1)])
+    assert model.length(0) == 0
+    store(model, TEXT[100:220])
+    assert model.reach(0, 110) == 0
     model.close()
 
 

@@ -96,6 +96,30 @@ def test_a_recurrent_state_forgets_everything_or_nothing(backend: Backend, kind:
     model.close()
 
 
+@over(*CHECKPOINTS)
+def test_a_state_goes_back_to_its_checkpoints(backend: Backend, kind: str) -> None:
+    """One of a span with rows and one without, as long as the text before them is the same."""
+    model = backend.open(kind, 128, max_sequences=3)
+    store(model, TEXT[:10])
+    model.decode([Span(0, TEXT[10:14], 10, 0, checkpoint=True), Span(1, TEXT[50:55], 0, 1)])
+    model.decode([Span(0, TEXT[14:20], 14, 6, checkpoint=True)])
+    assert [model.reach(0, length) for length in (20, 19, 14, 13, 10, 9)] == [20, 14, 14, 10, 10, 0]
+    model.copy(0, 2, 10)
+    assert_near(next_rows(model, (7,), 2), backend.expected((*TEXT[:10], 7), kind)[-1:])
+    model.truncate(0, 14)
+    assert_near(next_rows(model, (8, 9)), backend.expected((*TEXT[:14], 8, 9), kind)[-2:])
+    model.truncate(0, 10)
+    store(model, TEXT[30:40])
+    assert model.reach(0, 16) == 10
+    model.truncate(0, 10)
+    assert_near(next_rows(model, (5,)), backend.expected((*TEXT[:10], 5), kind)[-1:])
+    assert_near(next_rows(model, (5,), 1), backend.expected((*TEXT[50:55], 5), kind)[-1:])
+    model.truncate(0, 0)
+    store(model, TEXT[:20])
+    assert model.reach(0, 15) == 0
+    model.close()
+
+
 @over(*SNAPSHOTS)
 @pytest.mark.parametrize("num_tokens", [2, 5, 7, 30])
 def test_snapshots_take_back_all_but_the_first_token_of_a_call_once(

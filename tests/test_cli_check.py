@@ -153,7 +153,8 @@ def test_a_target_that_cannot_rewind_is_a_verdict(check: Call, monkeypatch: pyte
     assert alone.status == 1 and shown["lookup"] is None and shown["sample"] is None
 
 
-def test_a_draft_that_cannot_rewind_is_a_verdict(check: Call) -> None:
+def test_a_draft_that_cannot_rewind_is_a_verdict(check: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
     outcome = check("target.gguf", "recurrent.gguf", "--json")
     [draft] = as_json(outcome)["drafts"]
     assert outcome.status == 1 and draft["verdict"]["outcome"] == "cannot work"

@@ -120,6 +120,33 @@ def test_no_token_is_evaluated_twice(seed: int, lengths: list[int]) -> None:
     assert model.stored(0) == tuple(text)
 
 
+@given(
+    seed=st.integers(0, 10**6),
+    rounds=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=8),
+)
+def test_a_draft_of_checkpoints_reads_no_more_than_its_last_drafts_again(
+    seed: int, rounds: list[tuple[int, int]]
+) -> None:
+    rng = np.random.default_rng(seed)
+    model = FakeModel(ENDLESS, OTHER, rewind="checkpoints")
+    drafter = drafter_of(model)
+    drafter.begin(0, asked(PROMPT))
+    text, read = list(PROMPT), 0
+    for length, num_prefix in rounds:
+        whole: tuple[int, ...] = ()
+        if length:
+            before, prefix = len(model.calls), tuple(rng.integers(0, 4, num_prefix).tolist())
+            drafted = propose(drafter, length, prefix=prefix)[0].tokens
+            assert list(drafted) == greedy_continuation(OTHER, [*text, *prefix], length)
+            assert evaluated_tokens(model, before) <= len(text) - read + num_prefix + length - 1
+            # It can go back to where the draft began, or before the call with a prefix in it.
+            read = max(read, len(PROMPT) - 1) if prefix else len(text)
+            whole = (*prefix, *drafted)
+        new = (*whole[: rng.integers(0, len(whole) + 1)], int(rng.integers(0, VOCABULARY.size)))
+        drafter.observe(0, new)
+        text += new
+
+
 def test_the_second_half_of_a_step_costs_one_call_a_token() -> None:
     model = FakeModel(ENDLESS, OTHER)
     drafter = drafter_of(model)
@@ -218,7 +245,7 @@ def test_nobody_asked_for_costs_nothing() -> None:
     assert drafter.propose(requests, Choosy(sequences=frozenset())) == ([Draft(), Draft()], DraftWork())
 
 
-@pytest.mark.parametrize("rewind", ["free", "none"])
+@pytest.mark.parametrize("rewind", ["free", "none", "checkpoints"])
 @pytest.mark.parametrize("draft_max", [1, 3, 8])
 @pytest.mark.parametrize("logits", [LANGUAGE, OTHER], ids=["right", "wrong"])
 def test_output_is_right_with_any_draft_model(rewind: RewindKind, draft_max: int, logits: NextLogits) -> None:

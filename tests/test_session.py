@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, cast
@@ -168,9 +169,22 @@ def test_a_draft_without_room_closes_the_target_context(path: Callable[..., Path
 
 
 @pytest.mark.parametrize("arch", ["mamba", "jamba"])
+def test_a_recurrent_draft_goes_back_to_checkpoints(path: Callable[..., Path], arch: str) -> None:
+    found = []
+    policy = FixedPolicy(draft_max=4, p_min=0.0)
+    for draft in (path(arch=arch), None):
+        pair = Pair.load(path(), draft, options=OPTIONS)
+        with closing(pair), pair.open(256, lookup=False, policy=policy) as session:
+            found.append(session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True))
+    assert found[0].tokens == found[1].tokens
+    assert sum(len(record.draft) for record in found[0].records) > 40
+
+
+@pytest.mark.parametrize("arch", ["mamba", "jamba"])
 def test_a_draft_that_cannot_rewind_is_not_used(
-    path: Callable[..., Path], opened: list[Weights], arch: str
+    path: Callable[..., Path], opened: list[Weights], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mainline.Dialect, "keeps_states", False)
     pair = Pair.load(path(), path(arch=arch), options=OPTIONS)
     assert pair.draft is None and is_closed(opened[1])
     with pair.open(64) as session:

@@ -228,6 +228,7 @@ class ModelDrafter:
         keep = min(context.agree, context.held - 1, self.model.length(sequence))
         if keep < self.model.length(sequence):
             try:
+                keep = self.model.reach(sequence, keep)
                 self.model.truncate(sequence, keep)
             except RewindUnsupported:
                 keep = 0
@@ -273,9 +274,12 @@ class ModelDrafter:
     def _next_span(self, growing: _Growing) -> Span:
         request, context = growing.request, self._contexts[growing.request.sequence]
         tokens, stored = growing.unread, len(context.evaluated)
+        # What is committed ends here, but for a prefix: what follows may be rejected.
+        checkpoint = stored == context.held
         if not growing.draft:
             tokens = [*context.final[context.start + stored :], *self.alignment.read(request.prefix)]
-        return Span(request.sequence, tuple(tokens), stored, 1)
+            checkpoint = bool(request.prefix)
+        return Span(request.sequence, tuple(tokens), stored, 1, checkpoint)
 
     def _append(self, growing: _Growing, logits: Logits, stopping: StoppingRule) -> bool:
         """Append the next token, if `stopping` accepts it, and what is forced after it, which is read in the

@@ -130,7 +130,7 @@ def why_unusable(
         return why, ("a target of another architecture, with attention alone",)
     if (fault := tokenizer_fault(alignment.report)) is not None:
         return fault, (_OTHER_FAMILY, LOOKUP)
-    if rewind in ("none", "snapshots", "checkpoints"):
+    if rewind in ("none", "snapshots"):
         why = "the draft cannot forget tokens (recurrent or hybrid state), so rejected ones would stay"
         return why, ("a draft of another architecture, with attention alone", LOOKUP)
     return None

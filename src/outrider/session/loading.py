@@ -17,7 +17,7 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
     """Why this draft model is of no use to this target; None when it is."""
     if target.rewind == "none":
         return f"{draft.name} is not used: {target.name} cannot take rejected drafts back"
-    if draft.rewind in ("none", "snapshots", "checkpoints"):  # it drafts a token a call
+    if draft.rewind in ("none", "snapshots"):  # it drafts a token a call, and snapshots reach back one call
         why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
         return f"{draft.name} {why}: it is not used"
     return None
