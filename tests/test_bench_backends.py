@@ -67,7 +67,7 @@ def test_one_backend_may_be_named_as_everywhere_else(tmp_path: Path) -> None:
     ("values", "why"),
     [
         ({"backends": ["cuda"]}, "'cuda' is not known; choose one of auto, ik, llama.cpp"),
-        ({"backends": []}, "at least 1 item"),
+        ({"backends": []}, "at least 1 entry"),
         ({"backends": ["auto", "ik"]}, "auto takes one of them by itself"),
         ({"backends": BOTH, "library": "libllama.so"}, "library is one of them"),
         ({"backend": "ik", "backends": ["ik"]}, "give one of them"),

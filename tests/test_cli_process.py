@@ -94,9 +94,9 @@ def test_a_reader_that_is_gone_before_the_first_word_is_no_error(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["-n", "many"], "--predict: many cannot be used: input should be a valid integer"),
-        (["--temp", "hot"], "--temp: hot cannot be used: input should be a valid number"),
-        (["--top-p", "2"], "--top-p: 2 cannot be used: input should be less than or equal to 1."),
+        (["-n", "many"], "--predict: many cannot be used: it has to be a whole number"),
+        (["--temp", "hot"], "--temp: hot cannot be used: it has to be a number"),
+        (["--top-p", "2"], "--top-p: 2 cannot be used: it has to be 1 or less."),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named_with_what_it_is_for(arguments: list[str], error: str) -> None:

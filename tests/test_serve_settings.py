@@ -104,12 +104,12 @@ def test_a_switch_may_be_left_to_the_models(tmp_path: Path, value: bool) -> None
         ("max_running = true", "outrider.toml: max_running: it is no switch."),
         (
             "[limits]\nmax_running = 0",
-            "outrider.toml: max_running: 0 cannot be used: input should be greater",
+            "outrider.toml: max_running: 0 cannot be used: it has to be 1 or more",
         ),
         ("[limits]\ntimeout = nan", "outrider.toml: timeout: nan cannot be used"),
         (
             'cors_origin = "https://a"',
-            "outrider.toml: cors_origin: https://a cannot be used: input should be",
+            "outrider.toml: cors_origin: https://a cannot be used: it has to be",
         ),
         ("port = ", "outrider.toml: it is no TOML"),
     ],

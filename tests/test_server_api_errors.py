@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
-from outrider.server.errors import Problem, accepted
+from outrider.core.invalid import accepted
+from outrider.server.errors import Problem
 from outrider.server.protocol.answers import ErrorAnswer
 from outrider.server.protocol.base import Body, Harmless
 from outrider.server.settings import ServeSettings

@@ -54,8 +54,8 @@ def test_flags_panels_and_metavars_follow_from_names_and_types() -> None:
 
 def test_an_error_names_the_place_and_never_a_secret() -> None:
     for values, message in (
-        ({"size": "x", "name": "a"}, "--size: x cannot be used: input should be a valid integer"),
-        ({"key": ["secret"], "name": "a"}, "key: input should be a valid string"),
+        ({"size": "x", "name": "a"}, "--size: x cannot be used: it has to be a whole number"),
+        ({"key": ["secret"], "name": "a"}, "key: it has to be text"),
     ):
         with pytest.raises(ValidationError) as caught:
             Larger.model_validate(values)

@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from outrider.backends.gguf import BACKENDS, LoadOptions
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
+from outrider.core.invalid import invalid
 from outrider.lab.models import DEFAULT
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.workloads.reading import BUILT_IN, Names, Part, WorkloadSpec, several
@@ -279,21 +280,17 @@ def make_plan(
 
 
 def _complaint(error: ValidationError, source: str, names: Mapping[str, str]) -> SettingError:
-    """The first thing that is wrong. A field's place is as people count: workloads[2].prompts is the second
-    workload's."""
-    first = error.errors(include_url=False)[0]
-    # Members of unions are named in it too: a field is what the file has.
-    place = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
-    dotted = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
-    shown = names.get(str(place[0]) if place else "") or source + dotted.removeprefix(".")
+    """The first thing that is wrong, with the name that its field has for the user."""
+    first = invalid(error)
+    named = str(first.place[0]) if first.place else ""
+    shown = names.get(named) or source + first.path
     what = shown or source.removesuffix(": ") or "the plan"
-    if first["type"] == "extra_forbidden":
+    if first.kind == "extra_forbidden":
         tables: dict[str, type[Part]] = {"workloads": WorkloadSpec, "contestants": ContestantSpec}
-        table = tables.get(str(place[0]), SweepPlan)
-        alike = get_close_matches(str(place[-1]), table.model_fields, 1, 0.6)
+        table = tables.get(named, SweepPlan)
+        alike = get_close_matches(str(first.place[-1]), table.model_fields, 1, 0.6)
         way_out = f"Did you mean {alike[0]}?" if alike else _WAY_OUT
         return SettingError(what, "there is no such setting", way_out)
-    given = first.get("input")
-    value = "" if first["type"] == "value_error" or isinstance(given, dict | list | tuple) else f"{given!r}: "
-    message = first["msg"].removeprefix("Value error, ")
-    return SettingError(what, value + message[:1].lower() + message[1:], _WAY_OUT)
+    given = first.given
+    is_shown = first.kind not in ("missing", "value_error") and not isinstance(given, dict | list | tuple)
+    return SettingError(what, f"{given!r}: {first.reason}" if is_shown else first.reason, _WAY_OUT)

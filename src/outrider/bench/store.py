@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of
+from outrider.core.invalid import invalid
 from outrider.lab.rows import SCHEMA, HeadRow, Row
 
 ROWS = "rows.jsonl"
@@ -143,9 +144,7 @@ def _row(line: bytes, where: str) -> Row:
     try:
         return _ADAPTER.validate_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InputError(where, f"it is no row: {place}: {first['msg']}", _NOT_OURS) from error
+        raise InputError(where, f"it is no row: {invalid(error)}", _NOT_OURS) from None
 
 
 def _check_same(first: Row, head: HeadRow, folder: Path) -> None:

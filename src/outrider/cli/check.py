@@ -21,6 +21,7 @@ from outrider.cli.plans import check_context, hub_options, load_options
 from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.invalid import invalid
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.loaded import Progress
 from outrider.lab.models import DEFAULT, ModelFacts, ModelFile, find_models, usable_backends
@@ -111,9 +112,8 @@ def _workload(name: str) -> Workload:
     try:
         spec = WorkloadSpec.model_validate(name)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         way_out = f"Name a JSON-lines file, or one of {', '.join(BUILT_IN)}."
-        raise SettingError(f"--prompts {name}", reason, way_out) from None
+        raise SettingError(f"--prompts {name}", invalid(error).reason, way_out) from None
     return load_workload(spec)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, get_origin
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from outrider.core.errors import SettingError
+from outrider.core.invalid import invalid
 
 MODELS = "Models"
 TEXT = "Prompt and text"
@@ -159,13 +160,12 @@ def setting_error(
     error: ValidationError, group: type[Group], values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> SettingError:
     """The first thing that Pydantic found, with where it was given (`origins`), and no secret in it."""
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0])
+    first = invalid(error)
+    name = str(first.place[0])
     field, value = group.model_fields[name], values.get(name)
     is_hidden = SecretStr in _atoms(field.annotation) or isinstance(value, list | dict)
-    reason = first["msg"][0].lower() + first["msg"][1:]
     shown = "" if is_hidden else f"{value} cannot be used: "
-    return SettingError(origins.get(name, name), f"{shown}{reason}", field.description or "")
+    return SettingError(origins.get(name, name), f"{shown}{first.reason}", field.description or "")
 
 
 Count = Annotated[int, Field(ge=1)]

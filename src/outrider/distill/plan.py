@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from pydantic import ValidationError
+
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of, write_whole
+from outrider.core.invalid import invalid
 
 _Read = TypeVar("_Read")
 Loss = Literal["kl", "tv", "hybrid"]
@@ -184,6 +187,8 @@ def kept(path: Path, make: Callable[[], Any], read: Callable[[Any], _Read], what
         write_whole(path, json.dumps(make(), indent=1) + "\n", what)
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise InputError(str(path), f"it is damaged ({invalid(error)})", way_out) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(str(path), f"it is damaged ({error})", way_out) from error
 

@@ -25,6 +25,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from outrider.core.errors import SettingError
+from outrider.core.invalid import invalid
 from outrider.distill.plan import DataPlan
 from outrider.lab.prompts import Prompt
 from outrider.lab.workloads import BUILT_IN, load_workload
@@ -132,8 +133,8 @@ def _of_file(name: str) -> list[tuple[str, Prompt]]:
     try:
         spec = WorkloadSpec.model_validate(name)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise SettingError(f"--prompts {name}", reason, "Name a JSON-lines file or a server's log.") from None
+        way_out = "Name a JSON-lines file or a server's log."
+        raise SettingError(f"--prompts {name}", invalid(error).reason, way_out) from None
     return [(Path(name).stem, prompt) for prompt in load_workload(spec).prompts]
 
 

@@ -25,6 +25,7 @@ from outrider.core.errors import (
     PromptError,
     SettingError,
 )
+from outrider.core.invalid import accepted
 from outrider.server.jobs import Draining, QueueFull
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 408: "timeout_error", 429: "rate_limit_error"}
@@ -189,49 +190,12 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     if kind == "unsupported":
         return Problem(400, f"{where}: {found['msg']}.", code="unsupported", param=path or None)
     beside = [error for error in errors if _path(error, body) == _path(found, body)]
-    why = f"{where}: it is {_given(given)}. Give {accepted(beside)}."
+    takes = "a token's number, in digits" if kind == "string_pattern_mismatch" else accepted(beside)
+    why = f"{where}: it is {_given(given)}. Give {takes or 'what docs/api.md says of it'}."
     return Problem(400, why, code="invalid_value", param=path or None)
 
 
-_ACCEPTED = {
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "finite_number": "a number",
-    "float_type": "a number",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "{ge} or more",
-    "int_from_float": "a whole number",
-    "int_type": "a whole number",
-    "less_than": "less than {lt}",
-    "less_than_equal": "{le} or less",
-    "list_type": "an array",
-    "literal_error": "{expected}",
-    "model_attributes_type": "an object",
-    "model_type": "an object",
-    "string_pattern_mismatch": "a token's number, in digits",
-    "string_too_long": "at most {max_length} characters",
-    "string_too_short": "at least {min_length} character",
-    "string_type": "text",
-    "too_long": "at most {max_length} entries",
-    "too_short": "at least {min_length} entry",
-    "union_tag_invalid": "{expected_tags}",
-}
-"""What a value may be, by the type of pydantic's error, in the words of JSON."""
 _MAX_SHOWN_CHARACTERS = 40
-
-
-def accepted(errors: Sequence[Mapping[str, Any]]) -> str:
-    """What each of the alternatives of a field would have taken."""
-    found = []
-    for error in errors:
-        if (accepted := _ACCEPTED.get(error["type"])) is not None:
-            context = (error.get("ctx") or {}).items()
-            plain = {
-                key: f"{value:g}" if isinstance(value, float) else str(value).replace("'", '"')
-                for key, value in context
-            }
-            found.append(accepted.format(**plain))
-    return " or ".join(dict.fromkeys(found)) or "what docs/api.md says of it"
 
 
 def _given(value: Any) -> str:

@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.core.errors import SettingError
 from outrider.core.files import parse_json, read_text, read_toml
-from outrider.server.errors import Problem, accepted
+from outrider.core.invalid import invalid
+from outrider.server.errors import Problem
 from outrider.server.settings import ServeSettings
 
 _MIN_CHARACTERS = 16
@@ -155,9 +156,9 @@ def _read_record(record: dict[str, Any], where: str) -> ApiKey:
     try:
         read = _Record.model_validate(record)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        reason = _REASONS.get(first["type"]) or f"it has to be {accepted([first])}"
-        raise SettingError(f"{where}: {first['loc'][0]}", reason, "Correct it there.") from None
+        first = invalid(error)
+        reason = _WRITTEN if first.kind == "string_pattern_mismatch" else first.reason
+        raise SettingError(f"{where}: {first.path}", reason, "Correct it there.") from None
     if (read.key is None) == (read.sha256 is None):
         why = "it has both key and sha256" if read.key else "it has neither key nor sha256"
         raise SettingError(f"{where} ({read.name})", why, "Give one of them.")
@@ -169,12 +170,9 @@ def _read_record(record: dict[str, Any], where: str) -> ApiKey:
     return ApiKey(read.name, digest, limits, read.admin)
 
 
-_REASONS = {
-    "extra_forbidden": "it is not known",
-    "missing": "it is missing",
-    "string_pattern_mismatch": "it is written otherwise: a name has up to 64 letters, digits and . _ -, "
-    "a sha256 64 hexadecimal digits",
-}
+_WRITTEN = (
+    "it is written otherwise: a name has up to 64 letters, digits and . _ -, a sha256 64 hexadecimal digits"
+)
 
 
 def _checked(key: str, where: str) -> str:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
 from outrider.core.files import parse_json, reason_of
+from outrider.core.invalid import invalid
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
@@ -64,10 +65,13 @@ def as_json(recording: Recording) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Recording:
-    """The recording that `as_json` made plain data of. Raises ValueError."""
+    """The recording that `as_json` made plain data of. Raises ValueError, in one line."""
     if data.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}")
-    recording = _FORMAT.validate_python(data)
+    try:
+        recording = _FORMAT.validate_python(data)
+    except ValidationError as error:
+        raise ValueError(str(invalid(error))) from None
     for offers in recording.offers.values():
         if not len(offers.tokens) == len(offers.confidence) == len(recording.tokens):
             raise ValueError("an offer for each token of the answer is needed")
@@ -90,7 +94,7 @@ def read_recordings(path: Path) -> list[Recording]:
             if "prompt" in (data := parse_json(line)):
                 found.append(from_json(data))
         except (ValueError, TypeError, AttributeError) as error:
-            reason = f"no recording ({type(error).__name__}: {error})"
+            reason = f"it is no recording ({error})"
             raise InputError(f"{path}, line {number}", reason, "Record it again.") from error
     return found
 

@@ -1,0 +1,114 @@
+"""What pydantic finds wrong is said in one line of plain words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from examples import examples
+from outrider.bench.store import read_rows
+from outrider.core.errors import InputError
+from outrider.core.invalid import Invalid, invalid
+from outrider.distill.plan import kept
+from outrider.distill.report import CurvePoint
+from outrider.lab.replay.recording import SCHEMA, read_recordings
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    number: int | None = None
+    sizes: list[Annotated[int, Field(ge=1, le=9)]] | Literal["all"] = "all"
+
+
+class Whole(BaseModel):
+    parts: Annotated[tuple[Part, ...], Field(min_length=1, max_length=2)] = (Part(name="a"),)
+    share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    switch: bool = True
+    kind: Literal["one", "other"] = "one"
+    path: Path = Path()
+    word: str = "x"
+
+    @field_validator("word")
+    @classmethod
+    def _check(cls, word: str) -> str:
+        if word != "x":
+            raise ValueError("It is no x.\nNor anything else")
+        return word
+
+
+def found(data: Any) -> Invalid:
+    with pytest.raises(ValidationError) as caught:
+        Whole.model_validate(data)
+    return invalid(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"share": "much"}, "share: it has to be a number"),
+        ({"share": 1.5}, "share: it has to be 1 or less"),
+        ({"share": float("nan")}, "share: it has to be a finite number"),
+        ({"switch": "maybe"}, "switch: it has to be true or false"),
+        ({"kind": 3}, 'kind: it has to be "one" or "other"'),
+        ({"path": 3}, "path: it has to be a path"),
+        ({"word": "y"}, "word: it is no x."),
+        ({"parts": 3}, "parts: it has to be an array"),
+        ({"parts": []}, "parts: it has to be an array of at least 1 entry"),
+        ({"parts": [3]}, "parts[1]: it has to be an object"),
+        ({"parts": [{"name": "a"}, {}]}, "parts[2].name: it is missing"),
+        ({"parts": [{"name": 3}]}, "parts[1].name: it has to be text"),
+        ({"parts": [{"name": "a", "nubmer": 1}]}, "parts[1].nubmer: it is not known"),
+        ({"parts": [{"name": "a", "number": 1.5}]}, "parts[1].number: it has to be a whole number"),
+        ({"parts": [{"name": "a", "sizes": [1, 12]}]}, "parts[1].sizes[2]: it has to be 9 or less"),
+        ({"parts": [{"name": "a", "sizes": 3}]}, 'parts[1].sizes: it has to be an array or "all"'),
+        (3, "it has to be an object"),
+    ],
+)
+def test_place_and_reason_are_said(data: Any, said: str) -> None:
+    assert str(found(data)) == said
+
+
+def test_text_that_is_no_json_is_said_to_be_none() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Whole.model_validate_json("{")
+    assert str(invalid(caught.value)) == "it is no JSON"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@settings(max_examples=examples(200))
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(Whole.model_fields, VALUES)))
+def test_whatever_is_wrong_is_said_in_one_line_without_an_address(data: dict[str, Any]) -> None:
+    try:
+        Whole.model_validate(data)
+    except ValidationError as error:
+        said = str(invalid(error))
+        assert said and "\n" not in said and "pydantic" not in said and "Input" not in said
+
+
+def test_files_of_other_programs_are_refused_in_one_line(tmp_path: Path) -> None:
+    damaged = tmp_path / "point.json"
+    damaged.write_text('{"part": "x"}')
+    recordings = tmp_path / "recordings.jsonl"
+    recordings.write_text(f'{{"prompt": 3, "schema": "{SCHEMA}"}}\n')
+    rows = tmp_path / "run"
+    rows.mkdir()
+    (rows / "rows.jsonl").write_text('{"kind": "head", "schema_version": 3}\n')
+    for read in (
+        lambda: kept(damaged, dict, CurvePoint.model_validate, "point", "Remove it."),
+        lambda: read_recordings(recordings),
+        lambda: read_rows(rows),
+    ):
+        with pytest.raises(InputError) as caught:
+            read()
+        assert "\n" not in str(caught.value) and "pydantic" not in str(caught.value)
