@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-import tiny_gguf
 from backends import IK, KINDS, MAINLINE, Native, backend, next_rows, over_native
 from llama_cpp_models import TEXT
 from outrider.backends import machine
@@ -24,7 +23,8 @@ from outrider.core.errors import (
     OutOfMemory,
     SettingError,
 )
-from tiny_gguf import ARCHITECTURES, write_tiny
+from tiny.sizes import Sizes
+from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
@@ -89,27 +89,18 @@ def test_a_part_of_a_model_that_sees_is_refused(backend: Native, tmp_path: Path)
 
 
 @over_native
-def test_a_model_that_embeds_text_is_refused(
-    backend: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llama = ARCHITECTURES["llama"]
-
-    def describe(writer: GGUFWriter) -> None:
-        llama.describe(writer)
-        writer.add_causal_attention(False)
-
-    monkeypatch.setitem(ARCHITECTURES, "llama", replace(llama, describe=describe))
+def test_a_model_that_embeds_text_is_refused(backend: Native, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="not a decoder-only language model"):
-        backend.fresh(tmp_path)
+        backend.fresh(tmp_path, metadata={"attention.causal": False})
 
 
 @pytest.mark.parametrize("backend", IK, indirect=True)
-@pytest.mark.parametrize("made", [{"layers": 5}, {"layers": 12, "pattern": 2}], ids=["few layers", "pattern"])
+@pytest.mark.parametrize(("layers", "pattern"), [(5, 6), (12, 2)], ids=["few layers", "pattern"])
 def test_windows_that_ik_reads_in_another_way_are_refused(
-    backend: Native, tmp_path: Path, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    backend: Native, tmp_path: Path, layers: int, pattern: int
 ) -> None:
-    monkeypatch.setattr(tiny_gguf, "WINDOW_PATTERN", made.get("pattern", tiny_gguf.WINDOW_PATTERN))
-    path = write_tiny(tmp_path / "own.gguf", arch="gemma3", layers=made["layers"])
+    sizes = Sizes(window_pattern=pattern)
+    path = write_tiny(tmp_path / "own.gguf", arch="gemma3", layers=layers, sizes=sizes)
     assert "window" in refusal(backend, path)
 
 
@@ -245,12 +236,14 @@ def test_a_context_that_the_library_cannot_build_is_out_of_memory(
 @over_native
 @pytest.mark.parametrize(("flash_attention", "cache"), [("on", "k"), ("on", "v"), ("off", "k")])
 def test_a_cache_type_that_does_not_fit_the_model_is_refused(
-    backend: Native, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flash_attention: str, cache: str
+    backend: Native, tmp_path: Path, flash_attention: str, cache: str
 ) -> None:
     # The library would end the process where flash attention is off.
-    monkeypatch.setattr(tiny_gguf, "HEAD_WIDTH", 16)
     asked = LoadOptions(flash_attention=flash_attention, **{f"cache_type_{cache}": "q8_0"})  # type: ignore[arg-type]
-    weights = Weights(write_tiny(tmp_path / "narrow.gguf"), replace(asked, library=str(backend.file.path)))
+    weights = Weights(
+        write_tiny(tmp_path / "narrow.gguf", sizes=Sizes(head=16)),
+        replace(asked, library=str(backend.file.path)),
+    )
     why = "blocks of 32 values, and the model's heads have 16"
     with pytest.raises(SettingError, match="not right with q8_0" if backend.is_ik and cache == "v" else why):
         weights.open(64)

@@ -17,7 +17,8 @@ from examples import examples
 from head_files import write_heads
 from outrider.core.errors import ModelFileError
 from outrider.models import read_card, resolve
-from tiny_gguf import ARCHITECTURES, EXPERTS, FEED_FORWARD, WIDTH, vocabulary, write_tiny
+from tiny.architectures import ARCHITECTURES
+from tiny_gguf import EXPERTS, FEED_FORWARD, WIDTH, vocabulary, write_tiny
 
 
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))

@@ -21,7 +21,8 @@ from outrider.core.errors import ModelFileError
 from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.gguf import read_card
-from tiny_gguf import ARCHITECTURES, write_tiny
+from tiny.architectures import ARCHITECTURES
+from tiny_gguf import write_tiny
 
 COUNT = 500
 EACH_OF = 17

@@ -24,7 +24,8 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendCrash, BackendError, ModelFileError, OutOfMemory, SettingError
 from outrider.models import read_card
 from outrider.models.reference import requantized_name, without_quantization
-from tiny_gguf import ARCHITECTURES, write_tiny
+from tiny.architectures import ARCHITECTURES
+from tiny_gguf import write_tiny
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""What tiny models of each architecture are made of; `tiny_gguf` writes them."""
