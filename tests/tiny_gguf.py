@@ -24,6 +24,9 @@ from tiny.sizes import Sizes
 Weights = npt.NDArray[np.float32]
 Part = Literal["all", "trunk", "heads"]
 
+REPEATING = 0.05
+"""a `context_share` with which lookup drafts are accepted and rejected in turn, in every architecture"""
+
 DEFAULT = Sizes()
 WIDTH, FEED_FORWARD, EXPERTS, SLIDING_WINDOW = (
     DEFAULT.width, DEFAULT.feed_forward, DEFAULT.experts, DEFAULT.window
@@ -63,7 +66,7 @@ class Tiny:
     means the architecture's number; `mtp_layers` come on top. `part`: which of these two the file holds.
     `padding` adds unused tokens to the vocabulary and leaves the rest of the model as it is. `confidence`
     scales the logits: the higher, the peakier. `context_share` scales what the layers add to the last token's
-    embedding: the lower, the sooner a greedy text repeats itself. `file_type` only labels the file: the
+    embedding: with REPEATING greedy texts repeat themselves, with changes now and then. `file_type` only labels the file: the
     weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of the weights that belong to it,
     and adds the map. `metadata` is added to the architecture's own.
     """
