@@ -66,9 +66,9 @@ class Tiny:
     means the architecture's number; `mtp_layers` come on top. `part`: which of these two the file holds.
     `padding` adds unused tokens to the vocabulary and leaves the rest of the model as it is. `confidence`
     scales the logits: the higher, the peakier. `context_share` scales what the layers add to the last token's
-    embedding: with REPEATING greedy texts repeat themselves, with changes now and then. `file_type` only labels the file: the
-    weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of the weights that belong to it,
-    and adds the map. `metadata` is added to the architecture's own.
+    embedding: with REPEATING greedy texts repeat themselves, with changes now and then. `file_type` only
+    labels the file: the weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of its
+    weights, and adds the map. `metadata` is added to the architecture's own.
     """
 
     arch: str = "llama"
