@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
@@ -21,12 +22,13 @@ from time import perf_counter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-import tiny_gguf
 from harness import append, argument_parser, describe, in_turn, resume, run_program
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.rewinding import Rewinding
 from outrider.core.data import Span
+from tiny.sizes import Sizes
+from tiny_gguf import write_tiny
 
 WAYS = ("none", "checkpoints", "snapshots 4", "snapshots 8", "snapshots 16")
 SIZES = (1, 2, 4, 8, 16)
@@ -76,10 +78,8 @@ def open_with(weights: Weights, way: str) -> GgufModel:
 
 def make(path: Path) -> None:
     """Write the model: the tests' tiny one at the width of a real one."""
-    tiny_gguf.WIDTH, tiny_gguf.FEED_FORWARD = 1024, 3584
-    tiny_gguf.HEADS, tiny_gguf.KV_HEADS, tiny_gguf.HEAD_WIDTH = 8, 2, 256
-    tiny_gguf.DELTA_HEAD, tiny_gguf.DELTA_HEADS, tiny_gguf.DELTA_GROUPS = 128, 16, 16
-    tiny_gguf.write_tiny(path, arch="qwen35", layers=24, context_length=4096)
+    sizes = replace(Sizes.wide(1024), kv_heads=2, head=256)  # those of Qwen3.5-0.8B
+    write_tiny(path, arch="qwen35", sizes=sizes, layers=24, context_length=4096)
 
 
 def call_s(model: GgufModel, num_tokens: int, rng: random.Random, *, rejected: bool) -> float:
