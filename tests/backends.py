@@ -17,12 +17,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from kinds import KINDS
 from llama_cpp_models import SMALL
 from outrider.backends.fake import ContractBroken, FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import GgufModel, LibraryFile, LoadOptions, Weights, installed
 from outrider.backends.gguf.libraries import _file_of
 from outrider.backends.gguf.registry import DIALECTS
-from outrider.core.contracts import Model, RewindKind
+from outrider.core.contracts import Model
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
 from tiny_gguf import write_tiny
@@ -31,7 +32,6 @@ __all__ = [
     "ALL",
     "FILES",
     "IK",
-    "KINDS",
     "MAINLINE",
     "NATIVE",
     "REFUSED",
@@ -52,31 +52,6 @@ REFUSED = (BackendError, ContractBroken)
 
 _SIZE = 289
 """Tokens of the tiny models' vocabulary."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of model: its architecture, and what it can forget."""
-
-    arch: str
-    rewind: RewindKind
-    full_window: bool = True
-    snapshots: int = 0
-
-
-KINDS = {
-    "dense": Kind("llama", "free"),
-    "experts": Kind("qwen2moe", "free"),
-    "window": Kind("gemma3", "window", full_window=False),
-    "whole window": Kind("gemma3", "free"),
-    "recurrent": Kind("mamba", "checkpoints"),
-    "hybrid": Kind("jamba", "checkpoints"),
-    "delta net": Kind("qwen35", "checkpoints"),
-    "convolution": Kind("lfm2", "checkpoints"),
-    "delta net snapshots": Kind("qwen35", "snapshots", snapshots=16),
-    "convolution snapshots": Kind("lfm2", "snapshots", snapshots=16),
-    "unforgetting": Kind("", "none"),
-}
 
 
 class Backend(ABC):
@@ -185,17 +160,18 @@ class Native(Backend):
         value_type = "f16" if self.is_ik and options.flash_attention == "off" else options.cache_type_v
         return replace(options, library=str(self.file.path), cache_type_v=value_type)
 
-    def path(self, arch: str = "llama") -> Path:
+    def path(self, kind: str = "dense") -> Path:
         """A tiny model's file."""
-        path = self._folder / f"{arch}.gguf"
-        return path if path.exists() else write_tiny(path, arch=arch)
+        made = KINDS[kind]
+        path = self._folder / f"{made.arch}-{made.mtp_layers}.gguf"
+        return path if path.exists() else write_tiny(path, arch=made.arch, mtp_layers=made.mtp_layers)
 
     def weights(self, kind: str = "dense", options: LoadOptions = SMALL) -> Weights:
         """Weights that are shared: not the caller's to close."""
         asked = replace(options, full_window=KINDS[kind].full_window, snapshots=KINDS[kind].snapshots)
         asked = self.options(asked)
         if (kind, asked) not in self._loaded:
-            self._loaded[kind, asked] = Weights(self.path(KINDS[kind].arch), asked)
+            self._loaded[kind, asked] = Weights(self.path(kind), asked)
         return self._loaded[kind, asked]
 
     def fresh(self, folder: Path, **made: Any) -> Weights:
@@ -254,9 +230,8 @@ def kinds_of(name: str) -> Sequence[str]:
     """The kinds of model that a backend runs."""
     if name == "fake":
         return Fake.kinds
-    if name.startswith("ik"):
-        return ("dense", "experts", "whole window")
-    return [kind for kind, made in KINDS.items() if made.arch]
+    is_ik = name.startswith("ik")
+    return [kind for kind, made in KINDS.items() if made.arch and (made.on_ik or not is_ik)]
 
 
 def _files() -> Iterator[LibraryFile]:
@@ -277,10 +252,14 @@ ALL = ("fake", *NATIVE)
 
 
 def over(*kinds: str, names: Sequence[str] = ALL) -> pytest.MarkDecorator:
-    """Runs a test with every `backend` and `kind` of model that go together."""
-    pairs = [(name, kind) for name in names for kind in kinds if kind in kinds_of(name)]
-    ids = [f"{name}-{kind}" for name, kind in pairs]
-    return pytest.mark.parametrize(("backend", "kind"), pairs, ids=ids, indirect=["backend"])
+    """Runs a test with every `backend` and `kind` of model that go together, the slow kinds as slow tests."""
+    pairs = [
+        pytest.param(name, kind, marks=[pytest.mark.slow] if KINDS[kind].slow else [], id=f"{name}-{kind}")
+        for name in names
+        for kind in kinds
+        if kind in kinds_of(name)
+    ]
+    return pytest.mark.parametrize(("backend", "kind"), pairs, indirect=["backend"])
 
 
 over_all = pytest.mark.parametrize("backend", ALL, indirect=True)

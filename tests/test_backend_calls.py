@@ -22,24 +22,13 @@ from backends import (
     store,
 )
 from examples import examples
+from kinds import CHECKPOINTS, FREE, KINDS, SNAPSHOTS, UNFORGETTING
 from llama_cpp_models import TEXT
 from outrider.backends.gguf import Weights
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
-
-EVERY = (
-    "dense",
-    "experts",
-    "window",
-    "whole window",
-    "recurrent",
-    "hybrid",
-    "delta net",
-    "convolution",
-    "delta net snapshots",
-)
 
 calls = st.lists(
     st.lists(
@@ -57,7 +46,7 @@ calls = st.lists(
 # Rows
 
 
-@over(*EVERY)
+@over(*KINDS)
 def test_rows_are_those_asked_for_in_the_order_of_the_spans(backend: Backend, kind: str) -> None:
     texts = [TEXT[50 * s : 50 * s + 56] for s in range(3)]
     expected = [backend.expected(text, kind) for text in texts]
@@ -170,7 +159,7 @@ def test_sequences_share_a_capacity_and_give_it_back(backend: Backend, kind: str
     model.close()
 
 
-@over("dense", "experts", "whole window")
+@over(*FREE)
 def test_room_in_pieces_is_room(backend: Backend, kind: str) -> None:
     """Sequences that grow in turn and are rewound leave free cells here and there."""
     model = backend.open(kind, 128, max_sequences=4, capacity_tokens=256)
@@ -255,7 +244,7 @@ def test_a_failed_call_stores_nothing(backend: Backend, kind: str, status: int) 
     model.close()
 
 
-@over("dense", "experts", "whole window", "recurrent", "delta net", "delta net snapshots", "unforgetting")
+@over(*FREE, *CHECKPOINTS, *SNAPSHOTS, *UNFORGETTING)
 def test_a_call_that_is_interrupted_when_it_returns_stores_nothing_wrong(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
     store(model, TEXT[:4])
@@ -267,7 +256,7 @@ def test_a_call_that_is_interrupted_when_it_returns_stores_nothing_wrong(backend
     model.close()
 
 
-@over("recurrent", "hybrid", "delta net", "convolution", "window", names=NATIVE)
+@over(*CHECKPOINTS, *UNFORGETTING, "window", names=NATIVE)
 def test_a_sequence_that_a_failed_call_spoilt_starts_again(backend: Backend, kind: str) -> None:
     model = backend.open(kind, 512)
     store(model, TEXT[:100])
@@ -278,7 +267,7 @@ def test_a_sequence_that_a_failed_call_spoilt_starts_again(backend: Backend, kin
     model.close()
 
 
-@over("recurrent", "hybrid", "delta net", "convolution", names=NATIVE)
+@over(*CHECKPOINTS, names=NATIVE)
 def test_a_checkpoint_undoes_a_failed_call(backend: Backend, kind: str) -> None:
     model = backend.open(kind, 512)
     store(model, TEXT[:100])

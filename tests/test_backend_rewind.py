@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import (
-    KINDS,
     MAINLINE,
     REFUSED,
     Backend,
@@ -23,6 +22,7 @@ from backends import (
     store,
 )
 from examples import examples
+from kinds import CHECKPOINTS, FREE, KINDS, SNAPSHOTS, UNFORGETTING
 from llama_cpp_models import TEXT
 from outrider.core.data import Span
 from outrider.core.errors import RewindUnsupported
@@ -33,12 +33,8 @@ from tiny_gguf import SLIDING_WINDOW
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
-FREE = ("dense", "experts", "whole window")
-CHECKPOINTS = ("recurrent", "hybrid", "delta net", "convolution")
-SNAPSHOTS = ("delta net snapshots", "convolution snapshots")
 
-
-@over(*FREE, "window", *CHECKPOINTS, *SNAPSHOTS)
+@over(*KINDS)
 def test_what_a_model_can_forget_is_known_when_it_is_loaded(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
     assert model.rewind == KINDS[kind].rewind
@@ -48,7 +44,7 @@ def test_what_a_model_can_forget_is_known_when_it_is_loaded(backend: Backend, ki
 # Rewinding
 
 
-@over("dense", "experts", "window", "whole window")
+@over(*FREE, "window")
 def test_truncating_and_going_on_is_like_never_having_been_there(backend: Backend, kind: str) -> None:
     @settings(max_examples=examples(15))
     @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 12)), min_size=1, max_size=5))
@@ -68,7 +64,7 @@ def test_truncating_and_going_on_is_like_never_having_been_there(backend: Backen
     check()
 
 
-@over("dense", "recurrent", "unforgetting")
+@over("dense", *CHECKPOINTS, *UNFORGETTING)
 def test_forgetting_everything_and_nothing_always_works(backend: Backend, kind: str) -> None:
     model = backend.open(kind, max_sequences=2)
     expected = backend.expected(TEXT[:11], kind)
@@ -84,7 +80,7 @@ def test_forgetting_everything_and_nothing_always_works(backend: Backend, kind: 
     model.close()
 
 
-@over(*CHECKPOINTS, "unforgetting")
+@over(*CHECKPOINTS, *UNFORGETTING)
 def test_a_recurrent_state_forgets_everything_or_nothing(backend: Backend, kind: str) -> None:
     model = backend.open(kind)
     store(model, TEXT[:10])
@@ -260,7 +256,7 @@ def test_a_whole_window_is_rewound_over_more_than_its_width(backend: Backend, ki
     model.close()
 
 
-@over("unforgetting")
+@over(*UNFORGETTING)
 def test_a_recurrent_target_decodes_plainly_and_says_so(backend: Backend, kind: str) -> None:
     tokens = list(TEXT[:6])
     while len(tokens) < 30:
@@ -333,7 +329,7 @@ def test_a_bad_copy_is_refused_and_changes_nothing(backend: Backend, case: str) 
     model.close()
 
 
-@over("window", "unforgetting")
+@over("window", *UNFORGETTING)
 def test_what_keeps_no_state_of_every_part_is_not_copied(backend: Backend, kind: str) -> None:
     model = backend.open(kind, max_sequences=2)
     store(model, TEXT[:6])
@@ -347,7 +343,7 @@ def test_what_keeps_no_state_of_every_part_is_not_copied(backend: Backend, kind:
 # All of it in any order
 
 
-@over(*FREE, "window", *CHECKPOINTS, *SNAPSHOTS)
+@over(*KINDS)
 def test_calls_rewinding_and_copying_in_any_order(backend: Backend, kind: str) -> None:
     operations = st.tuples(
         st.sampled_from(["grow", "grow", "shrink", "copy"]), st.integers(0, 2), st.integers(0, 30)

@@ -25,6 +25,7 @@ from engines import (
     oracle,
     random_guess,
 )
+from kinds import CHECKPOINTS, SNAPSHOTS
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding
@@ -41,9 +42,7 @@ from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
-SNAPSHOTS = ("delta net snapshots", "convolution snapshots")
-CHECKPOINTS = ("recurrent", "hybrid", "delta net", "convolution")
-KINDS = (*CHECKPOINTS, *SNAPSHOTS)
+TAKEN_BACK = (*CHECKPOINTS, *SNAPSHOTS)
 ALONG = FixedPolicy(draft_max=16, p_min=0.0)
 
 
@@ -125,7 +124,7 @@ def test_a_failed_call_is_made_good_by_reading_again(rewind: RewindKind) -> None
 # Real libraries, tiny models
 
 
-@over(*KINDS, names=MAINLINE)
+@over(*TAKEN_BACK, names=MAINLINE)
 @pytest.mark.parametrize("num_sequences", [1, 4])
 def test_greedy_texts_equal_plain_ones(backend: Native, kind: str, num_sequences: int) -> None:
     target = backend.open(kind, 256, max_sequences=num_sequences)
@@ -155,7 +154,7 @@ def _mistaken(texts: Sequence[tuple[int, ...]], rng: np.random.Generator) -> Gue
     return guess
 
 
-@over(*KINDS, names=MAINLINE)
+@over(*TAKEN_BACK, names=MAINLINE)
 def test_sampled_texts_have_the_distribution_of_plain_ones(backend: Native, kind: str) -> None:
     def texts(engine: Engine, count: int) -> Counter[tuple[int, ...]]:
         found: Counter[tuple[int, ...]] = Counter()
@@ -199,7 +198,7 @@ def test_the_prompt_of_a_turn_whose_answer_is_changed_is_read_from_near_its_end(
     assert engine.generate(departing).reused_tokens == 0
 
 
-@over(*KINDS, names=MAINLINE)
+@over(*TAKEN_BACK, names=MAINLINE)
 def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> None:
     target = backend.open(kind, 256)
     engine = Engine(target, [SuffixDrafter()], ALONG)

@@ -156,8 +156,15 @@ class Dialect(Library):
     def why_not(self, model: int) -> str:
         if self.functions.llama_model_is_recurrent(model):
             return f"{self.title} does not run recurrent models"
+        if self.functions.llama_model_is_hybrid(model):
+            # One sequence alone is right. Calls of two in turn are not, tidying the cache ends the process,
+            # and after a failed call it says that a state was taken back which was not.
+            return f"{self.title} mixes up the sequences of hybrid models"
+        arch = self.metadata(model, "general.architecture")
+        if self.metadata(model, f"{arch}.nextn_predict_layers") not in ("", "0"):
+            return f"{self.title} dies where it tidies the cache of a model with MTP layers"
         pattern = self.hyperparameter(model, "sliding_window_pattern") or _GEMMA3_PATTERN
-        is_gemma3 = self.metadata(model, "general.architecture") == "gemma3"
+        is_gemma3 = arch == "gemma3"
         num_layers = self.functions.llama_model_n_layer(model)
         if is_gemma3 and (pattern != _GEMMA3_PATTERN or num_layers < _GEMMA3_PATTERN):
             return f"{self.title} takes each {_GEMMA3_PATTERN}th layer of a gemma3 for one without a window"
