@@ -5,11 +5,12 @@ The model says what the prompt has between [[ and ]]: a test writes its answer i
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,14 +24,15 @@ from starlette.testclient import TestClient
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits
 from outrider.core.calls import check_spans
 from outrider.core.contracts import Drafter, Policy
-from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError
+from outrider.core.data import Completion, Logits, Request, Span, Update
+from outrider.core.errors import BackendError, OutriderError
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.models.chat import ChatTemplate
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
-from outrider.server.worker import Worker
+from outrider.server.settings import ServeSettings
+from outrider.server.worker import Job, Outcome, Worker
 from outrider.session import Session
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
@@ -117,6 +119,43 @@ class Serving:
         return True
 
 
+class Running:
+    """A request that a worker has accepted: iterate over it for its updates. Leaving early cancels it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        self._job: Job
+        self.completion: Completion
+        self.endings: list[str] = []
+        """finish reasons of completions"""
+
+    @classmethod
+    async def submit(cls, worker: Worker, request: Request) -> Running:
+        """Hand a request in. Raises what the worker refuses it with."""
+        self = cls(worker)
+        self._job = await worker.submit(request, self._take)
+        return self
+
+    def _take(self, _: Job, outcome: Outcome) -> None:
+        if isinstance(outcome, Completion):
+            self.endings.append(outcome.finish_reason)
+        self._outcomes.put_nowait(outcome)
+
+    def cancel(self) -> None:
+        self._worker.cancel(self._job)
+
+    async def __aiter__(self) -> AsyncIterator[Update]:
+        try:
+            while isinstance(outcome := await self._outcomes.get(), Update):
+                yield outcome
+            if isinstance(outcome, OutriderError):
+                raise outcome
+            self.completion = outcome
+        finally:
+            self.cancel()
+
+
 @contextmanager
 def tiny_session(
     *,
@@ -163,6 +202,7 @@ def serving(
     **options: Any,
 ) -> Iterator[Serving]:
     """A service over the answering model; `options` are Service's."""
+    settings = options.pop("settings", ServeSettings()).model_copy(update={"max_waiting": max_waiting})
     with tiny_session(
         max_running=max_running,
         context_tokens=context_tokens,
@@ -171,14 +211,12 @@ def serving(
         policy=policy,
     ) as (session, model):
         model.call_s = call_s
-        worker = Worker(session, max_waiting=max_waiting)
-        worker.start()
-        service = Service(session, worker, **options)
+        service = Service(session, settings, **options)
+        service.start()
         try:
-            yield Serving(service, create_app(service), model, worker)
+            yield Serving(service, create_app(service), model, service.worker)
         finally:
             service.close()
-            worker.stop()
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from collections.abc import Coroutine, Iterable
-from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -15,16 +14,16 @@ from starlette.types import ASGIApp, Message
 
 from guarded import LONG_S, Small, client, guarded
 from outrider.server.guard import protect
-from outrider.server.keys import ApiKey, KeyLimits, KeyRing
+from outrider.server.keys import ApiKey, KeyRing, digest_of
 from outrider.server.logs import log_to_stderr
 from outrider.server.settings import ServeSettings
 
 ANNA, BEN = "anna-anna-anna-anna", "ben-ben-ben-ben-ben-ben"
 
 
-def ring(limits: KeyLimits | None = None) -> KeyRing:
-    anna = ApiKey("anna", sha256(ANNA.encode()).digest(), limits or KeyLimits())
-    return KeyRing([anna, ApiKey("ben", sha256(BEN.encode()).digest(), admin=True)])
+def ring(**limits: Any) -> KeyRing:
+    anna = ApiKey(name="anna", sha256=digest_of(ANNA), **limits)
+    return KeyRing([anna, ApiKey(name="ben", sha256=digest_of(BEN), admin=True)])
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -115,7 +114,7 @@ def test_metrics_without_an_admins_key() -> None:
 
 
 def test_requests_a_minute_are_limited_and_named() -> None:
-    asks = client(guarded(ring(KeyLimits(requests_per_minute=2))))
+    asks = client(guarded(ring(requests_per_minute=2)))
     first = asks.post("/v1/echo/x", headers=bearer(ANNA))
     assert first.headers["x-ratelimit-limit-requests"] == "2"
     assert first.headers["x-ratelimit-remaining-requests"] == "1"
@@ -130,7 +129,7 @@ def test_requests_a_minute_are_limited_and_named() -> None:
 
 
 def test_tokens_a_minute_are_limited_in_the_route() -> None:
-    asks = client(guarded(ring(KeyLimits(tokens_per_minute=100))))
+    asks = client(guarded(ring(tokens_per_minute=100)))
     spend = "/v1/spend?prompt=40&longest=40&used={}"
     assert asks.post(spend.format(20), headers=bearer(ANNA)).status_code == 200
     refused = asks.post(spend.format(20), headers=bearer(ANNA))
@@ -203,7 +202,7 @@ def drive(work: Coroutine[Any, Any, None]) -> None:
 
 
 def test_requests_at_once_are_limited_until_one_ends() -> None:
-    app = guarded(ring(KeyLimits(concurrency=1)))
+    app = guarded(ring(concurrency=1))
 
     async def together() -> None:
         first = Exchange(app, "/v1/slow", [WHOLE], authorization=f"Bearer {ANNA}")

@@ -6,8 +6,8 @@ import hmac
 import json
 import math
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from outrider.core.errors import SettingError
+from outrider.server.errors import Problem
 from outrider.server.keys import (
     ApiKey,
     Bucket,
     Caller,
-    KeyLimits,
     KeyRing,
-    RateLimited,
     RateLimiter,
+    digest_of,
     key_ring,
     read_keys,
 )
@@ -31,8 +31,8 @@ from outrider.server.settings import ServeSettings
 ANNA, BEN, EVE = "anna-anna-anna-anna", "ben-ben-ben-ben-ben-ben", "eve-eve-eve-eve-eve-eve"
 
 
-def digest(key: str) -> bytes:
-    return sha256(key.encode()).digest()
+def owned(name: str, key: str, **limits: Any) -> ApiKey:
+    return ApiKey(name=name, sha256=digest_of(key), **limits)
 
 
 def file(folder: Path, text: str, name: str = "keys.toml") -> Path:
@@ -52,11 +52,15 @@ class Hands:
         return self.now_s
 
 
+def limiter(clock: Hands, **limits: int) -> RateLimiter:
+    return RateLimiter(owned("anna", ANNA, **limits), clock)
+
+
 # Recognising keys
 
 
 def test_a_key_is_found_by_itself_alone() -> None:
-    ring = KeyRing([ApiKey("anna", digest(ANNA)), ApiKey("ben", digest(BEN))])
+    ring = KeyRing([owned("anna", ANNA), owned("ben", BEN)])
     assert [key and key.name for key in map(ring.find, (ANNA, BEN, EVE, "", ANNA[:-1], f"{ANNA} "))] == [
         "anna", "ben", None, None, None, None,
     ]  # fmt: skip
@@ -66,27 +70,27 @@ def test_a_key_is_found_by_itself_alone() -> None:
 
 @pytest.mark.parametrize("presented", [ANNA, BEN, EVE])
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, presented: str) -> None:
-    compared: list[tuple[bytes, bytes]] = []
+    compared: list[tuple[str, str]] = []
     genuine = hmac.compare_digest
 
-    def counting(ours: bytes, theirs: bytes) -> bool:
+    def counting(ours: str, theirs: str) -> bool:
         compared.append((ours, theirs))
         return genuine(ours, theirs)
 
-    ring = KeyRing([ApiKey("anna", digest(ANNA)), ApiKey("ben", digest(BEN)), ApiKey("c", digest("c" * 20))])
+    ring = KeyRing([owned("anna", ANNA), owned("ben", BEN), owned("c", "c" * 20)])
     monkeypatch.setattr(hmac, "compare_digest", counting)
     ring.find(presented)
-    assert compared == [(key.digest, digest(presented)) for key in ring.keys]
+    assert compared == [(key.sha256, digest_of(presented)) for key in ring.keys]
 
 
 @given(st.text())
 def test_whatever_is_presented_is_no_error(presented: str) -> None:
-    assert KeyRing([ApiKey("anna", digest(ANNA))]).find(presented) is None
+    assert KeyRing([owned("anna", ANNA)]).find(presented) is None
 
 
 def test_keys_and_their_digests_stay_out_of_what_is_printed() -> None:
-    shown = repr(KeyRing([ApiKey("anna", digest(ANNA))]).keys)
-    assert "anna" in shown and "digest" not in shown
+    shown = repr(KeyRing([owned("anna", ANNA)]).keys)
+    assert "anna" in shown and "sha256" not in shown
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_keys_and_their_digests_stay_out_of_what_is_printed() -> None:
 )
 def test_two_users_are_two_keys(keys: list[tuple[str, str]], complaint: str) -> None:
     with pytest.raises(SettingError, match=complaint):
-        KeyRing([ApiKey(name, digest(key)) for name, key in keys])
+        KeyRing([owned(name, key) for name, key in keys])
 
 
 # Where keys come from
@@ -106,7 +110,7 @@ def test_two_users_are_two_keys(keys: list[tuple[str, str]], complaint: str) -> 
 
 def test_keys_of_the_settings_are_their_owners() -> None:
     ring, _ = key_ring(ServeSettings(api_key=[SecretStr(ANNA)]))
-    assert [(key.name, key.admin, key.limits) for key in ring.keys] == [("default", True, KeyLimits())]
+    assert list(ring.keys) == [owned("default", ANNA, admin=True)]
     ring, _ = key_ring(ServeSettings(api_key=[SecretStr(ANNA), SecretStr(BEN)]))
     assert [key.name for key in ring.keys] == ["default-1", "default-2"]
 
@@ -124,19 +128,20 @@ def test_a_toml_file_of_keys(tmp_path: Path) -> None:
         admin = true
         [[key]]
         name = "ben"
-        sha256 = "{digest(BEN).hex().upper()}"
+        sha256 = "{digest_of(BEN).upper()}"
         ''',
     )
     ring, notices = key_ring(ServeSettings(api_keys=path))
     assert ring.keys == (
-        ApiKey("anna", digest(ANNA), KeyLimits(10, 1000, 2), admin=True),
-        ApiKey("ben", digest(BEN)),
+        owned("anna", ANNA, requests_per_minute=10, tokens_per_minute=1000, concurrency=2, admin=True),
+        owned("ben", BEN),
     )
     assert notices == ()
 
 
 def test_a_file_of_json_lines(tmp_path: Path) -> None:
-    lines = [json.dumps({"name": "anna", "key": ANNA}), "", json.dumps({"name": "ben", "sha256": "0" * 64})]
+    anna = {"name": "anna", "key": ANNA, "sha256": None, "concurrency": None}
+    lines = [json.dumps(anna), "", json.dumps({"name": "ben", "key": None, "sha256": "0" * 64})]
     keys = read_keys(file(tmp_path, "\n".join(lines), "keys.jsonl"))
     assert [key.name for key in keys] == ["anna", "ben"]
 
@@ -172,6 +177,8 @@ def record(fields: str) -> str:
         (record(f'key = "{ANNA}"\ntokens = 2'), "key 1: tokens: it is not known"),
         (f'[[key]]\nkey = "{ANNA}"\n', "key 1: name: it is missing"),
         (record(f'key = "{ANNA}"').replace("anna", "an na", 1), "key 1: name: it is written otherwise"),
+        (f'[[key]]\nname = "{ANNA} "\n', "key 1: name: it is written otherwise"),
+        (record("key = 3"), "key 1 (anna): a key is printable ASCII"),
     ],
 )
 def test_a_file_of_keys_that_is_wrong_is_named_without_the_key(
@@ -233,8 +240,8 @@ def test_who_waits_as_long_as_told_is_served(per_minute: int, used: int, amount:
         assert bucket.wait_s(amount) == 0
 
 
-def refused(act: Callable[[], object]) -> RateLimited:
-    with pytest.raises(RateLimited) as error:
+def refused(act: Callable[[], object]) -> Problem:
+    with pytest.raises(Problem) as error:
         act()
     assert (error.value.status, error.value.code) == (429, "rate_limit_exceeded")
     return error.value
@@ -242,7 +249,7 @@ def refused(act: Callable[[], object]) -> RateLimited:
 
 def test_requests_a_minute() -> None:
     clock = Hands()
-    meter = RateLimiter(KeyLimits(requests_per_minute=2), clock)
+    meter = limiter(clock, requests_per_minute=2)
     for _ in range(2):
         with meter.request():
             pass
@@ -256,7 +263,7 @@ def test_requests_a_minute() -> None:
 
 
 def test_requests_at_once() -> None:
-    meter = RateLimiter(KeyLimits(concurrency=1))
+    meter = limiter(Hands(), concurrency=1)
     with meter.request():
         assert refused(meter.request().__enter__).headers == {"Retry-After": "1"}
     with pytest.raises(ValueError, match="odd"), meter.request():
@@ -266,7 +273,7 @@ def test_requests_at_once() -> None:
 
 
 def test_a_refused_request_uses_nothing_up() -> None:
-    meter = RateLimiter(KeyLimits(requests_per_minute=2, concurrency=1), Hands())
+    meter = limiter(Hands(), requests_per_minute=2, concurrency=1)
     with meter.request():
         for _ in range(5):
             refused(meter.request().__enter__)
@@ -276,16 +283,15 @@ def test_a_refused_request_uses_nothing_up() -> None:
 
 def test_tokens_are_reserved_ahead_and_corrected_after() -> None:
     clock = Hands()
-    key = ApiKey("anna", digest(ANNA), KeyLimits(tokens_per_minute=100))
-    meter = RateLimiter(key.limits, clock)
-    caller = Caller(key, meter)
+    meter = limiter(clock, tokens_per_minute=100)
+    caller = Caller(meter)
     with caller.reserved(30, 50) as bill:
         error = refused(caller.reserved(10, 11).__enter__)
         assert error.type == "tokens" and error.headers == {"Retry-After": "1"}
         bill.prompt_tokens = 30
         bill.completion_tokens += 5
     assert meter.tokens is not None and meter.tokens.level == 65
-    assert (caller.prompt_tokens, caller.completion_tokens) == (30, 5)
+    assert (caller.used.prompt_tokens, caller.used.completion_tokens) == (30, 5)
     refused(caller.reserved(60, 6).__enter__)
     with caller.reserved(60, 5):
         pass  # it never ran: nothing is charged
@@ -293,8 +299,8 @@ def test_tokens_are_reserved_ahead_and_corrected_after() -> None:
 
 
 def test_an_answer_that_breaks_off_is_paid_for() -> None:
-    meter = RateLimiter(KeyLimits(tokens_per_minute=100), Hands())
-    with pytest.raises(ValueError, match="odd"), Caller(None, meter).reserved(10, 80) as bill:
+    meter = limiter(Hands(), tokens_per_minute=100)
+    with pytest.raises(ValueError, match="odd"), Caller(meter).reserved(10, 80) as bill:
         bill.prompt_tokens, bill.completion_tokens = 10, 20
         raise ValueError("odd")
     assert meter.tokens is not None and meter.tokens.level == 70
@@ -302,18 +308,18 @@ def test_an_answer_that_breaks_off_is_paid_for() -> None:
 
 def test_an_answer_of_unknown_length_may_overdraw_and_later_ones_wait() -> None:
     clock = Hands()
-    meter = RateLimiter(KeyLimits(tokens_per_minute=100), clock)
-    caller = Caller(None, meter)
+    meter = limiter(clock, tokens_per_minute=100)
+    caller = Caller(meter)
     with caller.reserved(50, 4000) as bill:
         bill.prompt_tokens, bill.completion_tokens = 50, 150
-    assert refused(caller.reserved(1, 1).__enter__).retry_after_s == pytest.approx(61.2)
+    assert refused(caller.reserved(1, 1).__enter__).headers == {"Retry-After": "62"}
     clock.now_s += 61.3
     with caller.reserved(1, 1):
         pass
 
 
 def test_a_prompt_that_never_fits_is_refused_for_good() -> None:
-    caller = Caller(None, RateLimiter(KeyLimits(tokens_per_minute=100), Hands()))
+    caller = Caller(limiter(Hands(), tokens_per_minute=100))
     error = refused(caller.reserved(101, 1).__enter__)
     assert error.headers == {"X-Should-Retry": "false"} and "101 tokens" in error.message
 
@@ -323,4 +329,4 @@ def test_without_limits_nothing_is_refused() -> None:
     assert caller.name == ""
     with caller.reserved(10**9, 10**9) as bill:
         bill.completion_tokens = 7
-    assert caller.completion_tokens == 7
+    assert caller.used.completion_tokens == 7

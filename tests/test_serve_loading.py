@@ -13,7 +13,7 @@ from outrider.cli import serve as command
 from outrider.core.errors import SettingError
 from outrider.server.loading import Loading
 from outrider.server.running import bind, close
-from outrider.server.settings import read_configuration
+from outrider.server.settings import ServeSettings, read_configuration
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def ask(port: int, method: str = "GET", path: str = "/health") -> tuple[int, str
 
 def test_every_request_is_answered_with_what_is_being_done(sockets: list[socket.socket]) -> None:
     port = sockets[0].getsockname()[1]
-    with Loading(sockets) as loading:
+    with Loading(sockets, ServeSettings()) as loading:
         for method, path in (("GET", "/health"), ("POST", "/v1/chat/completions"), ("DELETE", "/x")):
             status, text, headers = ask(port, method, path)
             error = json.loads(text)["error"]
-            assert status == 503 and headers["Retry-After"]
+            assert status == 503 and headers["retry-after"]
             assert (error["code"], error["type"]) == (503, "unavailable_error")
             assert error["message"].startswith("Loading model: the server is loading the models")
         loading.doing = "waiting"
@@ -48,7 +48,7 @@ def test_every_request_is_answered_with_what_is_being_done(sockets: list[socket.
 
 def test_a_client_that_sends_nothing_keeps_nobody_waiting(sockets: list[socket.socket]) -> None:
     port = sockets[0].getsockname()[1]
-    with Loading(sockets), socket.create_connection(("127.0.0.1", port)) as silent:
+    with Loading(sockets, ServeSettings()), socket.create_connection(("127.0.0.1", port)) as silent:
         assert ask(port)[0] == 503
         silent.sendall(b"GET /hea")
         assert ask(port)[0] == 503
@@ -57,7 +57,7 @@ def test_a_client_that_sends_nothing_keeps_nobody_waiting(sockets: list[socket.s
 def test_the_sockets_stay_open_for_the_server_itself(sockets: list[socket.socket]) -> None:
     port = sockets[0].getsockname()[1]
     for _ in range(2):
-        with Loading(sockets):
+        with Loading(sockets, ServeSettings()):
             assert ask(port)[0] == 503
     assert sockets[0].fileno() >= 0
 

@@ -24,6 +24,7 @@ import pytest
 from guarded import Small, guarded
 from outrider.core.errors import SettingError
 from outrider.server import running as http
+from outrider.server.loading import Loading
 from outrider.server.running import Server, address_of, bind, close, tls_context
 from outrider.server.settings import ServeSettings
 
@@ -384,6 +385,24 @@ def test_https(pems: Path) -> None:
     server.handle_exit(signal.SIGTERM, None)
     run.thread.join(PATIENCE_S)
     run.opened[0].close()
+
+
+def test_a_client_that_holds_its_connection_does_not_hold_up_the_start(pems: Path) -> None:
+    sockets = bind("127.0.0.1", 0)
+    loading = Loading(sockets, ServeSettings(), tls_context(pems / "cert.pem", pems / "key.pem"))
+    loading.__enter__()
+    context = ssl.create_default_context(cafile=pems / "cert.pem")
+    with (
+        socket.create_connection(sockets[0].getsockname()) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
+    ):
+        client.sendall(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+        assert client.recv(12) == b"HTTP/1.1 503"
+        ending = threading.Thread(target=loading.__exit__)
+        ending.start()
+        ending.join(PATIENCE_S)  # less than what TLS waits for the client's farewell
+        assert not ending.is_alive()
+    close(sockets)
 
 
 @pytest.mark.parametrize(

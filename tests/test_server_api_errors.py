@@ -13,7 +13,8 @@ from httpx2 import Response
 from outrider.core.invalid import accepted
 from outrider.server.errors import Problem
 from outrider.server.protocol.answers import ErrorAnswer
-from outrider.server.protocol.base import Body, Harmless
+from outrider.server.protocol.base import Body
+from outrider.server.protocol.requests import GenerationRequest
 from outrider.server.settings import ServeSettings
 from serving import Serving, events, serving, user
 
@@ -313,10 +314,10 @@ def raised_by(schema: Any, seen: set[int]) -> Iterator[str]:
         yield from raised_by(part, seen)
 
 
-@pytest.mark.parametrize("model", [*Body.__subclasses__(), *Harmless.__subclasses__()])
+@pytest.mark.parametrize("model", [*Body.__subclasses__(), *GenerationRequest.__subclasses__()])
 def test_every_error_of_the_models_has_words_of_ours(model: type[Body]) -> None:
     found = set(raised_by(model.__pydantic_core_schema__, set()))
-    assert {"model_type", "list_type", "string_type"} <= found or model is Harmless
+    assert {"model_type", "list_type", "string_type"} <= found or model is GenerationRequest
     for kind in found:
         context = dict.fromkeys(("ge", "gt", "le", "lt", "min_length", "max_length"), 1) | dict.fromkeys(
             ("expected", "expected_tags", "discriminator"), "x"

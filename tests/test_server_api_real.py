@@ -14,7 +14,6 @@ from outrider.models import cache_dir
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
-from outrider.server.worker import Worker
 from outrider.session import Session
 from serving import events, user
 
@@ -44,12 +43,10 @@ def expected(session: Session) -> str:
 @pytest.fixture(scope="module")
 def client(session: Session, expected: str) -> Iterator[TestClient]:
     del expected  # it was generated before the worker took the engine over
-    worker = Worker(session)
-    worker.start()
-    service = Service(session, worker)
+    service = Service(session)
+    service.start()
     yield TestClient(create_app(service))
     service.close()
-    worker.stop()
 
 
 def test_the_server_says_what_the_engine_says(client: TestClient, expected: str) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.core.data import Completion
+from outrider.core.data import Completion, Update
 from outrider.costs import CallCosts
 from outrider.costs.points import CallPoint
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import create_app
-from outrider.server.keys import ApiKey, Caller, KeyLimits, RateLimiter
+from outrider.server.keys import ApiKey, Caller, RateLimiter, digest_of
 from outrider.server.page import Page
 from outrider.server.service import Service
-from outrider.server.worker import Worker
 from serving import Serving, serving, tiny_session, user
 
 CHAT = "/v1/chat/completions"
@@ -35,6 +34,8 @@ class Counted:
     ) -> None:
         assert queued_s >= 0 and speedup is None
         self.completions.append((completion, key))
+
+    def observe_steps(self, updates: Sequence[Update]) -> None: ...
 
     def observe_error(self, status: int, code: str) -> None:
         self.errors.append((status, code))
@@ -67,9 +68,8 @@ def served(meter: Counted) -> Iterator[Serving]:
 
 
 def client_of(served: Serving, name: str, **limits: Any) -> tuple[TestClient, Caller, RateLimiter]:
-    key_limits = KeyLimits(**limits)
-    meter = RateLimiter(key_limits)
-    caller = Caller(ApiKey(name, b"", key_limits), meter)
+    meter = RateLimiter(ApiKey(name=name, sha256=digest_of(name), **limits))
+    caller = Caller(meter)
     return TestClient(Known(served.app, caller)), caller, meter
 
 
@@ -90,10 +90,12 @@ def test_a_key_pays_for_what_it_got(served: Serving) -> None:
     client, caller, meter = client_of(served, "ours", tokens_per_minute=1_000)
     body = {"messages": user("Say [[abcdef]]"), "max_tokens": 100, "n": 2}
     usage = client.post(CHAT, json=body).json()["usage"]
-    assert caller.completion_tokens == usage["completion_tokens"] == 14
-    assert caller.prompt_tokens == 2 * usage["prompt_tokens"]  # each choice reads it
+    assert caller.used.completion_tokens == usage["completion_tokens"] == 14
+    assert caller.used.prompt_tokens == 2 * usage["prompt_tokens"]  # each choice reads it
     assert meter.tokens is not None
-    assert round(meter.tokens.level) in range(1_000 - 14 - caller.prompt_tokens, 1_000 - caller.prompt_tokens)
+    assert round(meter.tokens.level) in range(
+        1_000 - 14 - caller.used.prompt_tokens, 1_000 - caller.used.prompt_tokens
+    )
     refused = client.post(CHAT, json=body | {"max_tokens": 990, "n": 1})
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
@@ -163,7 +165,7 @@ def test_costs_and_the_speedup_are_said() -> None:
 def test_a_notice_goes_when_its_cause_goes() -> None:
     with tiny_session() as (session, _):
         session.notices = ["measured on a busy machine", "no draft model"]
-        service = Service(session, Worker(session))
+        service = Service(session)
         client = TestClient(create_app(service))
         assert client.get("/outrider/status").json()["notices"] == session.notices
         session.notices = ["no draft model", "schema: an answer's own"]

@@ -19,9 +19,11 @@ from outrider.core.data import Request
 from outrider.core.errors import BackendError
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
+from outrider.server.prepare.chat import plan_chat
 from outrider.server.protocol.answers import ErrorAnswer
+from outrider.server.protocol.requests import ChatRequest
 from outrider.server.settings import ServeSettings
-from serving import DEFAULT_ANSWER, ByteVocabulary, Serving, serving, user
+from serving import DEFAULT_ANSWER, ByteVocabulary, Running, Serving, serving, user
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -397,8 +399,9 @@ def test_a_prompt_that_cannot_fit_is_not_even_tokenized(
 def test_a_prediction_is_read_no_further_than_an_answer_can_go(served: Serving) -> None:
     foretold = {"type": "content", "content": "x" * 1_000_000}
     harmless(send(served, CHAT, {"messages": user("hi"), "prediction": foretold}))
-    tokens, _ = served.service.predicted("x" * 1_000_000)
-    assert len(tokens) == served.service.context_tokens
+    body = ChatRequest.model_validate({"messages": user("hi"), "prediction": foretold})
+    [request] = plan_chat(served.service, body, "").requests
+    assert len(request.prediction) == served.service.context_tokens
 
 
 def test_control_tokens_by_the_million_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,7 +501,7 @@ def test_a_worker_that_fails_says_so_instead_of_letting_everyone_wait(
         monkeypatch.setattr(served.service.session.engine, "has_room", broken)
         for _ in range(3):
             with pytest.raises(BackendError, match="Restart"):
-                asyncio.run(asyncio.wait_for(served.worker.submit(Request(prompt=(104,))), 20))
+                asyncio.run(asyncio.wait_for(Running.submit(served.worker, Request(prompt=(104,))), 20))
         assert send(served, CHAT, {"messages": user("hi")}).status_code == 500
         assert served.client().get("/health").status_code == 503
         assert served.worker.state().failed
@@ -510,11 +513,12 @@ def test_a_failed_worker_ends_and_lets_its_streams_end() -> None:
     with serving(call_s=0.02) as served:
 
         async def run() -> None:
-            job = await served.worker.submit(Request(prompt=(104,), max_tokens=500, ignore_end=True))
+            request = Request(prompt=(104,), max_tokens=500, ignore_end=True)
+            running = await Running.submit(served.worker, request)
             with pytest.raises(BackendError, match="failed"):
-                async for _ in job:
+                async for _ in running:
                     served.service.session.engine.cancel = None  # type: ignore[assignment, method-assign]
-                    served.worker.cancel(job)
+                    running.cancel()
 
         asyncio.run(asyncio.wait_for(run(), 20))
         assert served.idle()

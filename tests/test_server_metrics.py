@@ -272,14 +272,10 @@ def test_errors_are_counted_by_status_and_code() -> None:
 
 
 def test_gauges_are_read_when_somebody_asks() -> None:
-    states = [
-        replace(IDLE, running=3, waiting=7, kv_tokens_used=512, draining=True),
-        replace(IDLE, running=1),
-    ]
-    metrics = Metrics(lambda: states.pop(0), model={}, build={})
-    assert len(states) == 2
+    states: list[WorkerState] = []
+    metrics = Metrics(lambda: states[-1], model={}, build={})
+    states.append(replace(IDLE, running=3, waiting=7, kv_tokens_used=512, draining=True))
     text = metrics.render()[0].decode()
-    assert len(states) == 1
     read = {sample.name: sample.value for family in read_text(text) for sample in family.samples}
     assert read["outrider_num_requests_running"] == 3
     assert read["outrider_num_requests_waiting"] == 7
@@ -287,6 +283,7 @@ def test_gauges_are_read_when_somebody_asks() -> None:
     assert read["outrider_kv_cache_used_tokens"] == 512
     assert read["outrider_kv_cache_capacity_tokens"] == 1024
     assert read["outrider_draining"] == 1
+    states.append(replace(IDLE, running=1))
     assert b"outrider_num_requests_running 1.0" in metrics.render()[0]
 
 

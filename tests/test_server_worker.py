@@ -20,9 +20,10 @@ from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.policy import FixedPolicy
-from outrider.server.jobs import Draining, Job, QueueFull
-from outrider.server.worker import StepView, Worker
+from outrider.server.errors import Problem
+from outrider.server.worker import Worker
 from outrider.session import Session
+from serving import Running
 
 if TYPE_CHECKING:
     from outrider.session.learned import Learned, Measuring
@@ -45,7 +46,7 @@ async def working(target: FakeModel | None = None, **options: Any) -> AsyncItera
         worker.stop()
 
 
-async def finish(job: Job) -> tuple[list[Update], Completion]:
+async def finish(job: Running) -> tuple[list[Update], Completion]:
     updates = [update async for update in job]
     return updates, job.completion
 
@@ -77,7 +78,7 @@ def test_every_caller_gets_what_a_request_alone_would_get() -> None:
 
     async def main() -> list[tuple[list[Update], Completion]]:
         async with working(max_running=3) as worker:
-            jobs = [await worker.submit(replace(REQUEST, prompt=prompt)) for prompt in prompts]
+            jobs = [await Running.submit(worker, replace(REQUEST, prompt=prompt)) for prompt in prompts]
             return await asyncio.gather(*map(finish, jobs))
 
     for prompt, (updates, completion) in zip(prompts, asyncio.run(main()), strict=True):
@@ -91,12 +92,12 @@ def test_every_caller_gets_what_a_request_alone_would_get() -> None:
 def test_requests_share_their_calls() -> None:
     seen: list[int] = []
 
-    def observe(updates: StepView) -> None:
+    def observe(updates: Sequence[Update]) -> None:
         seen.append(len(updates))
 
     async def main() -> None:
         async with working(slow_model(), max_running=4, observe=observe) as worker:
-            jobs = [await worker.submit(replace(REQUEST, prompt=(*PROMPT, i))) for i in range(4)]
+            jobs = [await Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, i))) for i in range(4)]
             await asyncio.gather(*map(finish, jobs))
 
     asyncio.run(main())
@@ -106,11 +107,11 @@ def test_requests_share_their_calls() -> None:
 def test_leaving_early_frees_the_place() -> None:
     async def main() -> None:
         async with working(slow_model(), max_running=1) as worker:
-            job = await worker.submit(endless())
+            job = await Running.submit(worker, endless())
             async for _ in job:
                 break
             await nobody_left(worker)
-            _, completion = await finish(await worker.submit(REQUEST))
+            _, completion = await finish(await Running.submit(worker, REQUEST))
             assert completion.finish_reason == "length"
 
     asyncio.run(main())
@@ -119,7 +120,7 @@ def test_leaving_early_frees_the_place() -> None:
 def test_a_cancelled_job_ends_with_what_it_has() -> None:
     async def main() -> Completion:
         async with working(slow_model()) as worker:
-            job = await worker.submit(endless())
+            job = await Running.submit(worker, endless())
             seen = 0
             async for _ in job:
                 seen += 1
@@ -136,8 +137,8 @@ def test_a_cancelled_job_ends_with_what_it_has() -> None:
 def test_one_that_waits_can_be_cancelled() -> None:
     async def main() -> None:
         async with working(slow_model(), max_running=1) as worker:
-            first = await worker.submit(endless())
-            second = await worker.submit(endless())
+            first = await Running.submit(worker, endless())
+            second = await Running.submit(worker, endless())
             assert worker.state().waiting == 1
             second.cancel()
             with pytest.raises(BackendError, match="cancelled"):
@@ -152,14 +153,15 @@ def test_one_that_waits_can_be_cancelled() -> None:
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     async def main() -> None:
         async with working(slow_model(), max_running=1, max_waiting=2) as worker:
-            jobs = [await worker.submit(endless()) for _ in range(3)]
-            with pytest.raises(QueueFull, match="2 requests are waiting") as caught:
-                await worker.submit(REQUEST)
-            assert caught.value.retry_after_s >= 1
+            jobs = [await Running.submit(worker, endless()) for _ in range(3)]
+            with pytest.raises(Problem, match="2 requests are waiting") as caught:
+                await Running.submit(worker, REQUEST)
+            assert (caught.value.status, caught.value.code) == (429, "queue_full")
+            assert int(caught.value.headers["Retry-After"]) >= 1
             for job in jobs:
                 job.cancel()
             await nobody_left(worker)
-            await finish(await worker.submit(REQUEST))
+            await finish(await Running.submit(worker, REQUEST))
 
     asyncio.run(main())
 
@@ -167,16 +169,18 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 def test_scopes_take_turns() -> None:
     order: list[str] = []
 
-    async def follow(job: Job, name: str) -> None:
+    async def follow(job: Running, name: str) -> None:
         async for _ in job:
             pass
         order.append(name)
 
     async def main() -> None:
         async with working(slow_model(), max_running=1) as worker:
-            first = await worker.submit(replace(REQUEST, max_tokens=20))
-            crowd = [await worker.submit(replace(REQUEST, max_tokens=2, scope="many")) for _ in range(4)]
-            one = await worker.submit(replace(REQUEST, max_tokens=2, scope="one"))
+            first = await Running.submit(worker, replace(REQUEST, max_tokens=20))
+            crowd = [
+                await Running.submit(worker, replace(REQUEST, max_tokens=2, scope="many")) for _ in range(4)
+            ]
+            one = await Running.submit(worker, replace(REQUEST, max_tokens=2, scope="one"))
             names = [(first, "first"), *((job, f"many {i}") for i, job in enumerate(crowd)), (one, "one")]
             await asyncio.gather(*(follow(job, name) for job, name in names))
 
@@ -188,8 +192,8 @@ def test_what_the_engine_refuses_is_raised_where_it_was_submitted() -> None:
     async def main() -> None:
         async with working() as worker:
             with pytest.raises(PromptError, match="do not fit"):
-                await worker.submit(replace(REQUEST, prompt=PROMPT * 200))
-            await finish(await worker.submit(REQUEST))
+                await Running.submit(worker, replace(REQUEST, prompt=PROMPT * 200))
+            await finish(await Running.submit(worker, REQUEST))
             assert worker.state().running == worker.state().waiting == 0
 
     asyncio.run(main())
@@ -198,8 +202,8 @@ def test_what_the_engine_refuses_is_raised_where_it_was_submitted() -> None:
 def test_one_that_was_waiting_hears_of_a_refusal_in_its_turn() -> None:
     async def main() -> None:
         async with working(slow_model(), max_running=1) as worker:
-            first = await worker.submit(endless(20))
-            second = await worker.submit(replace(REQUEST, prompt=PROMPT * 200))
+            first = await Running.submit(worker, endless(20))
+            second = await Running.submit(worker, replace(REQUEST, prompt=PROMPT * 200))
             with pytest.raises(PromptError):
                 await finish(second)
             await finish(first)
@@ -212,7 +216,7 @@ def test_a_call_that_fails_once_costs_nobody_anything() -> None:
         target = slow_model()
         target.fail_at_call = 9
         async with working(target) as worker:
-            jobs = [await worker.submit(replace(REQUEST, prompt=(*PROMPT, i))) for i in range(3)]
+            jobs = [await Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, i))) for i in range(3)]
             for i, (_, completion) in enumerate(await asyncio.gather(*map(finish, jobs))):
                 expected = plain(language_model(), replace(REQUEST, prompt=(*PROMPT, i)))
                 assert completion.tokens == expected[0]
@@ -227,21 +231,17 @@ def test_one_sequence_that_cannot_be_stepped_takes_no_other_with_it() -> None:
                 raise BackendError("fake model", "this one cannot be read")
             return super().decode(spans)
 
-    ended: list[str] = []
-
     async def main() -> None:
         async with working(Poisoned(VOCABULARY, LANGUAGE)) as worker:
-            good = await worker.submit(endless(), lambda _, done: ended.append(done.finish_reason))
-            bad = await worker.submit(
-                replace(REQUEST, prompt=(3, 3, 3, 3)), lambda _, done: ended.append(done.finish_reason)
-            )
+            good = await Running.submit(worker, endless())
+            bad = await Running.submit(worker, replace(REQUEST, prompt=(3, 3, 3, 3)))
             results = await asyncio.gather(finish(good), finish(bad), return_exceptions=True)
             assert isinstance(results[1], BackendError)
             assert not isinstance(results[0], BaseException)
             assert results[0][1].tokens == plain(language_model(), endless())[0]
+            assert (good.endings, bad.endings) == (["length"], ["error"])
 
     asyncio.run(main())
-    assert sorted(ended) == ["error", "length"]
 
 
 def test_logits_that_are_no_numbers_end_one_request_with_an_error() -> None:
@@ -251,8 +251,8 @@ def test_logits_that_are_no_numbers_end_one_request_with_an_error() -> None:
 
     async def main() -> None:
         async with working(FakeModel(VOCABULARY, logits)) as worker:
-            good = await worker.submit(endless())
-            bad = await worker.submit(replace(REQUEST, prompt=(3, *PROMPT)))
+            good = await Running.submit(worker, endless())
+            bad = await Running.submit(worker, replace(REQUEST, prompt=(3, *PROMPT)))
             (_, fine), (updates, broken) = await asyncio.gather(finish(good), finish(bad))
             assert fine.tokens == plain(language_model(), endless())[0]
             assert broken.finish_reason == "error"
@@ -262,12 +262,12 @@ def test_logits_that_are_no_numbers_end_one_request_with_an_error() -> None:
 
 
 def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def observe(updates: StepView) -> None:
+    def observe(updates: Sequence[Update]) -> None:
         raise ValueError(f"{len(updates)} updates are too many")
 
     async def main() -> None:
         async with working(observe=observe) as worker:
-            await finish(await worker.submit(REQUEST))
+            await finish(await Running.submit(worker, REQUEST))
 
     asyncio.run(main())
     assert "metrics missed a step" in caplog.text
@@ -276,12 +276,12 @@ def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) 
 def test_draining_lets_the_running_finish_and_takes_no_others() -> None:
     async def main() -> None:
         async with working(slow_model()) as worker:
-            task = asyncio.create_task(finish(await worker.submit(endless())))
+            task = asyncio.create_task(finish(await Running.submit(worker, endless())))
             drain = asyncio.create_task(worker.drain(GUARD_S))
             await asyncio.sleep(0)
             assert worker.state().draining
-            with pytest.raises(Draining):
-                await worker.submit(REQUEST)
+            with pytest.raises(Problem, match="shutting down"):
+                await Running.submit(worker, REQUEST)
             await drain
             _, completion = await task
             assert completion.finish_reason == "length"
@@ -292,8 +292,8 @@ def test_draining_lets_the_running_finish_and_takes_no_others() -> None:
 def test_what_outlasts_the_draining_is_cancelled() -> None:
     async def main() -> None:
         async with working(slow_model(), max_running=1) as worker:
-            running = asyncio.create_task(finish(await worker.submit(endless())))
-            waiting = asyncio.create_task(finish(await worker.submit(endless())))
+            running = asyncio.create_task(finish(await Running.submit(worker, endless())))
+            waiting = asyncio.create_task(finish(await Running.submit(worker, endless())))
             await worker.drain(0.01)
             _, completion = await running
             assert completion.finish_reason == "cancelled"
@@ -306,22 +306,22 @@ def test_what_outlasts_the_draining_is_cancelled() -> None:
 def test_stopping_twice_is_harmless_and_ends_what_runs() -> None:
     async def main() -> None:
         async with working(slow_model()) as worker:
-            task = asyncio.create_task(finish(await worker.submit(endless())))
+            task = asyncio.create_task(finish(await Running.submit(worker, endless())))
             await asyncio.sleep(0.01)
             worker.stop()
             worker.stop()
             _, completion = await task
             assert completion.finish_reason == "cancelled"
-            with pytest.raises(Draining):
-                await worker.submit(REQUEST)
+            with pytest.raises(Problem, match="shutting down"):
+                await Running.submit(worker, REQUEST)
 
     asyncio.run(main())
 
 
 def test_a_thousand_callers_who_leave_at_once_leave_nothing_behind() -> None:
     async def leave(worker: Worker, number: int) -> None:
-        with contextlib.suppress(QueueFull):
-            task = asyncio.create_task(worker.submit(replace(REQUEST, prompt=(*PROMPT, number % 5))))
+        with contextlib.suppress(Problem):
+            task = asyncio.create_task(Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, number % 5))))
             for _ in range(number % 4):
                 await asyncio.sleep(0)
             if number % 2:
@@ -336,7 +336,7 @@ def test_a_thousand_callers_who_leave_at_once_leave_nothing_behind() -> None:
         async with working(max_waiting=2000) as worker:
             await asyncio.gather(*(leave(worker, number) for number in range(1000)))
             await nobody_left(worker)
-            _, completion = await finish(await worker.submit(REQUEST))
+            _, completion = await finish(await Running.submit(worker, REQUEST))
             assert completion.tokens == plain(language_model(), REQUEST)[0]
 
     asyncio.run(main())
@@ -385,7 +385,7 @@ def test_an_idle_server_measures_again_what_it_measured_on_a_busy_machine(fails:
         async with asyncio.timeout(GUARD_S):
             await asyncio.to_thread(costs.begun.wait)
             for _ in range(2):
-                _, completion = await finish(await worker.submit(REQUEST))
+                _, completion = await finish(await Running.submit(worker, REQUEST))
                 assert completion.tokens == plain(language_model(), REQUEST)[0]
             await asyncio.to_thread(costs.done.wait)
             while session.measured_busy or session.notices:

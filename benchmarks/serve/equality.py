@@ -20,11 +20,11 @@ from typing import Any
 
 from harness import append, describe
 from outrider import Session
-from outrider.core.data import Completion, Request
+from outrider.core.data import Completion, Request, Update
+from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams
 from outrider.lab.comparison import find_divergence
-from outrider.server.jobs import Job
-from outrider.server.worker import Worker
+from outrider.server.worker import Outcome, Worker
 from outrider.session import Pair
 from serve.questions import load_questions
 
@@ -55,16 +55,19 @@ def requests_of(session: Session, arguments: argparse.Namespace) -> list[Request
     ]
 
 
-async def _finish(job: Job) -> Completion:
-    async for _ in job:
+async def _complete(worker: Worker, request: Request) -> Completion:
+    outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+    await worker.submit(request, lambda _, outcome: outcomes.put_nowait(outcome))
+    while isinstance(outcome := await outcomes.get(), Update):
         pass
-    return job.completion
+    if isinstance(outcome, OutriderError):
+        raise outcome
+    return outcome
 
 
 async def together(worker: Worker, requests: Sequence[Request]) -> list[Completion]:
     """All at the same moment."""
-    jobs = await asyncio.gather(*(worker.submit(request) for request in requests))
-    return await asyncio.gather(*map(_finish, jobs))
+    return await asyncio.gather(*(_complete(worker, request) for request in requests))
 
 
 def compare(session: Session, batch: Sequence[Request], *, drafted: bool) -> list[dict[str, Any]]:

@@ -9,15 +9,13 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
 from starlette.testclient import TestClient
 
 from golden.normal import normal
-from outrider.core.params import Verification
-from outrider.server.assembly import Assembly
-from outrider.server.keys import ApiKey, KeyRing
+from outrider.server.assembly import assemble
+from outrider.server.keys import ApiKey, KeyRing, digest_of
 from outrider.server.settings import ServeSettings
 from serving import TEMPLATE, tiny_session, user
 
@@ -80,13 +78,14 @@ class Ask:
 @contextmanager
 def serve(*, template: str | None = TEMPLATE, keys: bool = False, **settings: Any) -> Iterator[TestClient]:
     """A client of the whole server, as `outrider serve` puts it together; `settings` are the server's."""
-    ring = KeyRing([ApiKey("anna", sha256(KEY.encode()).digest())] if keys else [])
+    ring = KeyRing([ApiKey(name="anna", sha256=digest_of(KEY))] if keys else [])
     with tiny_session(template=template) as (session, _model):
-        served = Assembly.start(session, ServeSettings(**settings), ring, Verification())
+        app, service = assemble(session, ServeSettings(**settings), ring)
+        service.start()
         try:
-            yield TestClient(served.app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)
+            yield TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)
         finally:
-            served.close()
+            service.close()
 
 
 def _answers(asks: dict[str, Ask]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
 from outrider.cli.run import load_pair, open_session
 from outrider.policy import AutoPolicy
-from outrider.server.assembly import Assembly
+from outrider.server.assembly import assemble
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.loading import Loading
 from outrider.server.logs import log_to_stderr
@@ -37,22 +37,23 @@ def serve(configuration: Configuration) -> int:
     sockets = bind(settings.host, settings.port)
     try:
         with ExitStack() as stack:
-            with Loading(sockets, tls) as loading:
+            with Loading(sockets, settings, tls) as loading:
                 pair = load_pair(plan, errors)
                 loading.doing = "opening contexts and measuring what calls cost here"
                 session = stack.enter_context(_open(settings, plan, pair, errors))
-            assembly = Assembly.start(session, settings, ring, plan.verification)
+            app, service = assemble(session, settings, ring, plan.verification)
             address = address_of(sockets, tls=tls is not None)
 
             def ready() -> None:
                 said = [*configuration.notices, *notices, *session.notices]
                 _announce(settings, _overview(settings, session, pair, ring, address), said, errors)
 
-            server = Server(assembly.app, settings, tls=tls, drain=assembly.worker.drain, ready=ready)
+            server = Server(app, settings, tls=tls, drain=service.worker.drain, ready=ready)
+            service.start()
             try:
                 server.run(sockets)
             finally:
-                assembly.close()
+                service.close()
             return server.status
     finally:
         close(sockets)

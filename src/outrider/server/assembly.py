@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Self
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
@@ -19,7 +17,6 @@ from outrider.server.metrics import Metrics
 from outrider.server.page import Page, page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
-from outrider.server.worker import StepView, Worker
 from outrider.session import Session
 
 
@@ -39,8 +36,7 @@ def create_app(service: Service, *, page: Page | None = None, has_keys: bool = F
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.metrics = service.metrics
-    errors.install(app)
+    errors.install(app, service.metrics.observe_error if service.metrics else None)
     guarded = [Depends(HTTPBearer(auto_error=False, description="An API key."))] if has_keys else []
     app.include_router(routes.text_router(service), dependencies=guarded)
     app.include_router(routes.info_router(service), dependencies=guarded)
@@ -48,46 +44,19 @@ def create_app(service: Service, *, page: Page | None = None, has_keys: bool = F
     return app
 
 
-@dataclass(frozen=True, slots=True)
-class Assembly:
-    """What a server runs: `app` is to be served, the worker's thread runs already. Close it in the end."""
-
-    app: ASGIApp
-    worker: Worker
-    service: Service
-    metrics: Metrics | None
-
-    @classmethod
-    def start(
-        cls,
-        session: Session,
-        settings: ServeSettings,
-        ring: KeyRing,
-        verification: Verification | None = None,
-    ) -> Self:
-        """Serve this session, which stays its owner's. Raises SettingError."""
-        metrics: Metrics | None = None
-
-        def observe(view: StepView) -> None:
-            if metrics is not None:
-                metrics.observe_steps(view)
-
-        worker = Worker(
-            session, max_waiting=settings.max_waiting, observe=observe if settings.metrics else None
+def assemble(
+    session: Session, settings: ServeSettings, ring: KeyRing, verification: Verification | None = None
+) -> tuple[ASGIApp, Service]:
+    """What a server is to run, and the service in it, to be started and closed. The session stays its
+    owner's."""
+    metrics = None
+    if settings.metrics:
+        metrics = Metrics(
+            lambda: service.worker.state(),
+            model={"name": session.target.name, "context_tokens": str(session.target.context_length)},
+            build={"version": version("outrider"), "llama_cpp": build_id()},
         )
-        if settings.metrics:
-            metrics = Metrics(
-                worker.state,
-                model={"name": session.target.name, "context_tokens": str(session.target.context_length)},
-                build={"version": version("outrider"), "llama_cpp": build_id()},
-            )
-        service = Service(session, worker, settings, verification=verification, metrics=metrics)
-        app = create_app(service, page=page() if settings.page else None, has_keys=bool(ring))
-        observe_error = metrics.observe_error if metrics else None
-        worker.start()
-        return cls(protect(app, settings, ring, observe_error=observe_error), worker, service, metrics)
-
-    def close(self) -> None:
-        """End the threads. Closing twice is harmless."""
-        self.worker.stop()
-        self.service.close()
+    service = Service(session, settings, verification=verification, metrics=metrics)
+    app = create_app(service, page=page() if settings.page else None, has_keys=bool(ring))
+    observe_error = metrics.observe_error if metrics else None
+    return protect(app, settings, ring, observe_error=observe_error), service

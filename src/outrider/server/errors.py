@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,12 +27,9 @@ from outrider.core.errors import (
     SettingError,
 )
 from outrider.core.invalid import accepted
-from outrider.server.jobs import Draining, QueueFull
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 408: "timeout_error", 429: "rate_limit_error"}
 _KNOWN: tuple[tuple[type[OutriderError], int, str], ...] = (
-    (QueueFull, 429, "queue_full"),
-    (Draining, 503, "draining"),
     (BackendError, 500, "backend_error"),
     (GrammarError, 400, "invalid_grammar"),
     (PromptError, 400, "invalid_prompt"),
@@ -50,11 +48,15 @@ _WAYS_OUT = {
 """What an error says of the command line, in terms of a request."""
 _MAX_MESSAGE_CHARACTERS = 2_000
 
+ObserveError = Callable[[int, str], None]
+"""Called with the status and the code of every error."""
+
 
 class Problem(Exception):
     """An answer that is an error: raised anywhere in a route, sent by the handler.
 
-    `param` is the field at fault, as a path: `messages[0].content`.
+    `param` is the field at fault, as a path: `messages[0].content`. `retry_after_s` says when it is worth
+    asking again; infinity: never.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Problem(Exception):
         type: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -74,20 +77,23 @@ class Problem(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        if retry_after_s == math.inf:
+            self.headers["X-Should-Retry"] = "false"
+        elif retry_after_s is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
 
     @property
     def body(self) -> dict[str, Any]:
         """The object that the client gets; what cannot be written as UTF-8 is replaced."""
-        message, param = _as_utf8(self.message[:_MAX_MESSAGE_CHARACTERS]), self.param and _as_utf8(self.param)
+        message, param = (
+            text and text.encode("utf-8", errors="replace").decode()
+            for text in (self.message[:_MAX_MESSAGE_CHARACTERS], self.param)
+        )
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
     def response(self) -> Response:
         """The answer that says it."""
         return JSONResponse(self.body, self.status, headers=self.headers)
-
-
-def _as_utf8(text: str) -> str:
-    return text.encode("utf-8", errors="replace").decode()
 
 
 def invalid_field(param: str, why: str, *, code: str = "invalid_value") -> Problem:
@@ -102,52 +108,47 @@ def internal_error(message: str = "the server failed; its log says how.") -> Pro
 
 def problem_of(error: OutriderError, param: str | None = None) -> Problem:
     """The answer to an error that Outrider raised; `param` is the field that led to it, and names it."""
-    message = str(error)
+    status, code = next((status, code) for kind, status, code in _KNOWN if isinstance(error, kind))
     if isinstance(error, BackendError):  # it names a file, which a client does not have
         message = f"the server's model failed: {error.why}. Ask again; the server's log may say more."
-    elif param is not None:
-        message = f"{param}{message.removeprefix(error.what)}"
+        return Problem(status, message, code=code)
+    message = str(error) if param is None else f"{param}{str(error).removeprefix(error.what)}"
     for ours, theirs in _WAYS_OUT.items():
         message = message.replace(ours, theirs)
-    status, code = next((status, code) for kind, status, code in _KNOWN if isinstance(error, kind))
-    if isinstance(error, QueueFull | Draining):
-        retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-        return Problem(status, message, code=code, headers=retry)
     if isinstance(error, SettingError) and param is None:
         param = error.what.replace(" ", "_").replace("-", "_")  # as requests spell it
-    return Problem(status, message, code=code, param=None if isinstance(error, BackendError) else param)
+    return Problem(status, message, code=code, param=param)
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the application in this shape, and count it (`app.state.metrics`)."""
+def install(app: FastAPI, observe: ObserveError | None = None) -> None:
+    """Answer every error of the application in this shape, and let `observe` know."""
     for kind, convert in _CONVERSIONS.items():
-        app.add_exception_handler(kind, _handler(convert))
+        app.add_exception_handler(kind, partial(_answer, convert, observe))
 
 
-def _handler(convert: Callable[[Request, Any], Problem]) -> Callable[[Request, Exception], Any]:
-    async def handle(request: Request, error: Exception) -> Response:
-        problem = convert(request, error)
-        metrics = getattr(request.app.state, "metrics", None)
-        if metrics is not None:
-            metrics.observe_error(problem.status, problem.code)
-        return problem.response()
-
-    return handle
+async def _answer(
+    convert: Callable[[Request, Any], Problem],
+    observe: ObserveError | None,
+    request: Request,
+    error: Exception,
+) -> Response:
+    problem = convert(request, error)
+    if observe is not None:
+        observe(problem.status, problem.code)
+    return problem.response()
 
 
 def _of_http(request: Request, error: HTTPException) -> Problem:
     status, path = error.status_code, request.url.path[:200]
+    code, why = "http_error", f"{error.detail}."
     if status == 404:
-        why = f"there is nothing at {path}. /v1/models tells what is served."
-        return Problem(404, why, code="not_found")
-    if status == 405:
+        code, why = "not_found", f"there is nothing at {path}. /v1/models tells what is served."
+    elif status == 405:
         allowed = (error.headers or {}).get("allow", "another method")
-        why = f"{request.method} is not allowed at {path}. Use {allowed}."
-        return Problem(405, why, code="method_not_allowed", headers=error.headers)
-    if status == 400:  # the body cannot be read at all
-        why = "the body is not JSON: give valid UTF-8, nested no deeper than need be."
-        return Problem(400, why, code="invalid_json")
-    return Problem(status, f"{error.detail}.", code="http_error", headers=error.headers)
+        code, why = "method_not_allowed", f"{request.method} is not allowed at {path}. Use {allowed}."
+    elif status == 400:  # the body cannot be read at all
+        code, why = "invalid_json", "the body is not JSON: give valid UTF-8, nested no deeper than need be."
+    return Problem(status, why, code=code, headers=error.headers)
 
 
 _CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
@@ -172,27 +173,25 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
         path, given = f"{path}.{name}".removeprefix("."), given.get(name)
         kind = "missing" if given is None else kind
     if kind == "unsupported" and context.get("field"):
-        path = f"{path}.{context['field']}" if path else str(context["field"])
-    where = path or "the body"
+        path = f"{path}.{context['field']}".removeprefix(".")
+    where, code = path or "the body", kind
     if kind == "json_invalid":
-        why = f"the body is not JSON: {context.get('error', 'it is broken')}."
-        return Problem(400, why, code="invalid_json")
-    if isinstance(body, bytes):  # of another content type, or of none
-        why = "the body is read as JSON. Say so: content-type: application/json."
-        return Problem(400, why, code="invalid_json")
-    if kind == "extra_forbidden":
-        why = f"unknown field: {path}. It is none of this endpoint's (docs/api.md lists them); leave it out."
-        return Problem(400, why, code="unknown_field", param=path)
-    if kind == "missing":
-        how = "Give it." if "." in path else "Give it, as JSON with content-type application/json."
-        why = f"{where}: it is missing. {how}"
-        return Problem(400, why, code="missing_field", param=path or None)
-    if kind == "unsupported":
-        return Problem(400, f"{where}: {found['msg']}.", code="unsupported", param=path or None)
-    beside = [error for error in errors if _path(error, body) == _path(found, body)]
-    takes = "a token's number, in digits" if kind == "string_pattern_mismatch" else accepted(beside)
-    why = f"{where}: it is {_given(given)}. Give {takes or 'what docs/api.md says of it'}."
-    return Problem(400, why, code="invalid_value", param=path or None)
+        code, why = "invalid_json", f"the body is not JSON: {context.get('error', 'it is broken')}."
+    elif isinstance(body, bytes):  # of another content type, or of none
+        code, why = "invalid_json", "the body is read as JSON. Say so: content-type: application/json."
+    elif kind == "extra_forbidden":
+        way_out = "It is none of this endpoint's (docs/api.md lists them); leave it out."
+        code, why = "unknown_field", f"unknown field: {path}. {way_out}"
+    elif kind == "missing":
+        way_out = "Give it." if "." in path else "Give it, as JSON with content-type application/json."
+        code, why = "missing_field", f"{where}: it is missing. {way_out}"
+    elif kind == "unsupported":
+        why = f"{where}: {found['msg']}."
+    else:
+        beside = [error for error in errors if _path(error, body) == _path(found, body)]
+        takes = "a token's number, in digits" if kind == "string_pattern_mismatch" else accepted(beside)
+        code, why = "invalid_value", f"{where}: it is {_given(given)}. Give {takes or 'what docs/api.md says of it'}."
+    return Problem(400, why, code=code, param=path or None)
 
 
 _MAX_SHOWN_CHARACTERS = 40

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import math
 from contextlib import nullcontext
-from math import ceil
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -14,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.errors import Problem
+from outrider.server.errors import ObserveError, Problem
 from outrider.server.keys import ApiKey, Caller, Clock, KeyRing, RateLimiter
 from outrider.server.logs import RequestLog
 from outrider.server.settings import ServeSettings, is_loopback
@@ -22,21 +21,7 @@ from outrider.server.settings import ServeSettings, is_loopback
 _NOT_IN_HOST = frozenset("@/\\?#")
 """What no Host header holds, and what would make another address of it."""
 _HEALTH, _PAGE, _METRICS = "/health", "/", "/metrics"
-
-_DEFAULT_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "x-frame-options": "DENY",
-    # Answers are data; the page brings a policy of its own.
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "cache-control": "no-store",
-}
-"""Added to every answer that does not set them: they keep browsers from doing more with it than is meant."""
-
 _EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
-
-ObserveError = Callable[[int, str], None]
-"""Called with the status and the code of every refusal."""
 
 
 def protect(
@@ -49,7 +34,8 @@ def protect(
 ) -> ASGIApp:
     """The application after everything that keeps it safe; what a server is to run.
 
-    From the outside in: request id, log and headers; CORS; the Guard.
+    From the outside in: request id, log and headers; CORS; the Guard. `observe_error` is called for every
+    refusal.
     """
     guarded: ASGIApp = Guard(app, settings, ring, observe_error, clock)
     if settings.cors_origin:
@@ -60,22 +46,7 @@ def protect(
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
-    logged = RequestLog(guarded, bodies=settings.log_prompts, quiet={_HEALTH, _METRICS})
-
-    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _DEFAULT_HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        if scope["type"] == "http":
-            await logged(scope, receive, with_headers)
-        else:
-            await app(scope, receive, send)
-
-    return dispatch
+    return RequestLog(guarded, bodies=settings.log_prompts, quiet={_HEALTH, _METRICS})
 
 
 class Guard:
@@ -97,7 +68,7 @@ class Guard:
         self._observe_error = observe_error
         self._max_body, self._body_timeout_s = settings.max_body, settings.body_timeout
         self._timeout_s = settings.timeout
-        self._limiters = {key.name: RateLimiter(key.limits, clock) for key in ring.keys}
+        self._limiters = {key.name: RateLimiter(key, clock) for key in ring.keys}
         self._open_paths = {_HEALTH, *([_PAGE] if settings.page else [])}
         if settings.metrics_open:
             self._open_paths.add(_METRICS)
@@ -108,29 +79,28 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         try:
-            await self._pass(scope, receive, send)
+            headers = Headers(scope=scope)
+            self._check_origin(headers)
+            is_open = not self._ring or scope["path"] in self._open_paths
+            key = None if is_open else _identify(self._ring, headers)
+            limiter = self._limiters[key.name] if key else None
+            scope.setdefault("state", {})["caller"] = Caller(limiter)
+            if key and scope["path"] == _METRICS and not key.admin:
+                message = "this key may not read it. Use one with admin = true, or --metrics-open."
+                raise Problem(403, message, code="not_admin")
+            # Only what may make the models work counts as a request.
+            with limiter.request() if limiter and scope["method"] == "POST" else nullcontext():
+                body = await self._read(headers, receive)
+                if body is not None:
+                    await self._run(scope, _replayed(body, receive), _with_limits(limiter, send))
         except Problem as error:
             if self._observe_error is not None:
                 self._observe_error(error.status, error.code)
             await error.response()(scope, receive, send)
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, state = Headers(scope=scope), scope.setdefault("state", {})
-        self._check_origin(headers)
-        state["caller"] = Caller()
-        if not self._ring or scope["path"] in self._open_paths:
-            await self._read(scope, headers, receive, send)
-            return
-        key = _identify(self._ring, headers)
-        limiter = self._limiters[key.name]
-        state["caller"] = Caller(key, limiter)
-        if scope["path"] == _METRICS and not key.admin:
-            message = "this key may not read it. Use one with admin = true, or --metrics-open."
-            raise Problem(403, message, code="not_admin")
-        # Only what may make the models work counts as a request.
-        with limiter.request() if scope["method"] == "POST" else nullcontext():
-            await self._read(scope, headers, receive, _with_limits(limiter, send))
 
     # A name that an attacker owns can be pointed at 127.0.0.1 (DNS rebinding): so a server on loopback
     # answers only to names of loopback. And a page may send requests to any address, though it cannot read
@@ -154,35 +124,45 @@ class Guard:
             way_out = "Start it with --cors-origin and this origin if they should."
             raise Problem(403, f"{message} {way_out}", code="cross_origin")
 
-    async def _read(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        """Read the body as a whole before the application sees the request: what is too large or too slow
-        never gets there."""
-        _check_body_headers(headers, self._max_body)
+    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body, before the application sees the request: what is too large or too slow never gets
+        there. None when the client left before its end."""
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy in front that goes by the other one would take the body's end for a new request.
+            message = "the body has two lengths, content-length and transfer-encoding. Send one of them."
+            raise Problem(400, message, code="invalid_http", headers=_CLOSE)
+        message = f"the body has more than {self._max_body} bytes. Send less (the server's --max-body)."
+        too_large = Problem(413, message, code="body_too_large")
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_body:
+            raise too_large
+        encoding = headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            message = f"content-encoding {encoding[:50]!r} is not understood. Send the body as it is."
+            raise Problem(415, message, code="unsupported_encoding")
+        body = bytearray()
         try:
             async with asyncio.timeout(self._body_timeout_s):
-                body = await _body(receive, self._max_body)
+                while (part := await receive())["type"] != "http.disconnect":
+                    body += part.get("body", b"")
+                    if len(body) > self._max_body:
+                        raise too_large
+                    if not part.get("more_body", False):
+                        return bytes(body)
         except TimeoutError:
             message = f"the body took more than {self._body_timeout_s:g} s. Send it faster, or less of it."
-            close = {"Connection": "close"}
-            raise Problem(408, message, code="body_timeout", headers=close) from None
-        if body is None:
-            return
-        unread = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:  # then what follows it: the client's leaving
-            return unread.pop() if unread else await receive()
-
-        await self._run(scope, replay, send)
+            raise Problem(408, message, code="body_timeout", headers=_CLOSE) from None
+        return None
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """End requests that take too long: the application is cancelled, and a stream of events that is
         under way ends with an event that says so."""
-        started: Message | None = None
+        kind: str | None = None
 
         async def sending(message: Message) -> None:
-            nonlocal started
+            nonlocal kind
             if message["type"] == "http.response.start":
-                started = message
+                kind = Headers(raw=message.get("headers", [])).get("content-type", "")
             await send(message)
 
         limit = asyncio.timeout(self._timeout_s)
@@ -192,7 +172,27 @@ class Guard:
         except TimeoutError:
             if not limit.expired():
                 raise
-            await _end_late(self._timeout_s, started, send)
+            message = f"the request took more than {self._timeout_s:g} s. Ask for less (max_tokens)."
+            error = Problem(504, message, code="timeout", type="timeout_error", retry_after_s=math.inf)
+            if kind is None:
+                raise error from None
+            # Any other answer stays without its end, so the server closes the connection.
+            if kind.startswith("text/event-stream"):
+                event = f"data: {json.dumps(error.body)}\n\n".encode()
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+_CLOSE = {"Connection": "close"}
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Gives a body that was read, then what follows it: the client's leaving."""
+    unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return unread.pop() if unread else await receive()
+
+    return replay
 
 
 def _identify(ring: KeyRing, headers: Headers) -> ApiKey:
@@ -209,8 +209,10 @@ def _identify(ring: KeyRing, headers: Headers) -> ApiKey:
     return key
 
 
-def _with_limits(limiter: RateLimiter, send: Send) -> Send:
-    """Add what is left of the key's limits to the answer's headers."""
+def _with_limits(limiter: RateLimiter | None, send: Send) -> Send:
+    """Adds what is left of a key's limits to the answer's headers."""
+    if limiter is None:
+        return send
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -219,7 +221,7 @@ def _with_limits(limiter: RateLimiter, send: Send) -> Send:
                 if bucket is not None:
                     headers[f"x-ratelimit-limit-{kind}"] = str(bucket.per_minute)
                     headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.level)))
-                    headers[f"x-ratelimit-reset-{kind}"] = f"{ceil(bucket.wait_s(bucket.per_minute))}s"
+                    headers[f"x-ratelimit-reset-{kind}"] = f"{math.ceil(bucket.wait_s(bucket.per_minute))}s"
         await send(message)
 
     return sending
@@ -233,51 +235,3 @@ def _hostname(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
-
-
-def _check_body_headers(headers: Headers, max_bytes: int) -> None:
-    if "content-length" in headers and "transfer-encoding" in headers:
-        # A proxy in front that goes by the other one would take the body's end for a new request.
-        message = "the body has two lengths, content-length and transfer-encoding. Send one of them."
-        raise Problem(400, message, code="invalid_http", headers={"Connection": "close"})
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > max_bytes:
-        raise _too_large(max_bytes)
-    encoding = headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        message = f"content-encoding {encoding[:50]!r} is not understood. Send the body as it is."
-        raise Problem(415, message, code="unsupported_encoding")
-
-
-async def _body(receive: Receive, max_bytes: int) -> bytes | None:
-    """The whole body; None when the client left before its end."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
-
-
-def _too_large(max_bytes: int) -> Problem:
-    message = f"the body has more than {max_bytes} bytes. Send less (the server's --max-body)."
-    return Problem(413, message, code="body_too_large")
-
-
-async def _end_late(timeout_s: float, started: Message | None, send: Send) -> None:
-    message = f"the request took more than {timeout_s:g} s. Ask for less (max_tokens)."
-    headers = {"X-Should-Retry": "false"}
-    error = Problem(504, message, code="timeout", type="timeout_error", headers=headers)
-    if started is None:
-        raise error
-    # Any other answer stays without its end, so the server closes the connection.
-    kind = Headers(raw=started.get("headers", [])).get("content-type", "")
-    if kind.startswith("text/event-stream"):
-        event = f"data: {json.dumps(error.body)}\n\n".encode()
-        await send({"type": "http.response.body", "body": event, "more_body": False})

@@ -14,13 +14,13 @@ import hmac
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from outrider.core.errors import SettingError
 from outrider.core.files import parse_json, read_text, read_toml
@@ -35,22 +35,17 @@ _MAKE_ONE = "`openssl rand -hex 24` makes one."
 _Limit = Annotated[int, Field(ge=1)] | None
 
 
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
-    """What a key may use; None: as much as the server has. Tokens are those of prompts and answers."""
+class ApiKey(BaseModel):
+    """One key: the name that logs and metrics show, the SHA-256 digest of the key itself (hexadecimal), and
+    what it may use; None: as much as the server has. Tokens are those of prompts and answers."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrency: int | None = None
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, strict=True)
 
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """One key: the name that logs and metrics show, and the SHA-256 digest of the key itself."""
-
-    name: str
-    digest: bytes = field(repr=False)
-    limits: KeyLimits = KeyLimits()
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)] = Field(repr=False)
+    requests_per_minute: _Limit = None
+    tokens_per_minute: _Limit = None
+    concurrency: _Limit = None
     admin: bool = False
 
 
@@ -59,25 +54,24 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self.keys = tuple(keys)
-        names, digests = set[str](), dict[bytes, str]()
+        names, digests = set[str](), dict[str, str]()
         for key in self.keys:
             if key.name in names:
                 raise SettingError(f"API key {key.name}", "two keys have this name", "Rename one of them.")
-            if key.digest in digests:
-                why = f"it is the same key as {digests[key.digest]}"
+            if (other := digests.setdefault(key.sha256, key.name)) != key.name:
+                why = f"it is the same key as {other}"
                 raise SettingError(f"API key {key.name}", why, "Give each user a key of their own.")
             names.add(key.name)
-            digests[key.digest] = key.name
 
     def __bool__(self) -> bool:
         return bool(self.keys)
 
     def find(self, presented: str) -> ApiKey | None:
         """The key that was presented; None for one that is not accepted. All are compared, always."""
-        digest = _digest(presented)
+        digest = digest_of(presented)
         found = None
         for key in self.keys:
-            if hmac.compare_digest(key.digest, digest):
+            if hmac.compare_digest(key.sha256, digest):
                 found = key
         return found
 
@@ -91,27 +85,13 @@ def key_ring(settings: ServeSettings) -> tuple[KeyRing, tuple[str, ...]]:
     given = [secret.get_secret_value() for secret in settings.api_key]
     names = ["default"] if len(given) == 1 else [f"default-{number}" for number in range(1, len(given) + 1)]
     keys = [
-        ApiKey(name, _digest(_checked(key, f"api_key ({name})")), admin=True)
+        ApiKey(name=name, sha256=digest_of(_checked(key, f"api_key ({name})")), admin=True)
         for name, key in zip(names, given, strict=True)
     ]
     notices: list[str] = []
     if settings.api_keys is not None:
         keys += read_keys(settings.api_keys, notices)
     return KeyRing(keys), tuple(notices)
-
-
-class _Record(BaseModel):
-    """A key as a file states it."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, strict=True)
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    key: str | None = None
-    sha256: str | None = Field(None, pattern=r"^[0-9a-fA-F]{64}$")
-    requests_per_minute: _Limit = None
-    tokens_per_minute: _Limit = None
-    concurrency: _Limit = None
-    admin: bool = False
 
 
 def read_keys(path: Path, notices: list[str] | None = None) -> list[ApiKey]:
@@ -153,39 +133,41 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 
 def _read_record(record: dict[str, Any], where: str) -> ApiKey:
-    try:
-        read = _Record.model_validate(record)
+    given, sha256 = record.get("key"), record.get("sha256")
+    fields = {name: value for name, value in record.items() if name != "key"}
+    try:  # the name first: messages about the rest repeat it
+        read = ApiKey.model_validate(fields | {"sha256": _NO_DIGEST if sha256 is None else sha256})
     except ValidationError as error:
         first = invalid(error)
         reason = _WRITTEN if first.kind == "string_pattern_mismatch" else first.reason
         raise SettingError(f"{where}: {first.path}", reason, "Correct it there.") from None
-    if (read.key is None) == (read.sha256 is None):
-        why = "it has both key and sha256" if read.key else "it has neither key nor sha256"
-        raise SettingError(f"{where} ({read.name})", why, "Give one of them.")
-    if read.sha256 is not None:
-        digest = bytes.fromhex(read.sha256)
-    else:
-        digest = _digest(_checked(read.key or "", f"{where} ({read.name})"))
-    limits = KeyLimits(read.requests_per_minute, read.tokens_per_minute, read.concurrency)
-    return ApiKey(read.name, digest, limits, read.admin)
+    called = f"{where} ({read.name})"
+    if (given is None) == (sha256 is None):
+        why = "it has neither key nor sha256" if given is None else "it has both key and sha256"
+        raise SettingError(called, why, "Give one of them.")
+    if given is None:
+        return read
+    return read.model_copy(update={"sha256": digest_of(_checked(given, called))})
 
 
+_NO_DIGEST = "0" * 64
 _WRITTEN = (
     "it is written otherwise: a name has up to 64 letters, digits and . _ -, a sha256 64 hexadecimal digits"
 )
 
 
-def _checked(key: str, where: str) -> str:
+def _checked(key: Any, where: str) -> str:
     """The key, if it can travel in a header and cannot be guessed soon."""
-    if not key.isascii() or not key.isprintable() or " " in key:
+    if not isinstance(key, str) or not key.isascii() or not key.isprintable() or " " in key:
         raise SettingError(where, "a key is printable ASCII without spaces", _MAKE_ONE)
     if not _MIN_CHARACTERS <= len(key) <= _MAX_CHARACTERS:
         raise SettingError(where, f"a key has {_MIN_CHARACTERS} to {_MAX_CHARACTERS} characters", _MAKE_ONE)
     return key
 
 
-def _digest(key: str) -> bytes:
-    return sha256(key.encode("utf-8", errors="surrogateescape")).digest()
+def digest_of(key: str) -> str:
+    """The SHA-256 of a key, in hexadecimal."""
+    return sha256(key.encode("utf-8", errors="surrogateescape")).hexdigest()
 
 
 # What a key may use: requests and tokens a minute, and requests at once
@@ -201,18 +183,6 @@ _BUSY_RETRY_S = 1.0
 
 Clock = Callable[[], float]
 """Seconds of a clock that never goes back."""
-
-
-class RateLimited(Problem):
-    """A key's limit is reached (429). `retry_after_s` says when to ask again; infinity: never, so large."""
-
-    def __init__(self, kind: str, message: str, retry_after_s: float) -> None:
-        self.retry_after_s = retry_after_s
-        if math.isinf(retry_after_s):
-            headers = {"X-Should-Retry": "false"}
-        else:
-            headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-        super().__init__(429, message, type=kind, code="rate_limit_exceeded", headers=headers)
 
 
 class Bucket:
@@ -245,58 +215,55 @@ class Bucket:
 
 
 class RateLimiter:
-    """What one key uses of its limits."""
+    """What one key uses of its limits; without a key there are none."""
 
-    def __init__(self, limits: KeyLimits, clock: Clock = monotonic) -> None:
-        self.limits = limits
-        self.running = 0
-        rates = limits.requests_per_minute, limits.tokens_per_minute
-        self.requests, self.tokens = (None if rate is None else Bucket(rate, clock) for rate in rates)
+    def __init__(self, key: ApiKey | None = None, clock: Clock = monotonic) -> None:
+        self.name = key.name if key else ""
+        self._concurrency = key.concurrency if key else None
+        self._running = 0
+        rates = (key.requests_per_minute, key.tokens_per_minute) if key else (None, None)
+        self.requests, self.tokens = (Bucket(rate, clock) if rate else None for rate in rates)
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """One request, from its beginning to its end. Raises RateLimited."""
-        most = self.limits.concurrency
-        if most is not None and self.running >= most:
-            message = f"this key may run {most} requests at once. Wait until one of them has ended."
-            raise RateLimited("requests", message, _BUSY_RETRY_S)
+        """One request, from its beginning to its end. Raises Problem (429)."""
+        if self._concurrency is not None and self._running >= self._concurrency:
+            why = f"this key may run {self._concurrency} requests at once."
+            raise _limit_reached("requests", why, _BUSY_RETRY_S, "Wait until one of them has ended.")
         if self.requests is not None:
             if wait_s := self.requests.wait_s(1):
-                message = f"this key may make {self.requests.per_minute} requests a minute. {_wait(wait_s)}"
-                raise RateLimited("requests", message, wait_s)
+                why = f"this key may make {self.requests.per_minute} requests a minute."
+                raise _limit_reached("requests", why, wait_s)
             self.requests.take(1)
-        self.running += 1
+        self._running += 1
         try:
             yield
         finally:
-            self.running -= 1
+            self._running -= 1
 
     def reserve(self, prompt_tokens: int, max_tokens: int) -> float:
         """Take the tokens of a prompt and of its longest answer; returns how many were taken.
 
         An answer that could be longer than a minute's tokens is reserved as what is left of these. Raises
-        RateLimited.
+        Problem (429).
         """
         if self.tokens is None:
             return 0.0
         most = self.tokens.per_minute
         if prompt_tokens > most:
-            message = (
-                f"the prompt has {prompt_tokens} tokens, and this key may use {most} a minute. Shorten it."
-            )
-            raise RateLimited("tokens", message, math.inf)
+            why = f"the prompt has {prompt_tokens} tokens, and this key may use {most} a minute."
+            raise _limit_reached("tokens", why, math.inf, "Shorten it.")
         amount = min(prompt_tokens + max_tokens, most)
         if wait_s := self.tokens.wait_s(amount):
-            message = (
-                f"this key may use {most} tokens a minute; this request may need {amount}. {_wait(wait_s)}"
-            )
-            raise RateLimited("tokens", message, wait_s)
+            why = f"this key may use {most} tokens a minute; this request may need {amount}."
+            raise _limit_reached("tokens", why, wait_s)
         self.tokens.take(amount)
         return amount
 
 
-def _wait(wait_s: float) -> str:
-    return f"Try again in {max(1, math.ceil(wait_s))} s."
+def _limit_reached(kind: str, why: str, wait_s: float, way_out: str = "") -> Problem:
+    message = f"{why} {way_out or f'Try again in {max(1, math.ceil(wait_s))} s.'}"
+    return Problem(429, message, type=kind, code="rate_limit_exceeded", retry_after_s=wait_s)
 
 
 @dataclass(slots=True)
@@ -313,25 +280,24 @@ class Caller:
     `name` is the key's ("" where no key is demanded); KV and remembered texts are kept apart by it.
     """
 
-    def __init__(self, key: ApiKey | None = None, limiter: RateLimiter | None = None) -> None:
-        self.name = key.name if key else ""
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self._limiter = limiter or RateLimiter(KeyLimits())
+    def __init__(self, limiter: RateLimiter | None = None) -> None:
+        self._limiter = limiter or RateLimiter()
+        self.name = self._limiter.name
+        self.used = TokenUsage()
 
     @contextmanager
     def reserved(self, prompt_tokens: int, max_tokens: int) -> Iterator[TokenUsage]:
         """Hold the tokens that a generation may need; the usage at the end is what it costs.
 
         Count into it as tokens come: then a request that is broken off pays for what it got. Raises
-        RateLimited.
+        Problem (429).
         """
         taken = self._limiter.reserve(prompt_tokens, max_tokens)
         used = TokenUsage()
         try:
             yield used
         finally:
-            self.prompt_tokens += used.prompt_tokens
-            self.completion_tokens += used.completion_tokens
+            self.used.prompt_tokens += used.prompt_tokens
+            self.used.completion_tokens += used.completion_tokens
             if self._limiter.tokens is not None:
                 self._limiter.tokens.take(used.prompt_tokens + used.completion_tokens - taken)

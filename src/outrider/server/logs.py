@@ -22,6 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import internal_error
+from outrider.server.keys import Caller
 
 LOG = logging.getLogger("outrider.server")
 
@@ -29,12 +30,23 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_LOGGED_BYTES = 64 * 2**10
 """How much of a body is logged, where bodies are."""
 
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    # Answers are data; the page brings a policy of its own.
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+"""Added to every answer that does not set them: they keep browsers from doing more with it than is meant."""
+
 _LEVELS = {"outrider": logging.INFO, "uvicorn": logging.ERROR, "asyncio": logging.ERROR}
 """Loggers that are shown, and from which level on: whatever clients do wrong is no error of the server."""
 
 
 class RequestLog:
-    """Gives each request an id and logs it when it is over. What fails unforeseen is logged and answered.
+    """Gives each request an id and its answer the headers of `_HEADERS`, and logs it when it is over. What
+    fails unforeseen is logged and answered.
 
     `bodies` are logged too if asked for. Requests to `quiet` paths that succeed are logged at debug level.
     """
@@ -46,11 +58,14 @@ class RequestLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; no exception comes back."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         entry = _Entry(scope, receive, send, keeps_body=self._bodies)
         try:
             await self._app(scope, entry.receive, entry.send)
         except asyncio.CancelledError:
-            if not entry.server_ended:
+            if not scope["state"].get("server_ended"):
                 raise
         except Exception as error:
             LOG.error("failed", exc_info=error, extra={"fields": {"id": entry.request_id}})
@@ -67,56 +82,53 @@ class _Entry:
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, keeps_body: bool) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
-        scope.setdefault("state", {})["request_id"] = self.request_id
         self.status: int | None = None
         self._scope = scope
+        self._state = scope.setdefault("state", {})
         self._receive = receive
         self._send = send
         self._began_s = monotonic()
         self._is_complete = False
         self._client_left = False
-        self._keeps_body = keeps_body
-        self._body = bytearray()
+        self._body = bytearray() if keeps_body else None
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self._client_left = not self._is_complete
-        elif self._keeps_body:
+        elif self._body is not None:
             self._body += message.get("body", b"")[: _MAX_LOGGED_BYTES - len(self._body)]
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._send(message)
 
-    @property
-    def server_ended(self) -> bool:
-        """Whether the server was stopped before the answer was complete."""
-        return bool(self._scope["state"].get("server_ended"))
-
     def fields(self) -> dict[str, Any]:
         """What the log says of it."""
-        caller = self._scope["state"].get("caller")
+        caller = self._state.get("caller") or Caller()
         fields: dict[str, Any] = {
             "method": self._scope["method"],
             "route": str(getattr(self._scope.get("route"), "path", None) or "-"),
             "status": self.status,
             "duration_s": round(monotonic() - self._began_s, 4),
-            "key": caller.name if caller else "",
-            "prompt_tokens": caller.prompt_tokens if caller else 0,
-            "completion_tokens": caller.completion_tokens if caller else 0,
+            "key": caller.name,
+            "prompt_tokens": caller.used.prompt_tokens,
+            "completion_tokens": caller.used.completion_tokens,
             "id": self.request_id,
         }
-        if self.server_ended:
+        if self._state.get("server_ended"):  # before the answer was complete
             fields["server_ended"] = True
         elif self._client_left:
             fields["client_left"] = True
-        if self._keeps_body:
+        if self._body is not None:
             fields["body"] = self._body.decode("utf-8", errors="replace")
         return fields
 

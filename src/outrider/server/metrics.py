@@ -8,16 +8,15 @@ values are bounded: what comes after the first so many of a kind is "other".
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from outrider.core.data import Completion, StepRecord
-from outrider.server.worker import StepView, WorkerState
+from outrider.core.data import Completion, StepRecord, Update
+from outrider.server.worker import WorkerState
 from outrider.session.readout import read_out
 
 OTHER = "other"
@@ -40,36 +39,35 @@ _CALL_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384
 _SEQUENCES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 _SPEEDUPS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 
-_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+_Labels = Mapping[str, Sequence[str]]
+"""The values of each label that are there from the start."""
+
+_KINDS = {"kind": ("decode", "prefill")}
+_COUNTERS: dict[str, tuple[str, _Labels]] = {
     # of steps
-    "target_calls": ("Calls to the target model", ("kind",)),
-    "draft_calls": ("Calls to draft models", ("kind",)),
-    "step_part_seconds": ("Seconds of all steps by part", ("part",)),
-    "constraint_seconds": ("Seconds spent on grammars, of the parts", ()),
-    "sequence_steps": ("Steps, counted for each sequence", ("kind",)),
-    "prefill_tokens": ("Prompt tokens evaluated in prefill steps", ()),
-    "generation_tokens": ("Tokens generated", ()),
-    "spec_decode_num_drafts": ("Drafts offered to the target", ()),
-    "spec_decode_num_draft_tokens": ("Tokens drafted", ("drafter",)),
-    "spec_decode_num_accepted_tokens": ("Drafted tokens emitted", ("drafter",)),
-    "spec_decode_num_draft_tokens_per_pos": ("Tokens drafted at a position", ("position",)),
-    "spec_decode_num_accepted_tokens_per_pos": ("Of these, emitted", ("position",)),
+    "target_calls": ("Calls to the target model", {"kind": ("decode", "prefill", "mixed")}),
+    "draft_calls": ("Calls to draft models", _KINDS),
+    "step_part_seconds": (
+        "Seconds of all steps by part",
+        {"part": ("target", "draft_model", "drafting", "sampling", "other")},
+    ),
+    "constraint_seconds": ("Seconds spent on grammars, of the parts", {}),
+    "sequence_steps": ("Steps, counted for each sequence", _KINDS),
+    "prefill_tokens": ("Prompt tokens evaluated in prefill steps", {}),
+    "generation_tokens": ("Tokens generated", {}),
+    "spec_decode_num_drafts": ("Drafts offered to the target", {}),
+    "spec_decode_num_draft_tokens": ("Tokens drafted", {"drafter": ()}),
+    "spec_decode_num_accepted_tokens": ("Drafted tokens emitted", {"drafter": ()}),
+    "spec_decode_num_draft_tokens_per_pos": ("Tokens drafted at a position", {"position": ()}),
+    "spec_decode_num_accepted_tokens_per_pos": ("Of these, emitted", {"position": ()}),
     # of generations and requests
-    "requests_finished": ("Generations that ended", ("finish_reason", "key")),
-    "key_tokens": ("Tokens by API key", ("key", "kind")),
-    "prompt_tokens": ("Tokens of prompts", ()),
-    "prompt_tokens_cached": ("Of these, with KV kept from earlier ones", ()),
-    "errors": ("Requests that got an error", ("status", "code")),
+    "requests_finished": ("Generations that ended", {"finish_reason": (), "key": ()}),
+    "key_tokens": ("Tokens by API key", {"key": (), "kind": ()}),
+    "prompt_tokens": ("Tokens of prompts", {}),
+    "prompt_tokens_cached": ("Of these, with KV kept from earlier ones", {}),
+    "errors": ("Requests that got an error", {"status": (), "code": ()}),
 }
 """Help and labels of each counter, `outrider_NAME_total`."""
-
-_ZEROS = {
-    "target_calls": ("decode", "prefill", "mixed"),
-    "draft_calls": ("decode", "prefill"),
-    "sequence_steps": ("decode", "prefill"),
-    "step_part_seconds": ("target", "draft_model", "drafting", "sampling", "other"),
-}
-"""Label values that are there from the start."""
 
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "step_seconds": ("Seconds of a step", _GAP_SECONDS),
@@ -90,6 +88,20 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_estimated_speedup": ("Estimated speed-up over plain decoding", _SPEEDUPS),
 }
 """Help and buckets of each histogram, `outrider_NAME`."""
+
+_GAUGES = {
+    "num_requests_running": ("Generations that the engine works on", "running"),
+    "num_requests_waiting": ("Generations that wait for a sequence", "waiting"),
+    "max_requests_running": ("Sequences that the engine has", "max_running"),
+    "kv_cache_used_tokens": ("Tokens whose KV is kept", "kv_tokens_used"),
+    "kv_cache_capacity_tokens": ("Tokens that the KV cache has room for", "kv_tokens_capacity"),
+    "draining": ("1 while the server takes no new requests and ends", "draining"),
+}
+"""Help of each gauge, `outrider_NAME`, and the field of the worker's state that it shows."""
+
+
+def _shown(state: Callable[[], WorkerState], name: str) -> float:
+    return float(getattr(state(), name))
 
 
 class Bounded:
@@ -116,24 +128,26 @@ class Metrics:
         self, state: Callable[[], WorkerState], *, model: Mapping[str, str], build: Mapping[str, str]
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._counters = {
-            name: Counter(f"outrider_{name}", help_, labels, registry=self.registry)
-            for name, (help_, labels) in _COUNTERS.items()
-        }
-        for name, values in _ZEROS.items():
-            for value in values:
-                self._counters[name].labels(value)
+        self._counters: dict[str, Counter] = {}
+        for name, (help_, labels) in _COUNTERS.items():
+            counter = Counter(f"outrider_{name}", help_, tuple(labels), registry=self.registry)
+            self._counters[name] = counter
+            for known in labels.values():
+                for value in known:
+                    counter.labels(value)
         self._histograms = {
             name: Histogram(f"outrider_{name}", help_, registry=self.registry, buckets=buckets)
             for name, (help_, buckets) in _HISTOGRAMS.items()
         }
+        for name, (help_, shown) in _GAUGES.items():
+            gauge = Gauge(f"outrider_{name}", help_, registry=self.registry)
+            gauge.set_function(partial(_shown, state, shown))
         self._drafters = Bounded(MAX_DRAFTERS)
         self._keys = Bounded(MAX_KEYS)
         self._codes = Bounded(MAX_CODES)
-        self.registry.register(_Gauges(state))
-        for name, labels in (("model", model), ("build", build)):
+        for name, found in (("model", model), ("build", build)):
             info = Info(f"outrider_{name}", f"The {name} that is served", registry=self.registry)
-            info.info({key: str(value) for key, value in labels.items()})
+            info.info(dict(found))
         ProcessCollector(registry=self.registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -154,13 +168,12 @@ class Metrics:
 
     # Steps
 
-    def observe_steps(self, updates: StepView) -> None:
+    def observe_steps(self, updates: Sequence[Update]) -> None:
         """Count one step of the engine: the updates of all sequences that took part in it. What they share
         (the target's call, the drafters' work, the times) counts once."""
         records = [update.record for update in updates]
-        if not records:
-            return
-        self._observe_call(records)
+        if records:
+            self._observe_call(records)
         for record in records:
             self._count("sequence_steps", 1, record.kind)
             self._count("constraint_seconds", record.constraint_s)
@@ -172,37 +185,36 @@ class Metrics:
 
     def _observe_call(self, records: Sequence[StepRecord]) -> None:
         """What the sequences share; each verifies its own draft, and the last to be recorded saw it all."""
-        shared = records[-1]
-        kinds = {record.kind for record in records}
-        self._count("target_calls", 1, "mixed" if len(kinds) > 1 else shared.kind)
-        self._count("draft_calls", shared.work.calls, "decode")
-        self._count("draft_calls", shared.work.prefill_calls, "prefill")
-        self._observe("step_sequences", shared.num_sequences)
-        self._observe("step_tokens", shared.batch_tokens)
+        shared, work = records[-1], records[-1].work
         total_s = max(record.total_s for record in records)
-        self._observe("step_seconds", total_s)
         parts = {
             "target": shared.verify_s,
-            "draft_model": shared.work.model_s + shared.work.prefill_s,
-            "drafting": shared.draft_s - shared.work.model_s,
+            "draft_model": work.model_s + work.prefill_s,
+            "drafting": shared.draft_s - work.model_s,
             "sampling": sum(record.sampling_s for record in records),
         }
         parts["other"] = total_s - sum(parts.values())
         for part, seconds in parts.items():
             self._count("step_part_seconds", max(seconds, 0.0), part)
+        is_mixed = len({record.kind for record in records}) > 1
+        self._count("target_calls", 1, "mixed" if is_mixed else shared.kind)
+        self._count("draft_calls", work.calls, "decode")
+        self._count("draft_calls", work.prefill_calls, "prefill")
+        self._observe("step_sequences", shared.num_sequences)
+        self._observe("step_tokens", shared.batch_tokens)
+        self._observe("step_seconds", total_s)
 
     def _observe_draft(self, record: StepRecord) -> None:
-        prefix = "spec_decode_num_"
-        self._count(f"{prefix}drafts", 1)
+        self._count("spec_decode_num_drafts", 1)
         sources = [self._drafters(source) for source in record.draft.sources]
         for drafter, number in Tally(sources).items():
-            self._count(f"{prefix}draft_tokens", number, drafter)
+            self._count("spec_decode_num_draft_tokens", number, drafter)
         for drafter, number in Tally(sources[: record.num_accepted]).items():
-            self._count(f"{prefix}accepted_tokens", number, drafter)
+            self._count("spec_decode_num_accepted_tokens", number, drafter)
         for position in range(len(sources)):
             label = str(position) if position < POSITIONS else f"{POSITIONS}+"
-            self._count(f"{prefix}draft_tokens_per_pos", 1, label)
-            self._count(f"{prefix}accepted_tokens_per_pos", position < record.num_accepted, label)
+            self._count("spec_decode_num_draft_tokens_per_pos", 1, label)
+            self._count("spec_decode_num_accepted_tokens_per_pos", position < record.num_accepted, label)
 
     # Generations
 
@@ -240,25 +252,3 @@ class Metrics:
             self._observe("inter_token_latency_seconds", later.end_s - earlier.end_s)
         if num_later := num_tokens - len(bursts[0].tokens):
             self._observe("request_time_per_output_token_seconds", (last_s - first_s) / num_later)
-
-
-class _Gauges(Collector):
-    """The worker's state at the moment of a scrape."""
-
-    def __init__(self, state: Callable[[], WorkerState]) -> None:
-        self._state = state
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())  # else registering would ask for the state
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        for name, help_, value in (
-            ("num_requests_running", "Generations that the engine works on", state.running),
-            ("num_requests_waiting", "Generations that wait for a sequence", state.waiting),
-            ("max_requests_running", "Sequences that the engine has", state.max_running),
-            ("kv_cache_used_tokens", "Tokens whose KV is kept", state.kv_tokens_used),
-            ("kv_cache_capacity_tokens", "Tokens that the KV cache has room for", state.kv_tokens_capacity),
-            ("draining", "1 while the server takes no new requests and ends", int(state.draining)),
-        ):
-            yield GaugeMetricFamily(f"outrider_{name}", help_, value=value)

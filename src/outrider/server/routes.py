@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from outrider.core.errors import InputError
+from outrider.server.answers.choice import spelling_of
 from outrider.server.answers.responses import ResponseAnswer
 from outrider.server.answers.text import ChatAnswer, CompletionAnswer
 from outrider.server.errors import Problem, invalid_field, problem_of
@@ -34,7 +33,10 @@ _MAX_CONTROLS = 10_000
 """The time to read them grows with the square of their number: a tenth of a second for so many."""
 _CALL_SIZES = 32
 
-_ERRORS: dict[int | str, str] = {
+_Responses = dict[int | str, dict[str, Any]]
+"""What the OpenAPI document says of the responses of an endpoint."""
+
+_STATUSES: dict[int | str, str] = {
     400: "The request cannot be used: `param` names the field, the message the way out.",
     401: "An API key is missing or unknown.",
     403: "The key may not do this.",
@@ -47,58 +49,44 @@ _ERRORS: dict[int | str, str] = {
     500: "The server failed.",
     503: "The server is ending, or is not ready.",
 }
+_ERRORS: _Responses = {
+    status: {"model": answers.ErrorAnswer, "description": why} for status, why in _STATUSES.items()
+}
+_ANSWER: _Responses = {200: {"description": "The answer."}}
 _EVENT = {
     "type": "object",
     "description": "One event: `data` is JSON, or [DONE].",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
-_METRICS = {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics."}
-
-
-def _describe(
-    model: type[BaseModel] | None = None, *, streams: bool = False
-) -> dict[int | str, dict[str, Any]]:
-    """What the OpenAPI document says of the responses of an endpoint that answers with `model`, or with
-    events where it `streams`."""
-    found: dict[int | str, dict[str, Any]] = {
-        status: {"model": answers.ErrorAnswer, "description": why} for status, why in _ERRORS.items()
-    }
-    if model is not None:
-        found[200] = {"model": model, "description": "The answer."}
-        if streams:
-            found[200]["content"] = {"text/event-stream": {"schema": _EVENT}}
-    return found
+_ANSWER_OR_EVENTS: _Responses = {
+    200: {"description": "The answer.", "content": {"text/event-stream": {"schema": _EVENT}}}
+}
+_METRICS: _Responses = {
+    200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 
 
 def text_router(service: Service) -> APIRouter:
     """Text to be continued; with `stream`, as server-sent events."""
-    router = APIRouter(tags=["text"])
+    router = APIRouter(tags=["text"], responses=_ERRORS | _ANSWER_OR_EVENTS)
 
-    @router.post("/v1/chat/completions", responses=_describe(answers.ChatCompletion, streams=True))
+    @router.post("/v1/chat/completions", response_model=answers.ChatCompletion)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation; with `stream`, as server-sent events."""
-        plan, make = partial(plan_chat, service, body), partial(ChatAnswer, service, with_usage=_usage(body))
-        return await answer(service, request, plan, make, stream=bool(body.stream))
+        return await answer(service, request, body, plan_chat, ChatAnswer)
 
-    @router.post("/v1/completions", responses=_describe(answers.Completions, streams=True))
+    @router.post("/v1/completions", response_model=answers.Completions)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they stand; with `stream`, as server-sent events."""
-        plan = partial(plan_completions, service, body)
-        make = partial(CompletionAnswer, service, with_usage=_usage(body))
-        return await answer(service, request, plan, make, stream=bool(body.stream))
+        return await answer(service, request, body, plan_completions, CompletionAnswer)
 
-    @router.post("/v1/responses", responses=_describe(answers.Response, streams=True))
+    @router.post("/v1/responses", response_model=answers.Response)
     async def responses(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation; with `stream`, as typed events. Nothing is stored."""
-        plan, make = partial(plan_response, service, body), partial(ResponseAnswer, service, body)
-        return await answer(service, request, plan, make, stream=bool(body.stream))
+        return await answer(service, request, body, plan_response, ResponseAnswer)
 
     return router
-
-
-def _usage(body: ChatRequest | CompletionRequest) -> bool:
-    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def _detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
@@ -119,7 +107,7 @@ def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     except InputError as error:
         raise problem_of(error, given[0]) from None
     shown = tokens if body.with_pieces or body.return_token_strs else []
-    pieces = [service.vocabulary.piece(token) or service.vocabulary.spelling(token) for token in shown]
+    pieces = [spelling_of(token, service.vocabulary) for token in shown]
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
     if body.with_pieces:
         found["tokens"] = [{"id": t, "piece": _piece(piece)} for t, piece in zip(tokens, pieces, strict=True)]
@@ -152,35 +140,32 @@ def _piece(piece: bytes) -> str | list[int]:
 
 def info_router(service: Service) -> APIRouter:
     """Text to tokens and back, what is served, and what calls cost."""
-    router = APIRouter()
+    router = APIRouter(responses=_ERRORS | _ANSWER)
 
     # Millions of tokens take seconds to write down, too, so that the answer is made beside the event loop.
 
-    @router.post("/tokenize", responses=_describe(answers.TokenizeAnswer), tags=["tokens"])
+    @router.post("/tokenize", response_model=answers.TokenizeAnswer, tags=["tokens"])
     async def tokenize(body: TokenizeRequest) -> Response:
         """The tokens of a text, or of a conversation under the model's chat template."""
         return await service.prepared(lambda: JSONResponse(_tokenize(service, body)))
 
-    @router.post("/detokenize", responses=_describe(answers.DetokenizeAnswer), tags=["tokens"])
+    @router.post("/detokenize", response_model=answers.DetokenizeAnswer, tags=["tokens"])
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of tokens; control tokens add nothing."""
         return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
 
-    @router.get("/v1/models", responses=_describe(), response_model=answers.ModelList, tags=["models"])
+    @router.get("/v1/models", response_model=answers.ModelList, tags=["models"])
     async def models() -> Any:
         """The model, under all its names."""
-        names = (service.name, *service.aliases)
-        return {"object": "list", "data": [_model_card(service, name) for name in names]}
+        return {"object": "list", "data": [_model_card(service, name) for name in service.names]}
 
-    @router.get(
-        "/v1/models/{model:path}", responses=_describe(), response_model=answers.ModelCard, tags=["models"]
-    )
+    @router.get("/v1/models/{model:path}", response_model=answers.ModelCard, tags=["models"])
     async def model(model: str) -> Any:
         """The model of this name."""
         service.check_model(model)
         return _model_card(service, model)
 
-    @router.get("/outrider/status", responses=_describe(), response_model=answers.Status, tags=["state"])
+    @router.get("/outrider/status", response_model=answers.Status, tags=["state"])
     async def status() -> Any:
         """Models, drafters, and the seconds of a call over 1 to 32 tokens; null where they are not known."""
         return _status(service)
@@ -220,9 +205,9 @@ def _status(service: Service) -> dict[str, Any]:
 
 def open_router(service: Service, page: Page | None) -> APIRouter:
     """Health, metrics where there are some, and the page for people: programs find nothing in it."""
-    router = APIRouter()
+    router = APIRouter(responses=_ERRORS)
 
-    @router.get("/health", responses=_describe(), response_model=answers.Health, tags=["state"])
+    @router.get("/health", response_model=answers.Health, tags=["state"])
     async def health() -> Any:
         """`ok`, or an error (503) when the server is ending, or its engine has failed."""
         state = service.worker.state()
@@ -230,14 +215,12 @@ def open_router(service: Service, page: Page | None) -> APIRouter:
             raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
         if state.draining:
             message = "the server is ending. Ask another one."
-            raise Problem(503, message, code="draining", headers={"Retry-After": "5"})
+            raise Problem(503, message, code="draining", retry_after_s=5)
         return {"status": "ok"}
 
     if (collected := service.metrics) is not None:
 
-        @router.get(
-            "/metrics", responses=_describe() | {200: _METRICS}, response_class=Response, tags=["state"]
-        )
+        @router.get("/metrics", responses=_METRICS, response_class=Response, tags=["state"])
         async def metrics(request: Request) -> Response:
             """Counters and histograms, in the format that the Accept header prefers."""
             content, content_type = collected.render(request.headers.get("accept", ""))

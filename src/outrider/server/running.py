@@ -113,7 +113,8 @@ def address_of(sockets: Sequence[socket.socket], *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
-def _config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | None) -> uvicorn.Config:
+def http_config(app: ASGIApp, settings: ServeSettings, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    """How uvicorn serves an application."""
     return uvicorn.Config(
         app,
         interface="asgi3",
@@ -150,7 +151,7 @@ class Server(uvicorn.Server):
         drain: Drain | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(_config(app, settings, tls))
+        super().__init__(http_config(app, settings, tls))
         self.status = 0
         """the exit status: 0 after draining, else 128 and the signal's number"""
         self._drain_timeout_s = settings.drain_timeout

@@ -11,14 +11,11 @@ from typing import TypeVar
 
 from starlette.requests import HTTPConnection
 
-from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.prediction import PredictionDrafter
-from outrider.formats import ChatFormat, format_of
-from outrider.models.chat import ChatTemplate
+from outrider.formats import format_of
 from outrider.policy import AutoPolicy
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
@@ -36,58 +33,58 @@ other."""
 
 
 class Service:
-    """One model and what serves it.
+    """One model and what serves it: a worker for the session's engine, and threads that prepare requests.
 
     `settings` say what clients call the model (`alias`; it keeps its own name too), how requests that say
-    nothing are sampled, and what one may ask for; `verification` holds where a request says nothing. The
-    worker runs this session's engine. `close` ends the threads that prepare requests; session and worker
-    stay their owner's.
+    nothing are sampled, and what one may ask for; `verification` holds where a request says nothing.
+    `start` and `close` begin and end its threads; the session stays its owner's.
     """
 
     def __init__(
         self,
         session: Session,
-        worker: Worker,
         settings: ServeSettings | None = None,
         *,
         verification: Verification | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         self.session = session
-        self.worker = worker
         self.settings = settings = settings or ServeSettings()
-        self.name = settings.alias or session.target.name
-        self.aliases = (session.target.name,) if settings.alias else ()
+        self.metrics = metrics
+        observe = metrics.observe_steps if metrics else None
+        self.worker = Worker(session, max_waiting=settings.max_waiting, observe=observe)
+        self.names = tuple(name for name in (settings.alias, session.target.name) if name)
+        """what clients may call the model"""
+        self.name = self.names[0]
+        self.vocabulary = session.target.vocabulary
+        self.template = session.template
+        self.context_tokens = session.target.context_length
+        """of a prompt and its answer together"""
         self.defaults = SamplingParams(
             temperature=settings.temp, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p
         )
         self.verification = verification or Verification()
-        self.metrics = metrics
-        self.format: ChatFormat = format_of(session.template, session.target.vocabulary)
+        self.format = format_of(session.template, session.target.vocabulary)
         self.controls = ControlTokens(session.target.vocabulary)
+        self.fingerprint = f"outrider-{version('outrider')}"
+        """what an answer depends on besides its request and seed: OpenAI's `system_fingerprint`"""
         self._notices = tuple(session.notices)
         self.started_unix_s = int(time.time())
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+
+    def start(self) -> None:
+        """Begin to work."""
+        self.worker.start()
+
+    def close(self) -> None:
+        """End the threads. Closing twice is harmless."""
+        self.worker.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def notices(self) -> tuple[str, ...]:
         """Those of the models and the machine that still hold. Later ones are about single requests."""
         return tuple(line for line in self._notices if line in self.session.notices)
-
-    @property
-    def template(self) -> ChatTemplate | None:
-        """The model's chat template."""
-        return self.session.template
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The model's tokenizer."""
-        return self.session.target.vocabulary
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens that a prompt and its answer may have together."""
-        return self.session.target.context_length
 
     @property
     def draft_name(self) -> str | None:
@@ -106,23 +103,9 @@ class Service:
         """Who drafts where a request says nothing: "auto", or "fixed" lengths."""
         return "fixed" if self.policy is None else "auto"
 
-    def predicted(self, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The tokens of a text that an answer is expected to be like, and why they are of no use, if so. It
-        is read as text, whatever it spells."""
-        followed = any(isinstance(d, PredictionDrafter) for d in self.session.engine.drafters)
-        notices = () if followed else ("prediction: it is not used, for this model cannot follow one",)
-        # No answer is longer than the context, so what is after that is of no use.
-        text = text[: self.context_tokens * self.controls.longest_bytes]
-        return tuple(self.vocabulary.tokenize(text, add_special=False)[: self.context_tokens]), notices
-
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of tokens; control tokens add nothing."""
         return b"".join(map(self.vocabulary.piece, tokens)).decode("utf-8", errors="replace")
-
-    @property
-    def fingerprint(self) -> str:
-        """What an answer depends on besides its request and seed: OpenAI's `system_fingerprint`."""
-        return f"outrider-{version('outrider')}"
 
     def count_tokens(self, text: str) -> int:
         """Tokens that a text has by itself."""
@@ -130,9 +113,8 @@ class Service:
 
     def check_model(self, model: str | None) -> None:
         """Raises Problem (404) for a model that is not served here."""
-        served = (self.name, *self.aliases)
-        if model is not None and model not in served:
-            message = f"there is no model {model[:200]} here. Say {' or '.join(served)}, or nothing."
+        if model is not None and model not in self.names:
+            message = f"there is no model {model[:200]} here. Say {' or '.join(self.names)}, or nothing."
             raise Problem(404, message, code="model_not_found", param="model")
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
@@ -146,16 +128,19 @@ class Service:
         if not tokens:
             raise invalid_field(param, "it has no tokens. Give some text.", code="invalid_prompt")
         self.check_tokens(tokens, param)
-        most = self.context_tokens - 1
-        if self.settings.max_prompt_tokens is not None:
-            most = min(most, self.settings.max_prompt_tokens)
+        most = min(self.context_tokens - 1, self.settings.max_prompt_tokens or self.context_tokens)
         if len(tokens) > most:
             raise self._too_long(param, f"A prompt may have {most}, and this one has {len(tokens)}")
         return tuple(tokens)
 
+    @property
+    def max_characters(self) -> int:
+        """Of a text; one with more cannot fit into the context, however its tokens fall."""
+        return self.context_tokens * self.controls.longest_bytes
+
     def check_length(self, text: str, param: str) -> None:
         """Raises Problem for a text that cannot fit, however its tokens fall: to find these takes seconds."""
-        if len(text) > self.context_tokens * self.controls.longest_bytes:
+        if len(text) > self.max_characters:
             raise self._too_long(param, f"A text of {len(text):,} characters has more")
 
     def _too_long(self, param: str, why: str) -> Problem:
@@ -175,12 +160,7 @@ class Service:
         """The result of something that takes a while, worked out beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, make)
 
-    def close(self) -> None:
-        """End the threads. Closing twice is harmless."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
 
 def caller_of(connection: HTTPConnection) -> Caller:
     """Who asks: what the authentication found out, or nobody in particular."""
-    caller = getattr(connection.state, "caller", None)
-    return caller if isinstance(caller, Caller) else Caller()
+    return getattr(connection.state, "caller", None) or Caller()

@@ -11,23 +11,19 @@ import asyncio
 import contextlib
 import logging
 import queue
+from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from time import perf_counter
-from typing import NoReturn
 
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
 from outrider.costs.other_programs import OtherPrograms
-from outrider.engine import Engine
-from outrider.server.jobs import Draining, FairQueue, Job, QueueFull
+from outrider.server.errors import Problem
 from outrider.session import Session
 
 _log = logging.getLogger(__name__)
-
-StepView = Sequence[Update]
-"""The updates of one step, of all sequences that took part."""
 
 _MIN_RETRY_S = 1.0
 _FIRST_REQUEST_S = 10.0
@@ -37,6 +33,27 @@ _REQUEST_RATE = 0.1
 _JOIN_S = 30.0
 IDLE_S = 20.0
 """without a request, before costs are measured again: long enough that the next one is not expected soon"""
+
+Outcome = Update | Completion | OutriderError
+"""What comes of a request: updates, then its completion or an error (after which a completion may come)."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One request on its way through the engine; `take` gets, in the event loop, what comes of it."""
+
+    request: Request
+    take: Callable[[Job, Outcome], None]
+    loop: asyncio.AbstractEventLoop
+    accepted: asyncio.Future[None]
+    """done when the engine has it, or it waits for room"""
+    arrived_s: float = field(default_factory=perf_counter)
+    queued_s: float = 0.0
+    """seconds between the submission and the first step"""
+    turn: int = 0
+    request_id: int = -1
+    """the engine's, once it has begun"""
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +83,28 @@ class Worker:
         session: Session,
         *,
         max_waiting: int = 64,
-        observe: Callable[[StepView], None] | None = None,
+        observe: Callable[[Sequence[Update]], None] | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
         self._session = session
         self._idle_s = idle_s
-        self._engine: Engine = session.engine
+        self._engine = session.engine
         self._max_waiting = max_waiting
         self._observe = observe
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting = FairQueue()
+        self._waiting: list[Job] = []
+        """by their turns"""
+        self._turn = 0
         self._running: dict[int, Job] = {}
-        self._arrived_s: dict[Job, float] = {}
         self._request_s = _FIRST_REQUEST_S
         """what a request took lately, from its first step to its last"""
         self._used_tokens = 0
-        self._failures = 0
+        self._has_step_failed = False
         self._num_open = 0
         """jobs that were submitted and have not ended; counted in the event loop"""
         self._is_draining = False
         self._is_stopped = False
+        self._is_ended = False
         self._has_failed = False
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
@@ -95,34 +114,35 @@ class Worker:
         """Start the thread."""
         self._thread.start()
 
-    async def submit(self, request: Request, ended: Callable[[Job, Completion], None] | None = None) -> Job:
-        """Hand a request in; `ended` gets its completion, however it ends.
+    async def submit(self, request: Request, take: Callable[[Job, Outcome], None]) -> Job:
+        """Hand a request in; `take` gets what comes of it, until it has ended.
 
-        Raises QueueFull or Draining at once, and what the engine refuses the request with (GrammarError,
-        PromptError, SettingError) when it has looked at it.
+        Raises Problem at once when too many wait or the server ends, and what the engine refuses the request
+        with (GrammarError, PromptError, SettingError) when it has looked at it.
         """
         if self._is_draining or self._is_stopped:
-            raise Draining
-        if self._num_open >= self._max_waiting + self._engine.max_running:
-            waiting = self._num_open - self._engine.max_running
-            raise QueueFull(waiting, self._retry_after_s(waiting))
-        job = Job(request, asyncio.get_running_loop(), self.cancel, ended)
+            message = "server: it is shutting down. Ask again when it is back."
+            raise Problem(503, message, code="draining", retry_after_s=5)
+        num_waiting = self._num_open - self._engine.max_running
+        if num_waiting >= self._max_waiting:
+            message = f"server: {num_waiting} requests are waiting already. Ask again a little later."
+            retry_s = max(num_waiting / self._engine.max_running * self._request_s, _MIN_RETRY_S)
+            raise Problem(429, message, code="queue_full", retry_after_s=retry_s)
+        loop = asyncio.get_running_loop()
+        job = Job(request, take, loop, loop.create_future())
         self._num_open += 1
-        arrived_s = perf_counter()
-        self._commands.put(lambda: self._enter(job, arrived_s))
+        self._commands.put(lambda: self._enter(job))
         try:
-            await job.accepted()
+            await job.accepted
         except asyncio.CancelledError:
-            job.cancel()
+            self.cancel(job)
             raise
         return job
 
-    def _retry_after_s(self, num_waiting: int) -> float:
-        return max(num_waiting / self._engine.max_running * self._request_s, _MIN_RETRY_S)
-
     def cancel(self, job: Job) -> None:
-        """End a job's request after the step in progress; callable from any thread."""
-        self._commands.put(lambda: self._cancel(job))
+        """End a job's request after the step in progress; harmless when it has ended."""
+        if not job.is_over:
+            self._commands.put(lambda: self._cancel(job))
 
     def state(self) -> WorkerState:
         """How busy it is: a snapshot."""
@@ -149,132 +169,96 @@ class Worker:
 
     def stop(self) -> None:
         """End the thread after the step in progress; what runs is cancelled. Stopping twice is harmless."""
-        if not self._is_stopped:
-            self._is_stopped = True
-            self._commands.put(self._end)
+        self._is_stopped = True
+        self._commands.put(self._end)
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 
     # In the worker's thread
 
     def _run(self) -> None:
-        with contextlib.suppress(_Ended):
+        while not self._is_ended:
             try:
-                self._serve()
-            except _Ended:
-                raise
+                self._obey()
+                if self._has_failed:
+                    self._refuse_all()
+                    continue
+                self._admit()
+                if self._running:
+                    self._step()
+                self._used_tokens = self._engine.used_tokens
             except Exception:
                 _log.exception("the engine's thread failed")
                 self._has_failed = True
                 self._refuse_all()
 
-    def _serve(self) -> None:
-        while True:
-            self._obey(wait=not self._running and not self._waiting)
-            self._admit()
-            if self._running:
-                self._step()
-            self._used_tokens = self._engine.used_tokens
-
     def _refuse_all(self) -> None:
         """After an unexpected failure the engine's state is unknown: requests that wait, and those to come,
         get an error instead of waiting forever."""
         error = BackendError("engine", "it failed, and the server's log says how", "Restart the server.")
-        while True:
-            for job in self._running.values():
-                self._refuse(job, error)
-            self._running.clear()
-            while self._waiting:
-                self._refuse(self._waiting.pop(), error)
-            self._arrived_s.clear()
-            try:
-                self._obey(wait=True)
-            except _Ended:
-                raise
-            except Exception:
-                _log.exception("the engine's thread failed again")
+        for job in (*self._running.values(), *self._waiting):
+            self._post(job, error)
+        self._running.clear()
+        self._waiting.clear()
 
-    def _obey(self, *, wait: bool) -> None:
-        """Carry out what the event loop has asked for; `wait` until there is something."""
-        while True:
-            try:
-                command = self._await() if wait else self._commands.get_nowait()
-            except queue.Empty:
-                return
-            command()
-            wait = False
+    def _obey(self) -> None:
+        """Carry out what the event loop has asked for; without any request wait until there is something."""
+        if not self._running and not self._waiting:
+            self._await()()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._commands.get_nowait()()
 
     def _await(self) -> Callable[[], None]:
         """The next command. While there is none, costs that want it are measured again: a request that comes
         meanwhile ends that, and waits for one call of a model at most."""
         while self._session.measured_busy and not self._has_failed:
             others = OtherPrograms()
-            try:
+            with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=self._idle_s)
-            except queue.Empty:
-                self._measure_again(others)
+            try:
+                if self._session.measure_again(others, self._stop_measuring):
+                    _log.info("what calls cost was measured again: the machine is quiet now")
+            except _Awaited:
+                pass
+            except OutriderError:
+                _log.exception("what calls cost could not be measured again")
         return self._commands.get()
-
-    def _measure_again(self, others: OtherPrograms) -> None:
-        try:
-            if self._session.measure_again(others, self._stop_measuring):
-                _log.info("what calls cost was measured again: the machine is quiet now")
-        except _Awaited:
-            pass
-        except OutriderError:
-            _log.exception("what calls cost could not be measured again")
 
     def _stop_measuring(self, _part: float) -> None:
         if not self._commands.empty():
             raise _Awaited
 
-    def _enter(self, job: Job, arrived_s: float) -> None:
-        self._arrived_s[job] = arrived_s
-        self._waiting.append(job)
+    def _enter(self, job: Job) -> None:
+        """Let a job wait for room: cache namespaces take turns, within one the first comes first."""
+        turns = [other.turn for other in self._waiting if other.request.scope == job.request.scope]
+        job.turn = max(turns, default=self._turn) + 1
+        insort(self._waiting, job, key=lambda waiting: waiting.turn)
         if len(self._waiting) > 1 or not self._engine.has_room(job.request):
-            self._post(job, job.settle)  # else it is started, or refused, at once
+            self._post(job)  # else it is started, or refused, at once
 
     def _admit(self) -> None:
         """Start those that wait, as far as there is room: in turn, so that a long one is not passed by."""
-        while self._waiting and self._engine.has_room(self._waiting.first().request):
-            job = self._waiting.pop()
-            arrived_s = self._arrived_s.pop(job)
+        while self._waiting and self._engine.has_room(self._waiting[0].request):
+            job = self._waiting.pop(0)
+            self._turn = job.turn
             try:
-                request_id = self._engine.submit(job.request)
+                job.request_id = self._engine.submit(job.request)
             except Exception as error:  # whatever it is, it is this request's alone
-                self._refuse(job, _as_ours(error, "the request could not be started"))
+                self._post(job, _as_ours(error, "the request could not be started"))
                 continue
-            job.queued_s = perf_counter() - arrived_s
-            self._running[request_id] = job
-            self._post(job, job.settle)
+            job.queued_s = perf_counter() - job.arrived_s
+            self._running[job.request_id] = job
+            self._post(job)
 
     def _step(self) -> None:
         try:
             updates = self._engine.step()
-            self._failures = 0
+            self._has_step_failed = False
         except Exception:
             _log.exception("a step failed")
-            updates = self._recover()
-        self._deliver(updates)
-
-    def _recover(self) -> list[Update]:
-        """After a failed step, which leaves every request as it was: try again, then each request by
-        itself, so that one that cannot be stepped takes no other with it."""
-        self._failures += 1
-        updates: list[Update] = []
-        if self._failures > 1:
-            for request_id, job in list(self._running.items()):
-                try:
-                    updates += self._engine.step(only=request_id)
-                except Exception as error:
-                    completion = self._engine.cancel(request_id)
-                    del self._running[request_id]
-                    self._refuse(job, _as_ours(error, "a step of it failed"), completion)
-            self._failures = 0
-        return updates
-
-    def _deliver(self, updates: StepView) -> None:
-        """Hand the updates to those who wait for them."""
+            updates = self._step_each() if self._has_step_failed else []
+            self._has_step_failed = not self._has_step_failed
         if self._observe is not None:
             try:
                 self._observe(updates)
@@ -282,55 +266,61 @@ class Worker:
                 _log.exception("the metrics missed a step")
         for update in updates:
             job = self._running[update.record.request]
-            if update.completion is not None:
-                del self._running[update.record.request]
-                self._request_s += _REQUEST_RATE * (update.record.end_s - self._request_s)
-            self._hand_over(job, update, update.completion)
+            if update.completion is None:
+                self._post(job, update)
+                continue
+            del self._running[update.record.request]
+            self._request_s += _REQUEST_RATE * (update.record.end_s - self._request_s)
+            self._post(job, update, update.completion)
+
+    def _step_each(self) -> list[Update]:
+        """After a failed step, which leaves every request as it was, and another one: each request by
+        itself, so that one that cannot be stepped takes no other with it."""
+        updates: list[Update] = []
+        for request_id, job in list(self._running.items()):
+            try:
+                updates += self._engine.step(only=request_id)
+            except Exception as error:
+                ended = self._engine.cancel(request_id)
+                del self._running[request_id]
+                completion = [replace(ended, finish_reason="error")] if ended else []
+                self._post(job, _as_ours(error, "a step of it failed"), *completion)
+        return updates
 
     def _cancel(self, job: Job) -> None:
-        if self._waiting.remove(job):
-            del self._arrived_s[job]
-            self._refuse(job, BackendError("request", "it was cancelled while it waited"))
-        for request_id, running in list(self._running.items()):
-            if running is job:
-                completion = self._engine.cancel(request_id)
-                del self._running[request_id]
-                self._hand_over(job, completion)
+        if job in self._waiting:
+            self._waiting.remove(job)
+            self._post(job, BackendError("request", "it was cancelled while it waited"))
+        elif job.request_id in self._running and (completion := self._engine.cancel(job.request_id)):
+            del self._running[job.request_id]
+            self._post(job, completion)
 
     def _cancel_all(self) -> None:
-        for job in list(self._running.values()):
+        for job in (*self._running.values(), *self._waiting):
             self._cancel(job)
-        while self._waiting:
-            self._cancel(self._waiting.first())
 
-    def _end(self) -> NoReturn:
+    def _end(self) -> None:
+        self._is_ended = True
         self._cancel_all()
-        raise _Ended
 
-    # From there back to the event loop
+    def _post(self, job: Job, *outcomes: Outcome) -> None:
+        """Let the event loop know that a job was accepted, and what has come of it since."""
+        ends = [outcome for outcome in outcomes if not isinstance(outcome, Update)]
 
-    def _refuse(self, job: Job, error: OutriderError, completion: Completion | None = None) -> None:
-        def refuse() -> None:
-            self._num_open -= 1
-            job.settle(error)
-            job.take(error)
-            if completion is not None:
-                job.note_end(replace(completion, finish_reason="error"))
-
-        self._post(job, refuse)
-
-    def _hand_over(self, job: Job, *items: Update | Completion | None) -> None:
         def take() -> None:
-            for item in items:
-                self._num_open -= isinstance(item, Completion)
-                if item is not None:
-                    job.take(item)
+            if not job.accepted.done():
+                if ends and isinstance(ends[0], OutriderError):
+                    job.accepted.set_exception(ends[0])
+                else:
+                    job.accepted.set_result(None)
+            if ends:
+                self._num_open -= 1
+                job.is_over = True
+            for outcome in outcomes:
+                job.take(job, outcome)
 
-        self._post(job, take)
-
-    def _post(self, job: Job, action: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # its event loop is closed: no client waits any more
-            job.loop.call_soon_threadsafe(action)
+            job.loop.call_soon_threadsafe(take)
 
 
 def _as_ours(error: Exception, what: str) -> OutriderError:
@@ -343,7 +333,3 @@ def _as_ours(error: Exception, what: str) -> OutriderError:
 
 class _Awaited(Exception):
     """Somebody waits for the worker."""
-
-
-class _Ended(Exception):
-    """The worker is to end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -9,31 +10,28 @@ from itertools import groupby
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from outrider.core.data import Update
+from outrider.core.contracts import Vocabulary
+from outrider.core.data import Completion, TokenLogprob, Update
 from outrider.formats import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from outrider.server.answers.choice import Answer, Choice, TextOffsets, account_of, chat_logprobs, usage_of
+from outrider.server.answers.choice import Answer, Choice, finite, spelling_of
 from outrider.server.prepare.plan import GenerationPlan
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.service import Service
 
 Chunk = dict[str, Any]
-Entry = tuple[dict[str, Any], Sequence[Event]]
 
 
 class _TextAnswer(Answer):
-    """`with_usage` is `stream_options.include_usage`."""
-
     id_prefix: ClassVar[str]
     object: ClassVar[str]
     chunk_object: ClassVar[str]
+    nothing: ClassVar[Any]
+    """what a choice's last chunk adds"""
 
-    def __init__(
-        self, service: Service, plan: GenerationPlan, choices: Sequence[Choice], *, with_usage: bool = False
-    ) -> None:
-        self.service = service
-        self.plan = plan
-        self.choices = choices
-        self._with_usage = with_usage
-        self._num_open = len(choices)
+    def __init__(self, service: Service, body: ChatRequest | CompletionRequest, plan: GenerationPlan) -> None:
+        super().__init__(service, plan)
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._num_open = len(self.choices)
         self._head = {
             "id": f"{self.id_prefix}{uuid4().hex}",
             "object": self.chunk_object,
@@ -44,48 +42,40 @@ class _TextAnswer(Answer):
 
     def whole(self) -> dict[str, Any]:
         choices = [self._whole(choice) for choice in self.choices]
-        return {**self._head, "object": self.object, "choices": choices, **self._sums()}
+        return {**self._head, "object": self.object, "choices": choices, **self.sums()}
 
-    def next(self, choice: Choice, update: Update | None) -> Iterator[Chunk]:
-        for entry, events in self._entries(choice, choice.take(update)):
-            chunk = self._chunk(entry)
+    def next(self, choice: Choice, outcome: Update | Completion) -> Iterator[Chunk]:
+        for delta, events in self._deltas(choice, choice.take(outcome)):
+            chunk = self._chunk(choice, delta)
             if self.plan.show_sources:
                 chunk["outrider"] = choice.progress(events)
             yield chunk
-        if update is None:
+        if isinstance(outcome, Completion):
             self._num_open -= 1
-            chunk = self._chunk(self._last_entry(choice))
+            chunk = self._chunk(choice, self.nothing, choice.finish_reason)
             if self._num_open:
                 yield chunk
             elif self._with_usage:
                 yield chunk
-                yield {**self._head, "choices": [], **self._sums()}
+                yield {**self._head, "choices": [], **self.sums()}
             else:
-                yield chunk | {"outrider": self._sums()["outrider"]}
+                yield chunk | {"outrider": self.sums()["outrider"]}
+
+    def _chunk(self, choice: Choice, delta: Any, finish_reason: str | None = None) -> Chunk:
+        chunk = {**self._head, "choices": [self._entry(choice, delta, finish_reason)]}
+        return chunk | {"usage": None} if self._with_usage else chunk
 
     @abstractmethod
     def _whole(self, choice: Choice) -> dict[str, Any]:
         """The entry of `choices` in the whole answer."""
 
     @abstractmethod
-    def _entries(self, choice: Choice, events: Sequence[Event]) -> Iterator[Entry]:
-        """Entries of `choices` in chunks for these events, and the events of each."""
+    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
+        """What these events add, in as few chunks as may be, and the events of each."""
 
     @abstractmethod
-    def _last_entry(self, choice: Choice) -> dict[str, Any]:
-        """The entry that says why a choice ended."""
-
-    def _chunk(self, entry: dict[str, Any]) -> Chunk:
-        chunk = {**self._head, "choices": [entry]}
-        return chunk | {"usage": None} if self._with_usage else chunk
-
-    def _sums(self) -> dict[str, Any]:
-        jobs = [choice.job for choice in self.choices]
-        reasoning_tokens = sum(self.service.count_tokens(choice.reasoning) for choice in self.choices)
-        return {
-            "usage": usage_of(self.plan, jobs, reasoning_tokens),
-            "outrider": account_of(self.plan, jobs, self.service.policy),
-        }
+    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
+        """The entry of `choices` in a chunk."""
 
 
 class ChatAnswer(_TextAnswer):
@@ -94,10 +84,11 @@ class ChatAnswer(_TextAnswer):
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    nothing: ClassVar = {}
 
     def first(self) -> Iterator[Chunk]:
         for choice in self.choices:
-            yield self._chunk(self._entry(choice, {"role": "assistant", "content": ""}, None))
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
@@ -105,50 +96,29 @@ class ChatAnswer(_TextAnswer):
             message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["content"] = choice.content or None
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in choice.calls
-            ]
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in choice.calls]
         return {
             "index": choice.index,
             "message": message,
             "finish_reason": choice.finish_reason,
-            "logprobs": self._logprobs(choice),
+            "logprobs": self._logprobs(choice) if self.plan.has_logprobs else None,
         }
 
-    def _entries(self, choice: Choice, events: Sequence[Event]) -> Iterator[Entry]:
-        """Deltas in the order of the events, neighbours of one kind in one."""
+    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
+        """In the order of the events, neighbours of one kind in one."""
         for kind, group in groupby(events, type):
             found = list(group)
             if kind in _FIELDS:
-                delta: dict[str, Any] = {_FIELDS[kind]: _text(found)}
+                yield {_FIELDS[kind]: _text(found)}, found
             else:
-                delta = {"tool_calls": [_call_delta(choice, event) for event in found]}
-            yield self._entry(choice, delta, self._streamed_logprobs(choice)), found
+                yield {"tool_calls": [_call_delta(choice, event) for event in found]}, found
 
-    def _last_entry(self, choice: Choice) -> dict[str, Any]:
-        entry = self._entry(choice, {}, self._streamed_logprobs(choice))
-        return entry | {"finish_reason": choice.finish_reason}
+    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
+        logprobs = self._logprobs(choice) if choice.scored else None
+        return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _entry(
-        self, choice: Choice, delta: dict[str, Any], logprobs: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        if not self.plan.has_logprobs:
-            return None
-        vocabulary = self.service.vocabulary
-        scored = choice.take_scored(vocabulary, self.plan.requests[0].visible)
-        return {"content": chat_logprobs(scored, vocabulary), "refusal": None}
-
-    def _streamed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        found = self._logprobs(choice)
-        return found if found and found["content"] else None
+    def _logprobs(self, choice: Choice) -> dict[str, Any]:
+        return {"content": self.chat_logprobs(choice), "refusal": None}
 
 
 _FIELDS: dict[type, str] = {ContentDelta: "content", ReasoningDelta: "reasoning_content"}
@@ -158,11 +128,13 @@ def _text(events: Sequence[Event]) -> str:
     return "".join(event.text for event in events if not isinstance(event, ToolCallStart))
 
 
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def _call_delta(choice: Choice, event: Event) -> dict[str, Any]:
     if isinstance(event, ToolCallStart):
-        call = choice.calls[event.index]
-        function = {"name": call.name, "arguments": ""}
-        return {"index": event.index, "id": call.id, "type": "function", "function": function}
+        return {"index": event.index, **_call(choice.calls[event.index].id, event.name, "")}
     assert isinstance(event, ToolArgumentsDelta)
     return {"index": event.index, "function": {"arguments": event.text}}
 
@@ -172,30 +144,59 @@ class CompletionAnswer(_TextAnswer):
 
     id_prefix = "cmpl-"
     object = chunk_object = "text_completion"
+    nothing = ""
 
-    def __init__(
-        self, service: Service, plan: GenerationPlan, choices: Sequence[Choice], *, with_usage: bool = False
-    ) -> None:
-        super().__init__(service, plan, choices, with_usage=with_usage)
-        self._offsets = [TextOffsets(service.vocabulary, len(echo)) for echo in plan.echoes]
+    def __init__(self, service: Service, body: CompletionRequest, plan: GenerationPlan) -> None:
+        super().__init__(service, body, plan)
+        self._logprobs = [_Logprobs(service.vocabulary, len(echo)) for echo in plan.echoes]
 
     def first(self) -> Iterator[Chunk]:
         for choice, echo in zip(self.choices, self.plan.echoes, strict=True):
             if echo:
-                yield self._chunk(self._entry(choice, echo))
+                yield self._chunk(choice, echo)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         return self._entry(choice, self.plan.echoes[choice.index] + choice.content, choice.finish_reason)
 
-    def _entries(self, choice: Choice, events: Sequence[Event]) -> Iterator[Entry]:
+    def _deltas(self, choice: Choice, events: Sequence[Event]) -> Iterator[tuple[Any, Sequence[Event]]]:
+        del choice
         if events:
-            yield self._entry(choice, _text(events)), events
+            yield _text(events), events
 
-    def _last_entry(self, choice: Choice) -> dict[str, Any]:
-        return self._entry(choice, "", choice.finish_reason)
+    def _entry(self, choice: Choice, delta: Any, finish_reason: str | None) -> dict[str, Any]:
+        scored = choice.take_scored()
+        logprobs = self._logprobs[choice.index].of(scored) if scored else None
+        return {"index": choice.index, "text": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _entry(self, choice: Choice, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        logprobs = None
-        if self.plan.has_logprobs and (scored := choice.take_scored(self.service.vocabulary)):
-            logprobs = self._offsets[choice.index].logprobs(scored)
-        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+class _Logprobs:
+    """A completion's `logprobs`; its text has `position` characters so far."""
+
+    def __init__(self, vocabulary: Vocabulary, position: int) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._position = position
+
+    def of(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Those of the tokens that come next."""
+        offsets = []
+        for one in scored:
+            offsets.append(self._position)
+            self._position += len(self._decoder.decode(self._vocabulary.piece(one.token)))
+        return {
+            "tokens": [self._name(one.token) for one in scored],
+            "token_logprobs": [finite(one.logprob) for one in scored],
+            "top_logprobs": [self._top(one) for one in scored],
+            "text_offset": offsets,
+        }
+
+    def _top(self, one: TokenLogprob) -> dict[str, float]:
+        names = {self._name(token): finite(logprob) for token, logprob in reversed(one.top)}
+        return dict(reversed(names.items()))
+
+    def _name(self, token: int) -> str:
+        spelled = spelling_of(token, self._vocabulary)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:  # as OpenAI spells a part of a character
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)

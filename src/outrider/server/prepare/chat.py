@@ -29,7 +29,6 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token"
 
 def plan_chat(service: Service, body: ChatRequest, namespace: str) -> GenerationPlan:
     """The requests that a chat request asks for. Raises Problem."""
-    service.check_model(body.model)
     check_choices(service.settings, body.n or 1, "n")
     functions = [tool.function for tool in body.tools or ()]
     tools = [

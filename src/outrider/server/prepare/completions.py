@@ -17,7 +17,6 @@ _OPENAI_MAX_TOKENS = 16
 def plan_completions(service: Service, body: CompletionRequest, namespace: str) -> GenerationPlan:
     """The requests that are asked for: the choices of the first prompt, then those of the second. Raises
     Problem."""
-    service.check_model(body.model)
     if body.echo and body.logprobs is not None:
         why = "the prompt has no log probabilities here. Leave echo or logprobs out."
         raise invalid_field("echo", why, code="unsupported")

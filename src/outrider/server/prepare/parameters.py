@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any
 
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError
-from outrider.core.params import (
-    Drafting,
-    GrammarKind,
-    JsonStyle,
-    SamplingParams,
-    Verification,
-    grammar_kind,
-)
+from outrider.core.params import GrammarKind, SamplingParams, Verification, grammar_kind
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.protocol.base import (
     GrammarFields,
     JsonObjectFormat,
     JsonSchemaFormat,
     SamplingFields,
-    Speculation,
 )
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.settings import ServeSettings
@@ -65,32 +58,30 @@ def check_choices(settings: ServeSettings, number: int, field: str) -> None:
         raise invalid_field(field, why)
 
 
-# Sampling
+# Sampling and verification
 
 
 def _biases(asked: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), bias if bias > _BARRED else float("-inf")) for token, bias in asked.items())
 
 
-_SAMPLERS: dict[str, Callable[[Any], Any] | None] = {
-    **dict.fromkeys(("min_p", "typical_p", "dynatemp_range", "dynatemp_exponent", "xtc_probability")),
-    **dict.fromkeys(("xtc_threshold", "presence_penalty", "frequency_penalty", "repeat_penalty")),
-    **dict.fromkeys(("repetition_penalty", "repeat_last_n", "dry_multiplier", "dry_base")),
-    **dict.fromkeys(("dry_allowed_length", "dry_penalty_last_n", "min_tokens")),
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "temperature": lambda value: value if value >= _MIN_TEMPERATURE else 0.0,
     "top_p": lambda value: max(value, _MIN_TOP_P),
     "top_k": lambda value: max(value, 0),
     "top_n_sigma": lambda value: max(value, 0.0),
     "dry_sequence_breakers": tuple,
     "logit_bias": _biases,
+    "seed": lambda value: value if value >= 0 else None,
 }
-"""The samplers' fields, and how those are converted whose values mean the same in other numbers."""
+"""Fields whose values mean the same in other numbers to the engine."""
 _ENGINE_NAMES = {
     "repetition_penalty": "repeat_penalty",
     "dry_penalty_last_n": "dry_last_n",
     "dry_sequence_breakers": "dry_breakers",
 }
 """Fields that the engine has under another name."""
+_PARAMETERS = {parameter.name for parameter in dataclass_fields(SamplingParams)}
 
 
 def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
@@ -99,16 +90,11 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingPar
         why = "it is another name of repeat_penalty. Leave one of them out."
         raise invalid_field("repetition_penalty", why)
     given: dict[str, Any] = {}
-    for name, convert in _SAMPLERS.items():
-        value = getattr(fields, name)
-        if value is not None:
-            given[_ENGINE_NAMES.get(name, name)] = convert(value) if convert else value
-    if fields.seed is not None and fields.seed >= 0:
-        given["seed"] = fields.seed
+    for name in SamplingFields.model_fields:
+        parameter, value = _ENGINE_NAMES.get(name, name), getattr(fields, name)
+        if value is not None and parameter in _PARAMETERS:
+            given[parameter] = _CONVERSIONS[name](value) if name in _CONVERSIONS else value
     return replace(defaults, **given)
-
-
-# Speculation
 
 
 def verification_of(
@@ -117,30 +103,16 @@ def verification_of(
     """How drafts are checked; `bitwise`: this server can give equal bits. Raises Problem."""
     asked = {name: getattr(fields.speculation, name, None) for name in ("rule", "draft_sampling", "lenience")}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    try:
-        verification = replace(defaults, **given)
-    except SettingError as error:
-        raise problem_of(error, "speculation") from None
-    if not fields.bitwise:
-        return verification
-    if not bitwise:
+    if fields.bitwise and not bitwise:
         why = "this server does not give equal bits. Start it with --bitwise, or leave it out."
         raise invalid_field("bitwise", why, code="unsupported")
+    field = "speculation"
     try:
-        return verification.bitwise(greedy=sampling.is_greedy)
+        verification = replace(defaults, **given)
+        field = "bitwise"
+        return verification.bitwise(greedy=sampling.is_greedy) if fields.bitwise else verification
     except SettingError as error:
-        raise problem_of(error, "bitwise") from None
-
-
-def drafting_of(speculation: Speculation | None, *, has_model: bool) -> Drafting | None:
-    """Who drafts; None: nobody. Raises Problem for a draft model that is not there."""
-    policy = (speculation and speculation.policy) or "auto"
-    if policy == "model" and not has_model:
-        why = "no draft model is loaded. Say auto or lookup, or start the server with one."
-        raise invalid_field("speculation.policy", why)
-    if policy == "plain":
-        return None
-    return Drafting(policy, speculation.max_draft if speculation else None)
+        raise problem_of(error, field) from None
 
 
 # The one thing that limits an answer, whichever server's field it came in
@@ -155,46 +127,46 @@ def grammar_of(
 
     Raises Problem for two of them, and for a text that is too long.
     """
-    found = [(name, kind, text) for name, kind, text in _grammar_fields(fields) if text is not None]
+    found = [row for row in _grammar_fields(fields) if row[2] is not None]
     structured, formatted = fields.structured_outputs, fields.response_format
     if structured is not None and not any(name.startswith("structured_outputs") for name, *_ in found):
         why = "it asks for nothing. Give json, regex, choice, grammar or json_object."
         raise invalid_field("structured_outputs", why)
     if not found:
         return None, ""
-    name, kind, text = found[0]
+    name, kind, value = found[0]
     if len(found) > 1:
         why = f"the answer is limited by {name} already. Leave one of them out."
         raise invalid_field(found[1][0], why)
+    text = value if isinstance(value, str) else json.dumps(value)
     check_schema(settings, len(text.encode("utf-8", errors="surrogatepass")), name)
     is_compact = structured is not None and structured.disable_any_whitespace and kind == "json_schema"
-    is_lenient = isinstance(formatted, JsonSchemaFormat) and formatted.json_schema.strict is False
-    style: JsonStyle = "compact" if is_compact else "spaced"
-    return Grammar(kind, text, style=style, lenient=is_lenient, fast_forward=fields.fast_forward), name
+    grammar = Grammar(
+        kind or grammar_kind(text),
+        text,
+        style="compact" if is_compact else "spaced",
+        lenient=isinstance(formatted, JsonSchemaFormat) and formatted.json_schema.strict is False,
+        fast_forward=fields.fast_forward,
+    )
+    return grammar, name
 
 
-def _grammar_fields(fields: GrammarFields) -> Iterator[tuple[str, GrammarKind, str | None]]:
-    """Each field that may limit the answer, with the kind and the text of its grammar, if it is given."""
+def _grammar_fields(fields: GrammarFields) -> Iterator[tuple[str, GrammarKind, Any]]:
+    """Each field that may limit the answer, the kind of its grammar ("": its text tells), and its value."""
     asked = fields.response_format
     if isinstance(asked, JsonObjectFormat):
-        schema = _OBJECT if asked.json_schema is None else asked.json_schema
-        yield "response_format", "json_schema", _json(schema)
+        yield "response_format", "json_schema", _OBJECT if asked.json_schema is None else asked.json_schema
     elif isinstance(asked, JsonSchemaFormat):
-        yield "response_format", "json_schema", _json(asked.json_schema.json_schema)
-    yield "json_schema", "json_schema", _json(fields.json_schema)
-    yield "grammar", grammar_kind(fields.grammar or ""), fields.grammar
+        yield "response_format", "json_schema", asked.json_schema.json_schema
+    yield "json_schema", "json_schema", fields.json_schema
+    yield "grammar", "", fields.grammar
     if (structured := fields.structured_outputs) is not None:
-        yield "structured_outputs.json", "json_schema", _json(structured.json_schema)
+        yield "structured_outputs.json", "json_schema", structured.json_schema
         yield "structured_outputs.regex", "regex", structured.regex
-        yield "structured_outputs.choice", "choice", _json(structured.choice)
-        yield "structured_outputs.grammar", grammar_kind(structured.grammar or ""), structured.grammar
-        any_object = _OBJECT if structured.json_object else None
-        yield "structured_outputs.json_object", "json_schema", _json(any_object)
-    yield "guided_json", "json_schema", _json(fields.guided_json)
+        yield "structured_outputs.choice", "choice", structured.choice
+        yield "structured_outputs.grammar", "", structured.grammar
+        yield "structured_outputs.json_object", "json_schema", _OBJECT if structured.json_object else None
+    yield "guided_json", "json_schema", fields.guided_json
     yield "guided_regex", "regex", fields.guided_regex
-    yield "guided_choice", "choice", _json(fields.guided_choice)
-    yield "guided_grammar", grammar_kind(fields.guided_grammar or ""), fields.guided_grammar
-
-
-def _json(value: dict[str, Any] | list[str] | str | None) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+    yield "guided_choice", "choice", fields.guided_choice
+    yield "guided_grammar", "", fields.guided_grammar

@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError
 from outrider.core.params import Drafting
+from outrider.drafters.prediction import PredictionDrafter
 from outrider.formats import Reader
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.prepare.parameters import (
-    drafting_of,
-    sampling_of,
-    verification_of,
-)
-from outrider.server.protocol.messages import text_of
+from outrider.server.prepare.parameters import sampling_of, verification_of
+from outrider.server.protocol.messages import Prediction, text_of
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.service import Service
 
@@ -62,14 +59,14 @@ def plan_of(
     """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled, `notices` say
     what of it is not enforced. Raises Problem."""
     speculation, bitwise = body.speculation, service.session.bitwise
-    drafting = drafting_of(speculation, has_model=service.draft_name is not None)
-    prediction: tuple[int, ...] = ()
-    if body.prediction is not None:
-        try:
-            prediction, more = service.predicted(text_of(body.prediction.content))
-        except InputError as error:
-            raise problem_of(error, "prediction") from None
-        notices = (*notices, *more)
+    policy = (speculation and speculation.policy) or "auto"
+    if policy == "model" and service.draft_name is None:
+        why = "no draft model is loaded. Say auto or lookup, or start the server with one."
+        raise invalid_field("speculation.policy", why)
+    drafting = Drafting()
+    if policy != "plain":
+        drafting = Drafting(policy, speculation.max_draft if speculation else None)
+    prediction, more = _predicted(service, body.prediction)
     sampling = sampling_of(body, service.defaults)
     verification = verification_of(body, service.verification, sampling, bitwise=bitwise)
     request = Request(
@@ -78,18 +75,18 @@ def plan_of(
         max_tokens=max_tokens,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         ignore_end=bool(body.ignore_eos),
-        speculate=drafting is not None,
+        speculate=policy != "plain",
         verification=verification,
         logprobs=logprobs,
         grammar=grammar,
-        drafting=drafting or Drafting(),
+        drafting=drafting,
         prediction=prediction,
         scope=namespace,
         visible=visible,
     )
     number = body.n or 1
     seeds = [None if sampling.seed is None else sampling.seed + i for i in range(number)]
-    policy = "plain" if drafting is None else drafting.policy
+    keeps_text = policy == "plain" or verification.keeps_text(greedy=sampling.is_greedy)
     return GenerationPlan(
         requests=tuple(
             replace(request, prompt=prompt, sampling=replace(sampling, seed=seed))
@@ -97,13 +94,29 @@ def plan_of(
             for seed in seeds
         ),
         policy=service.policy_name if policy == "auto" else policy,
-        bitwise=bitwise and (drafting is None or verification.keeps_text(greedy=sampling.is_greedy)),
-        notices=tuple(notices),
+        bitwise=bitwise and keeps_text,
+        notices=(*notices, *more),
         choices_per_prompt=number,
         show_sources=bool(speculation and speculation.show_sources),
         reader=reader,
         echoes=echoes,
     )
+
+
+def _predicted(service: Service, asked: Prediction | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The tokens of a text that an answer is expected to be like, and why they are of no use, if so. It
+    is read as text, whatever it spells. No answer is longer than the context: what is after that is left
+    out."""
+    if asked is None:
+        return (), ()
+    followed = any(isinstance(d, PredictionDrafter) for d in service.session.engine.drafters)
+    notices = () if followed else ("prediction: it is not used, for this model cannot follow one",)
+    text = text_of(asked.content)[: service.max_characters]
+    try:
+        tokens = service.vocabulary.tokenize(text, add_special=False)
+    except InputError as error:
+        raise problem_of(error, "prediction") from None
+    return tuple(tokens[: service.context_tokens]), notices
 
 
 def compile_grammar(

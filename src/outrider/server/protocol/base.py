@@ -5,6 +5,7 @@ supported.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -51,29 +52,10 @@ class Shape(BaseModel):
         for field, why in cls.refused.items():
             if data.get(field) is not None:
                 raise unsupported(why, field)
-        kept = {key: value for key, value in data.items() if key not in cls.refused}
-        if len(kept) <= len(cls.model_fields) + _MAX_UNKNOWN:
-            return kept
-        # To name one unknown field of a million is enough.
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [key for key in kept if key not in known][:_MAX_UNKNOWN]
-        return {key: kept[key] for key in kept if key in known} | {key: kept[key] for key in unknown}
-
-
-class Typed(Shape):
-    """An object whose `type` other servers know more values of."""
-
-    types: ClassVar[tuple[str, ...]]
-    other_type: ClassVar[str]
-    """why other types are not supported, and the way out"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind not in cls.types:
-            raise unsupported(cls.other_type.format(kind[:40]), "type")
-        return data
+        unknown = [key for key in data if key not in known and key not in cls.refused]
+        dropped = {*cls.refused, *unknown[_MAX_UNKNOWN:]}  # to name a few of a million is enough
+        return {key: value for key, value in data.items() if key not in dropped}
 
 
 class Body(Shape):
@@ -105,15 +87,17 @@ def _is_unicode(text: str) -> bool:
 
 
 def explained(why: str) -> WrapValidator:
-    """Says `why` a value other than those of the type is not supported; numbers never are."""
+    """Says `why` a value other than those of the type is not supported; numbers never are. With {} in it for
+    the value it speaks of texts alone."""
 
     def check(value: Any, handler: Any) -> Any:
-        if isinstance(value, int | float) and not isinstance(value, bool):  # 0 is equal to false
-            raise unsupported(why)
-        try:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)  # 0 is equal to false
+        if "{}" in why and not isinstance(value, str):
             return handler(value)
-        except ValidationError:
-            raise unsupported(why) from None
+        with suppress(ValidationError):
+            if not is_number:
+                return handler(value)
+        raise unsupported(why.format(str(value)[:40]))
 
     return WrapValidator(check)
 
@@ -161,7 +145,6 @@ AllowedTexts = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
 
 _DIALECTS = "GBNF where it holds `::=`, else llguidance's Lark."
 _MAX_BIASES = 4_096
-_MAX_METADATA = 64
 
 
 class Speculation(Shape):
@@ -189,24 +172,6 @@ class StreamOptions(Shape):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="Has no effect: nothing is obfuscated.")
-
-
-class Harmless(Body):
-    """Fields that clients send and that have nothing to act on here: accepted, without effect."""
-
-    user: str | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA), few(_MAX_METADATA)] | None = None
-    service_tier: Annotated[
-        Literal["auto", "default"] | None,
-        explained("there is one tier. Say auto or default, or leave it out"),
-    ] = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    cache_prompt: Annotated[
-        Literal[True] | None,
-        explained("a prompt's beginning is always reused where it is kept. Say true, or leave it out"),
-    ] = None
 
 
 class SamplingFields(Shape):

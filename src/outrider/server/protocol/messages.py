@@ -6,23 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from outrider.server.protocol.base import Many, Shape, Typed, unsupported
+from outrider.server.protocol.base import Many, Shape, explained, unsupported
 
 ToolMode = Literal["none", "auto", "required"]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 Name = Annotated[str, Field(min_length=1)]
 
 _TEXT_ONLY = "this server reads text alone. Leave {} out"
-_TEXT_PARTS = _TEXT_ONLY.format("parts of type {}")
+_TEXT_PARTS = explained(_TEXT_ONLY.format("parts of type {}"))
 _PARSED = "What OpenAI's client for Python adds to an answer that it parsed: not read."
 _PROVIDERS = "What litellm adds to answers: not read."
 
 
-class _FunctionTyped(Typed):
-    types: ClassVar = ("function",)
-    other_type: ClassVar = "tools of type {} are not supported. Give functions"
-
-    type: Literal["function"]
+class _OfFunction(Shape):
+    type: Annotated[Literal["function"], explained("tools of type {} are not supported. Give functions")]
 
 
 class Function(Shape):
@@ -36,7 +33,7 @@ class Function(Shape):
     strict: bool | None = None
 
 
-class Tool(_FunctionTyped):
+class Tool(_OfFunction):
     """A tool: a function."""
 
     function: Function
@@ -48,30 +45,27 @@ class NamedFunction(Shape):
     name: ToolName
 
 
-class NamedTool(_FunctionTyped):
+class NamedTool(_OfFunction):
     """A tool that has to be called."""
 
     function: NamedFunction
 
 
-class FunctionTool(Function, _FunctionTyped):
+class FunctionTool(Function, _OfFunction):
     """A function that the model may call; `parameters` is a JSON schema of its arguments."""
 
 
-class NamedFunctionTool(NamedFunction, _FunctionTyped):
+class NamedFunctionTool(NamedFunction, _OfFunction):
     """The function that has to be called."""
 
 
 # Messages of chat completions
 
 
-class TextPart(Typed):
+class TextPart(Shape):
     """A part of a message's content. Images, audio and files are not supported."""
 
-    types: ClassVar = ("text",)
-    other_type: ClassVar = _TEXT_PARTS
-
-    type: Literal["text"]
+    type: Annotated[Literal["text"], _TEXT_PARTS]
     text: str
 
 
@@ -131,21 +125,18 @@ class Message(Shape):
 
     def plain(self) -> dict[str, Any]:
         """The message as templates read it, with its content as one text."""
-        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        kept = {"role", "name", "reasoning_content", "tool_call_id"}
+        plain = self.model_dump(include=kept, exclude_none=True)
         plain["content"] = text_of(self.content) or self.refusal or ""
-        for name in ("name", "reasoning_content", "tool_call_id"):
-            if (value := getattr(self, name)) is not None:
-                plain[name] = value
-        if self.tool_calls:
-            plain["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{i}",
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.arguments},
-                }
-                for i, call in enumerate(self.tool_calls)
-            ]
-        return plain
+        calls = [
+            {
+                "id": call.id or f"call_{i}",
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for i, call in enumerate(self.tool_calls or ())
+        ]
+        return plain | {"tool_calls": calls} if calls else plain
 
 
 class Prediction(Shape):
@@ -158,13 +149,10 @@ class Prediction(Shape):
 # Items of responses
 
 
-class Part(Typed):
+class Part(Shape):
     """A part of a message: text. Images, audio and files are not supported."""
 
-    types: ClassVar = ("input_text", "output_text")
-    other_type: ClassVar = _TEXT_PARTS
-
-    type: Literal["input_text", "output_text"]
+    type: Annotated[Literal["input_text", "output_text"], _TEXT_PARTS]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None

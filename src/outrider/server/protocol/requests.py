@@ -10,7 +10,6 @@ from outrider.server.protocol.base import (
     WHOLE,
     Body,
     GrammarFields,
-    Harmless,
     JsonObjectFormat,
     Many,
     MaxTokens,
@@ -40,8 +39,8 @@ Text = Annotated[str, Field(min_length=1)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tokens = Annotated[Many[Token], Field(min_length=1)]
 
-_NO_STORE = explained("nothing is stored here. Say false, or leave it out")
 _NO_VERBOSITY = explained("it is not supported. Ask for it in a message")
+_MAX_METADATA = 64
 _STATELESS = "nothing is stored here. Give the whole conversation as `input`"
 _OF_CHAT = "it is a field of chat completions. Say "
 
@@ -62,15 +61,37 @@ _REFUSED = {
 """Fields that other servers know, why they are not supported, and the way out."""
 
 
-class ChatRequest(SamplingFields, GrammarFields, Harmless):
-    """A conversation to be continued."""
+class GenerationRequest(SamplingFields, Body):
+    """What the endpoints of text share, with fields that clients send and that have nothing to act on here:
+    these are accepted, without effect."""
 
     refused: ClassVar = _REFUSED
 
-    messages: Annotated[Many[Message], Field(min_length=1)]
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA), few(_MAX_METADATA)] | None = None
+    service_tier: Annotated[
+        Literal["auto", "default"] | None,
+        explained("there is one tier. Say auto or default, or leave it out"),
+    ] = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    cache_prompt: Annotated[
+        Literal[True] | None,
+        explained("a prompt's beginning is always reused where it is kept. Say true, or leave it out"),
+    ] = None
+    store: Annotated[
+        Literal[False] | None, explained("nothing is stored here. Say false, or leave it out")
+    ] = None
+
+
+class ChatRequest(GenerationRequest, GrammarFields):
+    """A conversation to be continued."""
+
+    messages: Annotated[Many[Message], Field(min_length=1)]
     n: NumChoices | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
@@ -84,7 +105,6 @@ class ChatRequest(SamplingFields, GrammarFields, Harmless):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64), few(64)] | None = Field(
         None, description="Variables for the model's chat template."
     )
-    store: Annotated[Literal[False] | None, _NO_STORE] = None
     modalities: Annotated[
         Many[Literal["text"]] | None,
         explained('this server writes text alone. Say ["text"], or leave it out'),
@@ -92,7 +112,7 @@ class ChatRequest(SamplingFields, GrammarFields, Harmless):
     verbosity: Annotated[Literal["medium"] | None, _NO_VERBOSITY] = None
 
 
-class CompletionRequest(SamplingFields, GrammarFields, Harmless):
+class CompletionRequest(GenerationRequest, GrammarFields):
     """Texts to be continued as they stand, without a chat template."""
 
     refused: ClassVar = _REFUSED | {
@@ -107,9 +127,6 @@ class CompletionRequest(SamplingFields, GrammarFields, Harmless):
         | Annotated[Many[Text], Field(min_length=1)]
         | Annotated[Many[Tokens], Field(min_length=1)]
     )
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: NumChoices | None = None
     best_of: NumChoices | None = Field(
         None, description="Only as many as `n`: all that are generated are returned."
@@ -120,7 +137,6 @@ class CompletionRequest(SamplingFields, GrammarFields, Harmless):
     )
     logprobs: NumLogprobs | None = None
     prediction: Prediction | None = None
-    store: Annotated[Literal[False] | None, _NO_STORE] = None
 
 
 class SchemaFormat(NamedSchema):
@@ -146,7 +162,7 @@ class Reasoning(Shape):
     effort: Effort | None = None
 
 
-class ResponseRequest(SamplingFields, Harmless):
+class ResponseRequest(GenerationRequest):
     """A conversation to be continued, as items."""
 
     refused: ClassVar = _REFUSED | {
@@ -162,9 +178,6 @@ class ResponseRequest(SamplingFields, Harmless):
 
     input: str | Annotated[Many[Item], Field(min_length=1)]
     instructions: str | None = None
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_output_tokens: MaxTokens | None = None
     max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = Field(
         None, description="Has no effect: it is about tools that the server itself runs."
