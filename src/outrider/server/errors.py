@@ -190,7 +190,10 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     else:
         beside = [error for error in errors if _path(error, body) == _path(found, body)]
         takes = "a token's number, in digits" if kind == "string_pattern_mismatch" else accepted(beside)
-        code, why = "invalid_value", f"{where}: it is {_given(given)}. Give {takes or 'what docs/api.md says of it'}."
+        code, why = (
+            "invalid_value",
+            f"{where}: it is {_given(given)}. Give {takes or 'what docs/api.md says of it'}.",
+        )
     return Problem(400, why, code=code, param=path or None)
 
 
