@@ -54,7 +54,7 @@ GUIDES = (
     ),
     Line("echo 'What is a tide?' | outrider run -m model.gguf -i -n 12 --simple-io --mlock --no-mmap"),
     Line("outrider run -m model.gguf -p hi -n 8 --mirostat 2 --mirostat-ent 5", (0, 2)),
-    Line("outrider run -m model.gguf -p hi --lora lora.gguf", 2, ("--lora",)),
+    Line("outrider run -m model.gguf -p hi --lora lora.gguf", 2, ("lora.gguf", "no such file")),
     Line("outrider run -m model.gguf -p hi --no-such-option 3", 2, ("--no-such-option",)),
     Line("outrider run -m model.gguf -p hi -n many", 2, ("--predict", "many")),
     Line("outrider run -m model.gguf -p hi -n 9999999999", (0, 2)),

@@ -38,7 +38,7 @@ def known(request: pytest.FixtureRequest) -> Iterator[Known]:
     if not path.exists():
         pytest.skip(f"{request.param} is not in the cache; tests fetch nothing")
     weights = Weights(path, LoadOptions(threads=1))
-    template = template_of(weights, read_card(path))
+    template = template_of(weights, read_card(path).chat_template)
     assert template is not None
     name, call = MODELS[request.param]
     found = format_of(template, weights.vocabulary)

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.backends.gguf import LoadOptions
 from outrider.cli.llama_options import COMMANDS, llama_options, translate
-from outrider.cli.plans import load_options
+from outrider.cli.load_options import load_options
 from outrider.cli.serve_settings import ServeOptions
 from outrider.cli.settings import ChatSettings, RunSettings
 from outrider.core.errors import SettingError

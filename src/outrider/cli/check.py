@@ -16,8 +16,12 @@ from outrider.check.check import CheckRequest
 from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
 from outrider.check.verdict import DraftVerdict, Outcome, as_text
 from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.load_options import load_options
 from outrider.cli.output import Cell, print_notes, print_rows, readable, write_json
-from outrider.cli.plans import check_context, hub_options, load_options
+from outrider.cli.plans import (
+    check_context,
+    hub_options,
+)
 from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.errors import ModelFileError, SettingError

@@ -13,8 +13,14 @@ from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
 from outrider.backends.tuning.options import Tuning, tune, tuned_options
 from outrider.backends.tuning.scoring import costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.load_options import load_options
 from outrider.cli.output import Cell, Report, bars, print_notes, print_table, readable, write_json
-from outrider.cli.plans import check_context, draft_reference, hub_options, load_options, target_reference
+from outrider.cli.plans import (
+    check_context,
+    draft_reference,
+    hub_options,
+    target_reference,
+)
 from outrider.cli.settings import CostsSettings
 from outrider.core.errors import SettingError
 from outrider.core.files import check_writable

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from outrider.core.loading_settings import Threads
 from outrider.core.schema import MACHINE, Group, Natural, setting
-from outrider.core.settings import Hub, JsonOutput, Target, Threads, Verbose
+from outrider.core.settings import (
+    Hub,
+    JsonOutput,
+    Target,
+    Verbose,
+)
 from outrider.distill.plan import USUAL_VOCABULARY, DataPlan, DraftPlan, TrainingPlan
 
 _USUAL_DATA, _USUAL_DRAFT, _USUAL_TRAINING = DataPlan(), DraftPlan(), TrainingPlan()

@@ -12,12 +12,13 @@ import typer
 
 from outrider.backends.gguf import LoadOptions
 from outrider.cli.grammar import read_grammar
+from outrider.cli.load_options import load_options
 from outrider.cli.prompt import encodable
 from outrider.cli.settings import RunSettings
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar, Request
-from outrider.core.errors import SettingError
-from outrider.core.files import check_writable
+from outrider.core.errors import InputError, SettingError
+from outrider.core.files import check_writable, read_text
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.core.settings import (
     Drafting,
@@ -25,13 +26,13 @@ from outrider.core.settings import (
     DraftSources,
     Hub,
     Lenience,
-    Loading,
     PairSettings,
     Sampling,
     Target,
 )
 from outrider.drafters.corpus_store import list_files
 from outrider.models import NO_DRAFT
+from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy import FixedPolicy
 from outrider.session.learned import AutoSettings
@@ -39,9 +40,6 @@ from outrider.session.learned import AutoSettings
 POLICIES = ("auto", "lookup", "model", "fixed", "plain")
 UNLIMITED_TOKENS = 2048
 """Room for an answer of unknown length."""
-
-_MIN_ROWS = 128
-"""Rows of logits of a call at least; longer drafts need more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +62,8 @@ class PairPlan:
     lookup: bool
     verbose: bool
     corpus: Sequence[Path] = ()
+    template: str | None = None
+    """the text of a chat template in place of the model's own"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +152,7 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
         lookup=settings.lookup,
         verbose=settings.verbose,
         corpus=sources.corpus,
+        template=_template(settings.chat_template_file),
     )
     if sources.costs is not None and not sources.costs.exists():
         check_writable(sources.costs, "costs")
@@ -239,56 +240,16 @@ def hub_options(settings: Hub) -> HubOptions:
     return HubOptions(token=token, offline=settings.offline)
 
 
-def load_options(settings: Loading, *, draft: bool = False, max_draft: int | None = None) -> LoadOptions:
-    """How the target's, or the draft's, weights are loaded, for drafts of up to `max_draft` tokens.
-
-    Raises SettingError.
-    """
-    options = LoadOptions(
-        gpu_layers=_layers(settings.gpu_layers),
-        split_mode=settings.split_mode,
-        main_gpu=settings.main_gpu,
-        threads=max(settings.threads, 0),
-        threads_batch=max(settings.threads_batch, 0),
-        batch_tokens=settings.batch_size,
-        micro_batch_tokens=settings.ubatch_size,
-        flash_attention=settings.flash_attn,
-        cache_type_k=settings.cache_type_k,
-        cache_type_v=settings.cache_type_v,
-        mmap=settings.mmap,
-        mlock=settings.mlock,
-        full_window=settings.swa_full,
-        max_rows=max(_MIN_ROWS, (max_draft or 0) + 1),
-        snapshots=0 if draft else settings.snapshots,
-        extra_buffer_types=settings.repack,
-        backend=settings.backend,
-        library=str(settings.llama_library or ""),
-    )
-    return _of_draft(options, settings) if draft else options
-
-
-def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
-    """The draft's load options: the target's, but for what is given for the draft alone."""
-    threads, threads_batch = settings.threads_draft, settings.threads_batch_draft
-    if threads > 0:
-        options = replace(options, threads=threads, threads_batch=0)
-    layers = settings.gpu_layers_draft
-    return replace(
-        options,
-        gpu_layers=options.gpu_layers if layers is None else _layers(layers),
-        threads_batch=threads_batch if threads_batch > 0 else options.threads_batch,
-        cache_type_k=settings.cache_type_k_draft or options.cache_type_k,
-        cache_type_v=settings.cache_type_v_draft or options.cache_type_v,
-    )
-
-
-def _layers(text: str) -> int:
-    if text in ("all", "auto"):
-        return -1
+def _template(path: Path | None) -> str | None:
+    """The chat template of a file, which compiles. Raises SettingError."""
+    if path is None:
+        return None
+    text = read_text(path, "Name a file with a chat template (--chat-template-file).")
     try:
-        return max(int(text), -1)
-    except ValueError:
-        raise SettingError("-ngl", f"{text!r} is no number", "Give a number of layers, or all.") from None
+        ChatTemplate(text, bos="", eos="")
+    except InputError as error:
+        raise SettingError(str(path), error.why, "Correct it there.") from None
+    return text
 
 
 def check_context(flag: str, size: int | None) -> None:

@@ -85,6 +85,7 @@ def load_pair(plan: PairPlan, errors: Console) -> Pair:
             options=plan.options,
             draft_options=plan.draft_options,
             hub=plan.hub,
+            template=plan.template,
             measuring=lambda what, part: status.update(f"choosing the library, once ({what}): {part:.0%}"),
         )
 

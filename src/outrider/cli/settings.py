@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from outrider.core.loading_settings import Context, Loading, Threads
 from outrider.core.schema import (
     MACHINE,
     MODELS,
@@ -20,18 +21,15 @@ from outrider.core.schema import (
     with_default,
 )
 from outrider.core.settings import (
-    Context,
     Drafting,
     DraftSources,
     Hub,
     JsonOutput,
     Lenience,
-    Loading,
     Models,
     PairSettings,
     Sampling,
     Structure,
-    Threads,
     Verbose,
 )
 

@@ -41,13 +41,14 @@ def setup(settings: SetupSettings) -> int:
 
 def _libraries() -> list[str]:
     """The libraries that are there, a line each."""
-    from outrider.backends.gguf import installed, why_not
+    from outrider.backends.gguf import describe_gpus, installed, why_not
     from outrider.backends.native import native_library
 
-    lines = [
-        f"{file} cannot be used: {why}" if (why := why_not(file)) else f"{file}: {readable(str(file.path))}"
-        for file in installed()
-    ]
+    lines = []
+    for file in installed():
+        why = why_not(file)
+        lines.append(f"{file} cannot be used: {why}" if why else f"{file}: {readable(str(file.path))}")
+        lines += [] if why else [f"  {line}" for line in describe_gpus(file)]
     if not lines:
         lines = ["no package that brings a library is installed: pip install xllamacpp ik-llama-cpp-python"]
     if native_library() is None:

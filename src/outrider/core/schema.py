@@ -24,8 +24,20 @@ STRUCTURE = "Structured output"
 SPECULATION = "Speculation"
 OUTPUT = "Output"
 MACHINE = "Machine"
+PLACEMENT = "Where it is computed"
+POSITIONS = "Longer contexts"
 
-_PANELS = {MODELS: 0, TEXT: 1, SAMPLING: 2, STRUCTURE: 3, SPECULATION: 4, OUTPUT: 6, MACHINE: 7}
+_PANELS = {
+    MODELS: 0,
+    TEXT: 1,
+    SAMPLING: 2,
+    STRUCTURE: 3,
+    SPECULATION: 4,
+    OUTPUT: 6,
+    MACHINE: 7,
+    PLACEMENT: 8,
+    POSITIONS: 9,
+}
 """Where a panel is in the help; a command's own are between."""
 _OWN_PANEL = 5
 

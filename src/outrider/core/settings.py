@@ -7,15 +7,14 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr
 
+from outrider.core.loading_settings import Context, DraftContext, Loading
 from outrider.core.params import SamplingParams, Verification
 from outrider.core.schema import (
-    MACHINE,
     MODELS,
     SAMPLING,
     SPECULATION,
     STRUCTURE,
     Group,
-    Layers,
     Number,
     Share,
     setting,
@@ -69,6 +68,15 @@ class Hub(Group):
 
 class Models(Target, DraftModel, Hub):
     """Which models."""
+
+
+class Template(Group):
+    """How a conversation becomes a text."""
+
+    panel = MODELS
+    chat_template_file: Path | None = setting(
+        None, help="A chat template (Jinja) in place of the model's own."
+    )
 
 
 # Sampling
@@ -266,82 +274,6 @@ class Lenience(Group):
     )
 
 
-# How models are loaded
-
-
-class Context(Group):
-    """Room for the tokens of a sequence."""
-
-    panel = MACHINE
-    ctx_size: int | None = setting(None, "-c", help="Context in tokens; 0: as trained. Default: what fits.")
-
-
-class DraftContext(Group):
-    """The same for the draft model."""
-
-    panel = MACHINE
-    ctx_size_draft: int = setting(0, "-cd", help="Context of the draft; 0: the target's.")
-
-
-class Threads(Group):
-    """Threads of this machine."""
-
-    panel = MACHINE
-    threads: int = setting(-1, "-t", help="Threads; default: the physical cores.")
-
-
-class Loading(Threads):
-    """How weights are loaded and calls are computed, with llama.cpp's names."""
-
-    panel = MACHINE
-    threads_batch: int = setting(-1, "-tb", help="Threads of calls over several tokens.")
-    threads_draft: int = setting(-1, "-td", help="The draft's threads; default: as -t.")
-    threads_batch_draft: int = setting(-1, "-tbd", help="The draft's, over several tokens; default: as -tb.")
-    gpu_layers: Layers = setting(
-        "all", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."
-    )
-    gpu_layers_draft: Layers | None = setting(
-        None,
-        "-ngld",
-        "--gpu-layers-draft",
-        "--n-gpu-layers-draft",
-        metavar="N",
-        help="The draft's layers there; default: as -ngl.",
-    )
-    split_mode: str = setting(
-        "layer", "-sm", metavar="MODE", help="How GPUs share the model: none, layer or row."
-    )
-    main_gpu: int = setting(0, "-mg", help="The GPU for -sm none.")
-    batch_size: int = setting(2048, "-b", help="Most tokens of a call.")
-    ubatch_size: int = setting(512, "-ub", help="Tokens computed at once.")
-    flash_attn: str = setting(
-        "auto", "-fa", metavar="WHEN", help="Flash attention: on, off, or auto: by model and device."
-    )
-    cache_type_k: str = setting("f16", "-ctk", metavar="TYPE", help="Type of the cached keys: f16, q8_0, …")
-    cache_type_v: str = setting("f16", "-ctv", metavar="TYPE", help="Type of the cached values.")
-    cache_type_k_draft: str | None = setting(
-        None, "-ctkd", metavar="TYPE", help="The draft's type of keys; default: as -ctk."
-    )
-    cache_type_v_draft: str | None = setting(
-        None, "-ctvd", metavar="TYPE", help="The draft's type of values; default: as -ctv."
-    )
-    mmap: bool = setting(True, help="Map the file instead of reading it (the default).")
-    mlock: bool = setting(False, help="Keep the weights in memory.")
-    swa_full: bool = setting(
-        True, help="Keep all KV of sliding-window layers, to be able to rewind (the default)."
-    )
-    snapshots: int = setting(
-        0, help="Snapshots of a recurrent state, for drafts of as many tokens; every call takes longer then."
-    )
-    repack: bool = setting(True, help="Repacked weights: often faster, sometimes not. On by default.")
-    backend: str = setting(
-        "auto",
-        metavar="NAME",
-        help="Native library: llama.cpp, ik (ik_llama.cpp), or auto: the faster one here for this model.",
-    )
-    llama_library: Path | None = setting(None, help="A build of your own: libllama of either.")
-
-
 # Output
 
 
@@ -357,5 +289,5 @@ class JsonOutput(Group):
     print_json: bool = setting(False, "--json", help="One JSON object on standard output, and nothing else.")
 
 
-class PairSettings(Models, Drafting, Context, DraftContext, Loading, Verbose):
+class PairSettings(Models, Template, Drafting, Context, DraftContext, Loading, Verbose):
     """Which models are loaded and how, and how they draft: what `run`, `verify` and `serve` share."""

@@ -53,7 +53,7 @@ class Subject:
     file: str
     build: str
     machine: str
-    settings: Mapping[str, str | int | bool]
+    settings: Mapping[str, str | int | bool | float]
 
     def key(self) -> str:
         """A name for files. The model's own name plays no part in it: a renamed file is the same."""

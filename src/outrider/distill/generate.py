@@ -67,7 +67,7 @@ def open_teacher(file: ModelFile, plan: DistillPlan, notices: list[str]) -> Iter
     try:
         length = min(plan.context, weights.trained_context)
         native = weights.open(length, max_sequences=1 if uses_torch else at_once)
-        target = LoadedTarget(file.name, native, template_of(weights, file.card))
+        target = LoadedTarget(file.name, native, template_of(weights, file.card.chat_template))
         model: Model = native
         if uses_torch:
             network = Network.of(read_gguf(file.path), length + 1, dtype=dtype, device=device)

@@ -63,7 +63,7 @@ class Loaded:
         else:
             self.weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
         try:
-            self.template = None if beside else template_of(self.weights, file.card)
+            self.template = None if beside else template_of(self.weights, file.card.chat_template)
         except BaseException:
             self.weights.close()
             raise

@@ -20,6 +20,7 @@ from pydantic import Field, SecretStr, ValidationError
 
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
+from outrider.core.loading_settings import Context, DraftContext, Loading
 from outrider.core.schema import (
     Count,
     Group,
@@ -32,13 +33,11 @@ from outrider.core.schema import (
 )
 from outrider.core.settings import (
     BasicSampling,
-    Context,
-    DraftContext,
     Drafting,
     DraftSources,
-    Loading,
     Models,
     PairSettings,
+    Template,
     Verbose,
 )
 from outrider.engine import MAX_PAUSE_S
@@ -49,6 +48,10 @@ Bytes = Annotated[int, Field(ge=1024)]
 
 class Speculation(Drafting, DraftSources):
     """Who drafts, how far, and what keeps a draft; as `outrider run` has them."""
+
+
+class ServedModels(Models, Template):
+    """Which models; as `outrider run` has them."""
 
 
 class Sampling(BasicSampling):
@@ -155,7 +158,7 @@ class Logs(Verbose):
 
 
 TABLES: dict[str, type[Group]] = {
-    "models": Models,
+    "models": ServedModels,
     "speculation": Speculation,
     "sampling": Sampling,
     "machine": Machine,

@@ -6,6 +6,7 @@ with what earlier ones have learned and leaves what it has learned itself.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import GgufModel
-from outrider.backends.tuning.scoring import Loaded, costs_of, keep_costs, native_of, spare_cores
+from outrider.backends.tuning.scoring import (
+    Loaded,
+    costs_of,
+    keep_costs,
+    native_of,
+    rare_settings,
+    spare_cores,
+)
 from outrider.core.errors import SettingError
 from outrider.costs import PairCosts, export_costs, fingerprint, import_costs
 from outrider.costs.other_programs import OtherPrograms
@@ -148,8 +156,10 @@ class Learned:
             self.notices.append(f"{path}: {error}: starting without what was learned about acceptance")
 
     def _place(self) -> Path:
-        """Where acceptance is kept: by the content of the model files."""
-        files = [fingerprint(native_of(model).weights.path) for model, _ in self._models.values()]
+        """Where acceptance is kept: by the content of the model files, and by what changes their output."""
+        models = [native_of(model) for model, _ in self._models.values()]
+        files = [fingerprint(model.weights.path) for model in models]
+        files += [json.dumps(changed) for model in models if (changed := rare_settings(model))]
         key = blake2b(" ".join(files).encode(), digest_size=12).hexdigest()
         return cache_dir() / "acceptance" / f"{key}.json"
 

@@ -49,10 +49,34 @@ def load_weights(
             failure = error
             continue
         weights.compared = chosen.compared
-        notices += [line for line in refusals() if line not in notices]
+        lines = [*refusals(), *_about_placement(weights)]
+        notices += [line for line in lines if line not in notices]
         return weights
     assert failure is not None, "candidates raises where there is none"
     raise failure
+
+
+_PLACING = {
+    "tensor_split": "-ts",
+    "split_mode": "-sm",
+    "main_gpu": "-mg",
+    "tensor_overrides": "-ot and the like",
+    "kv_offload": "--no-kv-offload",
+    "op_offload": "--no-op-offload",
+}
+"""Load options that do something on a GPU alone."""
+
+
+def _about_placement(weights: Weights) -> list[str]:
+    """What was asked of GPUs that are not there."""
+    usual = LoadOptions()
+    asked = [
+        flag for name, flag in _PLACING.items() if getattr(weights.options, name) != getattr(usual, name)
+    ]
+    if not asked or weights.library.functions.llama_supports_gpu_offload():
+        return []
+    title = weights.library.title
+    return [f"{title} computes on the processor alone here: {', '.join(asked)} without effect"]
 
 
 def in_same_library(target: LoadOptions, options: LoadOptions) -> LoadOptions:
@@ -83,13 +107,13 @@ def load_draft(
     return load_weights(path, card, options, notices, draft=True, measuring=measuring)
 
 
-def template_of(weights: Weights, card: ModelCard) -> ChatTemplate | None:
-    """The model's own chat template; None for a base model."""
-    if not card.chat_template:
+def template_of(weights: Weights, source: str | None) -> ChatTemplate | None:
+    """The chat template of this source; None where there is none, as in base models."""
+    if not source:
         return None
     vocabulary = weights.vocabulary
     spelled = [
         b"" if token is None else vocabulary.spelling(token) for token in (vocabulary.bos, vocabulary.eos)
     ]
     bos, eos = (spelling.decode("utf-8", errors="replace") for spelling in spelled)
-    return ChatTemplate(card.chat_template, bos=bos, eos=eos)
+    return ChatTemplate(source, bos=bos, eos=eos)

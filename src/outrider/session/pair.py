@@ -50,11 +50,13 @@ class Pair:
         options: LoadOptions | None = None,
         draft_options: LoadOptions | None = None,
         hub: HubOptions | None = None,
+        template: str | None = None,
         measuring: Measuring | None = None,
     ) -> Pair:
         """Resolve the references, load the files, and align the tokenizers. A draft of `AUTO_DRAFT` is looked
         for among the files that are here. Which native library is the faster one for a file is measured once,
-        in a few seconds (`measuring` is called meanwhile).
+        in a few seconds (`measuring` is called meanwhile). `template` is a chat template (Jinja) in
+        place of the target's own.
 
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
@@ -65,7 +67,7 @@ class Pair:
         with ExitStack() as undo:
             target = load_weights(named.target.path, named.target, options, notices, measuring=measuring)
             undo.callback(target.close)
-            template = template_of(target, named.target)
+            chat = template_of(target, template or named.target.chat_template)
             loaded, of_draft = None, draft_options or options
             if named.draft is not None:
                 loaded = load_named(target, named.draft, of_draft, notices, measuring)
@@ -75,7 +77,7 @@ class Pair:
         weights, alignment, card = (
             (None, None, None) if loaded is None else (loaded.weights, loaded.alignment, loaded.card)
         )
-        return cls(target, weights, alignment, named.target, card, template, tuple(notices))
+        return cls(target, weights, alignment, named.target, card, chat, tuple(notices))
 
     def close(self) -> None:
         """Free the weights, and the KV caches of sessions on them. Closing twice is harmless."""

@@ -5,6 +5,7 @@ from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import (
     build_id,
     candidates,
+    describe_gpus,
     device_names,
     has_gpu_code,
     installed,
@@ -27,6 +28,7 @@ __all__ = [
     "build_id",
     "candidates",
     "check_build",
+    "describe_gpus",
     "device_names",
     "has_gpu_code",
     "installed",

@@ -55,13 +55,13 @@ def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: in
         is_cheaper = _is_cheaper_without(weights, options, capacity_tokens)
         return "off" if is_cheaper else options.flash_attention
     # It takes the cells of a sequence to lie in order and without gaps, and those of a window at the end.
-    if max_sequences == 1 and weights.window_tokens == 0:
+    if max_sequences == 1 and weights.window_tokens == 0 and not weights.adapters:
         return options.flash_attention
     asked = options.flash_attention == "on"
     if asked or options.cache_type_v != "f16":
         what = "flash attention" if asked else f"cache type v {options.cache_type_v}"
         title = f"{library.title}'s flash attention"
-        why = f"{title} is right for a single sequence without a sliding window only"
+        why = f"{title} is right for a single sequence without a sliding window and LoRA only"
         raise SettingError(what, why, "Choose --backend llama.cpp, or leave it at its default.")
     return "off"
 

@@ -4,7 +4,8 @@ with parameters of its own."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from outrider.backends.gguf.c_types import (
     functions,
     structure,
 )
+from outrider.backends.gguf.devices import NO_DEVICE
 from outrider.backends.gguf.library import BATCH_FIELDS, Library
-from outrider.backends.gguf.options import UNQUANTIZED, LoadOptions
+from outrider.backends.gguf.options import ROPE_NUMBERS, UNQUANTIZED, LoadOptions
+from outrider.core.errors import SettingError
 
 _LAYER_CACHE_TYPES = [
     *fields(ENUM, type_k_first=1, type_k_last=1, type_v_first=1, type_v_last=1),
@@ -106,6 +109,14 @@ _BLOCK_CELLS = 32
 attention it is a multiple."""
 
 
+_YARN = {name for name in ROPE_NUMBERS if name.startswith("yarn_")}
+
+
+@cache
+def _names(devices: tuple[str, ...]) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(",".join(devices).encode())
+
+
 class Dialect(Library):
     """ik_llama.cpp: other kernels for the same files, on processors above all."""
 
@@ -119,6 +130,7 @@ class Dialect(Library):
     state_flags = (0,)
     split_modes = ("none", "layer")
     names = {  # noqa: RUF012
+        "llama_adapter_lora_init": "llama_lora_adapter_init",
         "llama_model_free": "llama_free_model",
         "llama_model_n_ctx_train": "llama_n_ctx_train",
         "llama_model_n_layer": "llama_n_layer",
@@ -129,6 +141,7 @@ class Dialect(Library):
         "llama_tokenize": "llama_vocab_tokenize",
     }
     signatures = {  # noqa: RUF012
+        **functions("llama_lora_adapter_set", INT, POINTER, POINTER, FLOAT),
         **functions("llama_kv_cache_defrag", None, POINTER),
         **functions("llama_kv_cache_update", INT, POINTER),
         **functions("llama_kv_cache_view_free", None, ctypes.POINTER(_CacheView)),
@@ -146,7 +159,18 @@ class Dialect(Library):
         if options.flash_attention == "on":
             return False
         types = options.cache_type_k in _FLASH_TYPES and options.cache_type_v == "f16"
-        return options.full_window and types and options.split_mode in self.split_modes
+        can_place = options.split_mode in self.split_modes and not self._lacks(options)
+        return options.full_window and types and can_place
+
+    def _lacks(self, options: LoadOptions) -> str:
+        """What it cannot do, or says nothing of and leaves undone."""
+        if not options.op_offload:
+            return "--no-op-offload"
+        scales = options.rope_scaling in ("linear", "yarn") or options.rope_freq_scale not in (0.0, 1.0)
+        if scales or any(options.rarely_set().keys() & _YARN):  # tried: the logits stay as they are
+            return "scaled positions (RoPE, YaRN)"
+        gpus = [name for name in options.devices if name != NO_DEVICE]
+        return f"a device {gpus[0]}" if gpus and not self.functions.llama_supports_gpu_offload() else ""
 
     def cache_types(self, flash_attention: str) -> tuple[Collection[str], Collection[str]]:
         if flash_attention == "off":
@@ -175,9 +199,20 @@ class Dialect(Library):
             params.n_gpu_layers = 999 if self.functions.llama_supports_gpu_offload() else 0
         params.use_mmap, params.use_mlock = options.mmap, options.mlock
         params.repack_tensors = options.extra_buffer_types
+        if missing := self._lacks(options):
+            why = f"{self.title} does not have it"
+            raise SettingError(missing, why, "Choose --backend llama.cpp, or leave it out.")
+        if options.devices == (NO_DEVICE,):
+            params.n_gpu_layers = 0
+        elif options.devices:  # names, which it reads itself
+            params.devices = ctypes.addressof(_names(options.devices))
 
     def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:  # noqa: ARG002
         params.flash_attn = options.flash_attention != "off"
+
+    def use_adapters(self, context: int, adapters: Sequence[tuple[int, float]]) -> bool:
+        apply = self.functions.llama_lora_adapter_set
+        return all(apply(context, adapter, scale) == 0 for adapter, scale in adapters)
 
     def window_tokens(self, model: int) -> int:
         return self.hyperparameter(model, "sliding_window")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.c_types import LibraryRefused
+from outrider.backends.gguf.devices import free_bytes, list_devices
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import DIALECTS
@@ -97,6 +98,13 @@ def why_not(file: LibraryFile) -> str | None:
     except LibraryRefused as refusal:
         return str(refusal)
     return None
+
+
+def describe_gpus(file: LibraryFile) -> list[str]:
+    """The GPUs of a library that can be used: the name that options have, what it is, and its free memory."""
+    library = open_library(file)
+    gpus = [device for device in list_devices(library) if device.is_gpu]
+    return [f"{gpu.name}: {gpu.description}, {free_bytes(library, gpu) / 1e9:.1f} GB free" for gpu in gpus]
 
 
 def _open(file: LibraryFile) -> Library:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,14 @@ from outrider.backends.gguf.c_types import (
     functions,
 )
 from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
-from outrider.backends.gguf.options import CONTEXT_TYPES, SPLIT_MODES, LoadOptions
+from outrider.backends.gguf.devices import NO_DEVICE, list_devices, override_array, share_array
+from outrider.backends.gguf.options import (
+    CONTEXT_TYPES,
+    ROPE_NUMBERS,
+    ROPE_SCALINGS,
+    SPLIT_MODES,
+    LoadOptions,
+)
 from outrider.backends.gguf.registry import TITLES
 from outrider.backends.machine import physical_cores
 from outrider.core.errors import BackendError
@@ -58,6 +65,7 @@ SHARED: Signatures = {
     **functions("llama_model_n_ctx_train llama_model_n_embd llama_model_n_layer", INT, POINTER),
     **functions("llama_n_threads llama_n_threads_batch", INT, POINTER),
     **functions("llama_n_batch llama_n_ctx llama_n_ubatch", UINT, POINTER),
+    **functions("llama_adapter_lora_init", POINTER, POINTER, TEXT),
     **functions("llama_model_meta_val_str", INT, POINTER, TEXT, TEXT, SIZE),
     **functions("llama_memory_seq_cp", None, POINTER, INT, INT, INT, INT),
     **functions("llama_memory_seq_pos_min", INT, POINTER, INT),
@@ -69,13 +77,6 @@ SHARED: Signatures = {
     **functions("llama_tokenize", INT, POINTER, TEXT, INT, POINTER, INT, BOOL, BOOL),
     **functions("llama_token_to_piece", INT, POINTER, INT, TEXT, INT, INT, BOOL),
 }
-
-_DEVICES: Signatures = {
-    "ggml_backend_dev_count": (SIZE,),
-    "ggml_backend_dev_get": (POINTER, SIZE),
-    "ggml_backend_dev_description": (TEXT, POINTER),
-}
-"""Functions that only some builds have."""
 
 BATCH_FIELDS = [
     *fields(INT, "n_tokens"),
@@ -167,11 +168,11 @@ class Library(ABC):
         """its name in messages"""
         self.functions: Any = functions
         """the C functions by mainline's names; each takes what is declared for it"""
-        self._declare({**SHARED, **self.signatures})
+        self.declare({**SHARED, **self.signatures})
         self.take_log()  # before anything is asked of it, so that not one line is written
         self._new_model_params = self._default_params("model", self.ModelParams)
         self._new_context_params = self._default_params("context", *self.ContextParams)
-        self._declare(
+        self.declare(
             {
                 "llama_decode": (INT, POINTER, self.Batch),
                 "llama_init_from_model": (POINTER, POINTER, self._new_context_params.restype),
@@ -185,7 +186,8 @@ class Library(ABC):
         when it is imported."""
         self.functions.llama_log_set(log_callback, None)
 
-    def _declare(self, signatures: Signatures) -> None:
+    def declare(self, signatures: Signatures) -> None:
+        """Say what the library's functions take and return. Raises LibraryRefused where one is missing."""
         for name, (result, *arguments) in signatures.items():
             own_name = self.names.get(name, name)
             try:
@@ -199,7 +201,7 @@ class Library(ABC):
         """The function that returns default parameters, declared with the first of these structures that it
         turns out to return."""
         name = f"llama_{what}_default_params"
-        self._declare({name: (None,)})
+        self.declare({name: (None,)})
         function, refusals = getattr(self.functions, name), []
         for kind in versions:
             try:
@@ -220,28 +222,29 @@ class Library(ABC):
     @cached_property
     def device_names(self) -> tuple[str, ...]:
         """Processors and GPUs that it can compute on, as it describes them; empty where it does not say."""
-        try:
-            self._declare(_DEVICES)
-        except LibraryRefused:
-            return ()
-        count, get, describe = (getattr(self.functions, name) for name in _DEVICES)
-        return tuple(describe(get(i)).decode(errors="replace") for i in range(count()))
+        return tuple(device.description for device in list_devices(self))
 
     def uses_gpu(self, options: LoadOptions) -> bool:
         """Whether layers of a model may be computed on a GPU."""
-        return options.gpu_layers != 0 and bool(self.functions.llama_supports_gpu_offload())
+        on_processor = options.gpu_layers == 0 or options.devices == (NO_DEVICE,)
+        return not on_processor and bool(self.functions.llama_supports_gpu_offload())
 
     # Models
 
     def load_model(self, path: Path, options: LoadOptions) -> int | None:
         """The native model; None where the library cannot load it (the log says why). Raises BackendError for
-        a split mode that it does not have."""
+        a split mode that it does not have, SettingError for a device or a buffer."""
         params = self._new_model_params()
         params.n_gpu_layers, params.main_gpu = options.gpu_layers, options.main_gpu
         if options.split_mode not in self.split_modes:
             what, choices = f"split mode {options.split_mode}", ", ".join(self.split_modes)
             raise BackendError(what, f"{self.title} does not have it", f"Choose one of {choices}.")
         params.split_mode = SPLIT_MODES.index(options.split_mode)
+        if options.tensor_split:
+            params.tensor_split = ctypes.addressof(share_array(self, options.tensor_split))
+        if options.tensor_overrides:
+            array = override_array(self, options.tensor_overrides)
+            params.tensor_buft_overrides = ctypes.addressof(array)
         self._set_model_params(params, options)
         with silenced():
             handle: int | None = self.functions.llama_model_load_from_file(os.fsencode(path), params)
@@ -254,6 +257,16 @@ class Library(ABC):
     def cache_types(self, flash_attention: str) -> tuple[Collection[str], Collection[str]]:  # noqa: ARG002
         """The types in which it can keep K, and V: as CONTEXT_TYPES names them."""
         return CONTEXT_TYPES, CONTEXT_TYPES
+
+    def load_adapter(self, model: int, path: Path) -> int | None:
+        """The native LoRA adapter of a file; None where the model cannot have it (the log says why)."""
+        with silenced():
+            adapter: int | None = self.functions.llama_adapter_lora_init(model, os.fsencode(path))
+        return adapter
+
+    def needs_invocation(self, adapter: int) -> bool:  # noqa: ARG002
+        """Whether an adapter is for the text after certain tokens alone."""
+        return False
 
     def metadata(self, model: int, key: str) -> str:
         """A value of the GGUF's metadata as text; empty when it is absent."""
@@ -295,6 +308,10 @@ class Library(ABC):
         params.n_threads_batch = options.threads_batch or params.n_threads
         params.type_k = CONTEXT_TYPES[options.cache_type_k]
         params.type_v = CONTEXT_TYPES[options.cache_type_v]
+        params.offload_kqv = options.kv_offload
+        params.rope_scaling_type = ROPE_SCALINGS[options.rope_scaling]
+        for name in ROPE_NUMBERS:
+            setattr(params, name, getattr(options, name))
         self._set_context_params(params, options, max_sequences)
         if snapshots:
             params.n_rs_seq = snapshots
@@ -333,11 +350,15 @@ class Library(ABC):
         failed."""
         return True
 
+    @abstractmethod
+    def use_adapters(self, context: int, adapters: Sequence[tuple[int, float]]) -> bool:
+        """Add these adapters, each with its scale, to what a context computes; False where that failed."""
+
     # Quantizing
 
     def quantize_params(self) -> Any:
         """The default parameters of its quantizer. Raises LibraryRefused where it has none that is known."""
-        self._declare({"llama_model_quantize": (UINT, TEXT, TEXT, ctypes.POINTER(self.QuantizeParams))})
+        self.declare({"llama_model_quantize": (UINT, TEXT, TEXT, ctypes.POINTER(self.QuantizeParams))})
         return self._default_params("model_quantize", self.QuantizeParams)()
 
     # What differs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 from outrider.backends.gguf.c_types import (
@@ -16,8 +18,9 @@ from outrider.backends.gguf.c_types import (
     functions,
     structure,
 )
+from outrider.backends.gguf.devices import device_array
 from outrider.backends.gguf.library import BATCH_FIELDS, Library, State
-from outrider.backends.gguf.options import FLASH_ATTENTION, LoadOptions
+from outrider.backends.gguf.options import FLASH_ATTENTION, SPLIT_MODES, LoadOptions
 
 _PARTIAL_STATE = 1
 """LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: recurrent states, and what of a window is kept"""
@@ -83,8 +86,10 @@ class Dialect(Library):
     reuses_window_cells = True
     keeps_states = True
     flash_mixes_sequences = False
-    split_modes = ("none", "layer", "row")
+    split_modes = SPLIT_MODES
     signatures = {  # noqa: RUF012
+        **functions("llama_adapter_get_alora_n_invocation_tokens", ctypes.c_uint64, POINTER),
+        **functions("llama_set_adapters_lora", INT, POINTER, POINTER, SIZE, POINTER),
         **functions("llama_get_memory", POINTER, POINTER),
         **functions("llama_model_is_diffusion", BOOL, POINTER),
         **functions("llama_model_n_swa", INT, POINTER),
@@ -107,6 +112,8 @@ class Dialect(Library):
     def _set_model_params(self, params: Any, options: LoadOptions) -> None:
         params.load_mode = _LOAD_MODES[options.mmap, options.mlock]
         params.use_extra_bufts = options.extra_buffer_types
+        if options.devices:
+            params.devices = ctypes.addressof(device_array(self, options.devices))
 
     def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:
         params.kv_unified = True  # else sequences with drafts of different length share no call
@@ -114,6 +121,16 @@ class Dialect(Library):
         params.n_outputs_max = max(options.max_rows, max_sequences)
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.swa_full = options.full_window
+        params.op_offload = options.op_offload
+
+    def needs_invocation(self, adapter: int) -> bool:
+        return bool(self.functions.llama_adapter_get_alora_n_invocation_tokens(adapter))
+
+    def use_adapters(self, context: int, adapters: Sequence[tuple[int, float]]) -> bool:
+        count = len(adapters)
+        pointers = (POINTER * count)(*(adapter for adapter, _ in adapters))
+        scales = (FLOAT * count)(*(scale for _, scale in adapters))
+        return bool(self.functions.llama_set_adapters_lora(context, pointers, count, scales) == 0)
 
     def window_tokens(self, model: int) -> int:
         return int(self.functions.llama_model_n_swa(model))

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from outrider.backends.gguf.adapters import Adapters, load_adapters, use_adapters
 from outrider.backends.gguf.context import (
     LlamaBatch,
     choose_attention,
@@ -49,6 +50,12 @@ class Weights:
         self.native = Handle(str(path), model, self.library.functions.llama_model_free)
         """the owner of the native model; a context keeps it alive"""
         self._contexts: WeakSet[GgufModel] = WeakSet()
+        self.adapters: Adapters = []
+        try:
+            self.adapters = load_adapters(self.library, model, self.options.adapters)
+        except BaseException:
+            self.close()
+            raise
         if not self._generates_text():
             self.close()
             why = "it is not a decoder-only language model"
@@ -183,6 +190,7 @@ class GgufModel:
         context = open_context(weights, chosen, context_length, max_sequences, capacity, snapshots)
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
+        use_adapters(self._library, context, weights.adapters)
         # Libraries round contexts up; the length that was asked for is the one that holds.
         self.capacity_tokens: int = min(capacity, native.llama_n_ctx(context))
         self.context_length: int = min(context_length, self.capacity_tokens)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from outrider.backends.gguf.devices import check_overrides
 from outrider.backends.gguf.registry import DIALECTS
 from outrider.core.errors import SettingError
 
 BACKENDS = ("auto", *(row.name for row in DIALECTS))
 """The libraries that run GGUF models; "auto" is the one that is measured faster for the file."""
-SPLIT_MODES = ("none", "layer", "row")
+SPLIT_MODES = ("none", "layer", "row", "tensor")
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CONTEXT_TYPES = {
     "f32": 0,
@@ -24,6 +28,20 @@ CONTEXT_TYPES = {
     "iq4_nl": 20,
 }
 """Types that the KV cache can be stored in, and their numbers in ggml."""
+
+ROPE_SCALINGS = {"": -1, "none": 0, "linear": 1, "yarn": 2}
+"""How positions beyond the trained context are squeezed into it; "": as the model says."""
+
+ROPE_NUMBERS = (
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_orig_ctx",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+)
+"""Options that llama_context_params has under the same names."""
 
 UNQUANTIZED = ("f32", "f16", "bf16")
 MAX_SNAPSHOTS = 64
@@ -47,6 +65,12 @@ class LoadOptions:
     `snapshots` of a recurrent state are kept, so that drafts of as many tokens can be taken back and nothing
     is evaluated again; every call takes longer for it (0: checkpoints instead).
 
+    `devices` are GPUs by name, in order ("none" alone: no GPU), `tensor_split` their shares of the model,
+    `tensor_overrides` single tensors' places (PATTERN=BUFFER, see `devices.override_array`). Without
+    `kv_offload` the KV cache stays on the host, without `op_offload` so do large products of weights there.
+    `adapters` are LoRA files with their scales. `rope_…` and `yarn_…` stretch the context; 0 and -1: as the
+    model says.
+
     Raises SettingError for a value out of range.
     """
 
@@ -68,8 +92,24 @@ class LoadOptions:
     extra_buffer_types: bool = True
     backend: str = "auto"
     library: str = ""
+    devices: tuple[str, ...] = ()
+    tensor_split: tuple[float, ...] = ()
+    tensor_overrides: tuple[str, ...] = ()
+    kv_offload: bool = True
+    op_offload: bool = True
+    adapters: tuple[tuple[str, float], ...] = ()
+    rope_scaling: str = ""
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    yarn_orig_ctx: int = 0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = -1.0
+    yarn_beta_fast: float = -1.0
+    yarn_beta_slow: float = -1.0
 
     def __post_init__(self) -> None:
+        for name in ("devices", "tensor_split", "tensor_overrides", "adapters"):  # JSON has lists
+            object.__setattr__(self, name, _tuples(getattr(self, name)))
         _choice("backend", self.backend, BACKENDS)
         _choice("split mode", self.split_mode, SPLIT_MODES)
         _choice("flash attention", self.flash_attention, FLASH_ATTENTION)
@@ -89,6 +129,43 @@ class LoadOptions:
         _in_range("micro-batch size", self.micro_batch_tokens, 1, _MAX_TOKENS)
         _in_range("max rows", self.max_rows, 1, _MAX_TOKENS)
         _in_range("snapshots", self.snapshots, 0, MAX_SNAPSHOTS)
+        check_overrides(self.tensor_overrides)
+        _choice("rope scaling", self.rope_scaling, ROPE_SCALINGS)
+        _in_range("yarn original context", self.yarn_orig_ctx, 0, 2**31 - 1)
+        numbers = [*self.tensor_split, *(scale for _, scale in self.adapters)]
+        if not all(map(math.isfinite, numbers)) or min(self.tensor_split, default=0) < 0:
+            raise SettingError("tensor split or scale", "it is no finite number", "Give 0 or more.")
+        for name in ("rope_freq_base", "rope_freq_scale"):
+            if not 0 <= getattr(self, name) < math.inf:
+                what, value = name.replace("_", " "), getattr(self, name)
+                raise SettingError(what, f"{value} cannot be used", "Give 0 (as the model says) or more.")
+
+    def rarely_set(self) -> dict[str, str | int | bool | float]:
+        """Those of RARELY_SET that differ from their defaults; lists as text."""
+        values = {name: getattr(self, name) for name in RARELY_SET}
+        return {
+            name: json.dumps(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value != type(self).__dataclass_fields__[name].default
+        }
+
+
+RARELY_SET = (
+    "devices",
+    "tensor_split",
+    "tensor_overrides",
+    "kv_offload",
+    "op_offload",
+    "adapters",
+    *ROPE_NUMBERS,
+    "rope_scaling",
+)
+"""Options that are part of what a curve, or a choice, belongs to only where they are set: what was stored
+before there was such an option holds without it."""
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _choice(name: str, value: str, choices: Iterable[str]) -> None:

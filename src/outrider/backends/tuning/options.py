@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf import Library, LoadOptions, Weights, candidates, check_build, installed
+from outrider.backends.gguf.options import RARELY_SET
 from outrider.backends.machine import available_bytes, logical_cores, physical_cores
 from outrider.backends.tuning.scoring import (
     COMPARED_TOKENS,
@@ -195,7 +196,9 @@ def _keep(place: Path, model: str, found: Tuning) -> str | None:
 
 def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
     """Where the choice for this model under these options is kept."""
-    kept = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
+    left_out = (*_WITHOUT_EFFECT, *RARELY_SET)
+    kept = {name: value for name, value in asdict(options).items() if name not in left_out}
+    kept |= options.rarely_set()
     builds = [file.build_id for file in installed()]
     facts = json.dumps([file_id(path), builds, machine_id(), kept, draft])
     return costs_dir() / f"tuned-{blake2b(facts.encode(), digest_size=12).hexdigest()}.json"

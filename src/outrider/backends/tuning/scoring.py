@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -196,7 +197,7 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
     """What the model's curve depends on."""
     native = native_of(model)
     weights, options = native.weights.options, native.options
-    settings: dict[str, str | int | bool] = {
+    settings: dict[str, str | int | bool | float] = {
         "rows": rows,
         "several_sequences": model.max_sequences > 1,
         "threads": native.threads,
@@ -215,6 +216,7 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
         settings["snapshots"] = model.max_draft
     if model.rewind == "checkpoints":
         settings["checkpoints"] = True
+    settings |= rare_settings(native)
     if isinstance(model, BitwiseModel):
         settings["equal_sizes"] = str(model.sizes)
     return Subject(
@@ -224,6 +226,16 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
         machine=machine_id(native.weights.library.device_names),
         settings=settings,
     )
+
+
+def rare_settings(model: GgufModel) -> dict[str, str | int | bool | float]:
+    """What was set of placement, LoRA adapters and positions: it changes outputs, or what they cost."""
+    options = model.weights.options
+    found = options.rarely_set()
+    if options.adapters:  # by their content
+        files = [[file_id(Path(path).expanduser()), scale] for path, scale in options.adapters]
+        found["adapters"] = json.dumps(files)
+    return found
 
 
 def machine_id(devices: Sequence[str] = ()) -> str:

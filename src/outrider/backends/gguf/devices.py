@@ -1,0 +1,173 @@
+"""What a native library can compute on, and where a model is put: devices, shares, single tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from outrider.backends.gguf.c_types import (
+    ENUM,
+    POINTER,
+    SIZE,
+    TEXT,
+    LibraryRefused,
+    Signatures,
+    fields,
+    structure,
+)
+from outrider.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from outrider.backends.gguf.library import Library
+
+NO_DEVICE = "none"
+"""As the only device: nothing is computed on a GPU."""
+_GPUS = (1, 2)
+"""of ggml_backend_dev_type: with memory of its own, and with the host's"""
+_INTEGRATED = 2
+
+_DEVICES: Signatures = {
+    "ggml_backend_dev_count": (SIZE,),
+    "ggml_backend_dev_get": (POINTER, SIZE),
+    "ggml_backend_dev_description": (TEXT, POINTER),
+    "ggml_backend_dev_name": (TEXT, POINTER),
+    "ggml_backend_dev_type": (ENUM, POINTER),
+    "ggml_backend_dev_memory": (None, POINTER, POINTER, POINTER),
+    "ggml_backend_dev_buffer_type": (POINTER, POINTER),
+}
+_BUFFERS: Signatures = {
+    "ggml_backend_buft_name": (TEXT, POINTER),
+    "ggml_backend_cpu_buffer_type": (POINTER,),
+}
+
+_Override = structure("llama_model_tensor_buft_override", fields(TEXT, "pattern"), fields(POINTER, "buft"))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A processor or GPU: its name as options have it (CUDA0), and what it calls itself."""
+
+    name: str
+    description: str
+    is_gpu: bool
+    shares_memory: bool
+    """whether its memory is the machine's"""
+    pointer: int
+    buffer_type: int
+
+
+def list_devices(library: Library) -> list[Device]:
+    """All that the library can compute on; empty where it does not say."""
+    try:
+        library.declare(_DEVICES)
+    except LibraryRefused:
+        return []
+    return [_device(library.functions, i) for i in range(library.functions.ggml_backend_dev_count())]
+
+
+def _device(native: Any, index: int) -> Device:
+    pointer = native.ggml_backend_dev_get(index)
+    kind = native.ggml_backend_dev_type(pointer)
+    return Device(
+        name=native.ggml_backend_dev_name(pointer).decode(errors="replace"),
+        description=native.ggml_backend_dev_description(pointer).decode(errors="replace"),
+        is_gpu=kind in _GPUS,
+        shares_memory=kind in (0, _INTEGRATED),
+        pointer=pointer,
+        buffer_type=native.ggml_backend_dev_buffer_type(pointer),
+    )
+
+
+def free_bytes(library: Library, device: Device) -> int:
+    """The memory that a device has left. Asking a GPU prepares it for use, which takes some of it."""
+    free, total = SIZE(), SIZE()
+    library.functions.ggml_backend_dev_memory(device.pointer, ctypes.byref(free), ctypes.byref(total))
+    return free.value
+
+
+# The arrays that parameters point to. Libraries keep the pointers, so the arrays stay: one for each value.
+
+
+@cache
+def device_array(library: Library, names: tuple[str, ...]) -> Any:
+    """The devices of these names as a library takes them: pointers, and a last one that is null.
+
+    Raises SettingError for a name that the library has no GPU of.
+    """
+    gpus = {device.name: device.pointer for device in list_devices(library) if device.is_gpu}
+    wanted = [name for name in names if name != NO_DEVICE]
+    for name in wanted:
+        if name not in gpus:
+            there = f"its devices are {', '.join(gpus)}" if gpus else "it computes on the processor alone"
+            raise SettingError(f"device {name}", f"{library.title} has none: {there}", "Name another (-dev).")
+    return (POINTER * (len(wanted) + 1))(*(gpus[name] for name in wanted), None)
+
+
+@cache
+def share_array(library: Library, shares: tuple[float, ...]) -> Any:
+    """Shares of the model for each GPU, as many as a library reads. Raises SettingError for too many, where
+    there are GPUs at all."""
+    library.declare({"llama_max_devices": (SIZE,)})
+    most = library.functions.llama_max_devices()
+    if len(shares) > most and library.functions.llama_supports_gpu_offload():
+        why = f"{len(shares)} shares are given, and {library.title} knows {most} devices at most"
+        raise SettingError("tensor split", why, "Give fewer (-ts).")
+    return (ctypes.c_float * max(most, len(shares)))(*shares)
+
+
+@cache
+def override_array(library: Library, overrides: tuple[str, ...]) -> Any:
+    """Where tensors lie whose names match: PATTERN=BUFFER each, the first match counts. The last one is null.
+
+    Raises SettingError for a buffer that the library does not have.
+    """
+    buffers = dict(_buffers(library))
+    entries = []
+    for text in overrides:
+        pattern, _, buffer = text.rpartition("=")
+        if buffer not in buffers:
+            why = f"{library.title} has no buffer {buffer}"
+            raise SettingError(f"-ot {text}", why, f"Choose one of {', '.join(buffers)}.")
+        entries.append(_Override(pattern=pattern.encode(), buft=buffers[buffer]))
+    return (_Override * (len(entries) + 1))(*entries)
+
+
+def _buffers(library: Library) -> Iterator[tuple[str, int]]:
+    """The kinds of memory that a library can put tensors into, by name."""
+    library.declare(_BUFFERS)
+    native = library.functions
+    for buffer in (native.ggml_backend_cpu_buffer_type(), *(d.buffer_type for d in list_devices(library))):
+        if buffer:
+            yield native.ggml_backend_buft_name(buffer).decode(), buffer
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise SettingError for what is no PATTERN=BUFFER."""
+    for text in overrides:
+        pattern, equals, buffer = text.rpartition("=")
+        if not (equals and pattern and buffer):
+            raise SettingError(
+                f"-ot {text}", "it is no PATTERN=BUFFER", "Give, for instance, ffn_.*_exps=CPU."
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise SettingError(f"-ot {text}", f"its pattern is broken: {error}", "Correct it.") from None
+
+
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_DENSE = r"\.ffn_(up|down|gate)\."
+"""The names of tensors of a feed-forward network with and without experts."""
+
+
+def on_processor(*, experts: int | None = 0, dense: int = 0) -> tuple[str, ...]:
+    """The overrides that keep feed-forward weights of the first layers off the GPU: the experts of so many
+    layers (None: of all), and the dense ones of so many."""
+    if experts is None:
+        return (f"{_EXPERTS}=CPU",)
+    patterns = [rf"blk\.{layer}{_EXPERTS}=CPU" for layer in range(experts)]
+    return (*patterns, *(rf"blk\.{layer}{_DENSE}=CPU" for layer in range(dense)))

@@ -1,0 +1,127 @@
+"""The settings of how models are loaded, made into load options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf.devices import on_processor
+from outrider.backends.gguf.options import ROPE_NUMBERS
+from outrider.core.errors import SettingError
+from outrider.core.loading_settings import Loading
+
+_MIN_ROWS = 128
+"""Rows of logits of a call at least; longer drafts need more."""
+
+
+def load_options(settings: Loading, *, draft: bool = False, max_draft: int | None = None) -> LoadOptions:
+    """How the target's, or the draft's, weights are loaded, for drafts of up to `max_draft` tokens.
+
+    Raises SettingError.
+    """
+    options = LoadOptions(
+        gpu_layers=_layers(settings.gpu_layers),
+        split_mode=settings.split_mode,
+        main_gpu=settings.main_gpu,
+        devices=_names(settings.device),
+        tensor_split=_shares(settings.tensor_split),
+        tensor_overrides=_overrides(
+            settings.override_tensor,
+            on_processor(experts=None if settings.cpu_moe else settings.n_cpu_moe, dense=settings.n_cpu_ffn),
+        ),
+        kv_offload=settings.kv_offload,
+        op_offload=settings.op_offload,
+        adapters=_adapters(settings),
+        rope_freq_scale=_rope_freq_scale(settings),
+        **{name: getattr(settings, name) for name in ("rope_scaling", *ROPE_NUMBERS[:1], *ROPE_NUMBERS[2:])},
+        threads=max(settings.threads, 0),
+        threads_batch=max(settings.threads_batch, 0),
+        batch_tokens=settings.batch_size,
+        micro_batch_tokens=settings.ubatch_size,
+        flash_attention=settings.flash_attn,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        mmap=settings.mmap,
+        mlock=settings.mlock,
+        full_window=settings.swa_full,
+        max_rows=max(_MIN_ROWS, (max_draft or 0) + 1),
+        snapshots=0 if draft else settings.snapshots,
+        extra_buffer_types=settings.repack,
+        backend=settings.backend,
+        library=str(settings.llama_library or ""),
+    )
+    return _of_draft(options, settings) if draft else options
+
+
+def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
+    """The draft's load options: the target's, but for what is given for the draft alone."""
+    threads, threads_batch = settings.threads_draft, settings.threads_batch_draft
+    if threads > 0:
+        options = replace(options, threads=threads, threads_batch=0)
+    layers = settings.gpu_layers_draft
+    experts = None if settings.cpu_moe_draft else settings.n_cpu_moe_draft
+    return replace(
+        options,
+        devices=_names(settings.device_draft) or options.devices,
+        tensor_overrides=_overrides(settings.override_tensor_draft, on_processor(experts=experts)),
+        adapters=(),  # made for the target
+        gpu_layers=options.gpu_layers if layers is None else _layers(layers),
+        threads_batch=threads_batch if threads_batch > 0 else options.threads_batch,
+        cache_type_k=settings.cache_type_k_draft or options.cache_type_k,
+        cache_type_v=settings.cache_type_v_draft or options.cache_type_v,
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in re.split(r"[,/]+", text)) if text else ()
+    except ValueError:
+        raise SettingError(f"-ts {text}", "it is no list of numbers", "Write, for instance, 3,1.") from None
+
+
+def _overrides(texts: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
+    """Each PATTERN=BUFFER of texts that may hold several; a comma before the = belongs to the pattern."""
+    found, pattern = [], ""
+    for part in ",".join(texts).split(",") if texts else ():
+        pattern += part if "=" in part else f"{part},"
+        if "=" in part:
+            found.append(pattern)
+            pattern = ""
+    return (*found, *([pattern.removesuffix(",")] if pattern else ()), *more)
+
+
+def _adapters(settings: Loading) -> tuple[tuple[str, float], ...]:
+    """The LoRA adapters and their scales, in the order of the two options. Raises SettingError."""
+    found = [(str(path), 1.0) for path in settings.lora]
+    for text in (part for texts in settings.lora_scaled for part in texts.split(",")):
+        path, colon, scale = text.rpartition(":")
+        try:
+            found.append((path, float(scale)))
+        except ValueError:
+            colon = ""
+        if not (colon and path):
+            raise SettingError(
+                f"--lora-scaled {text}", "it is no FILE:SCALE", "Write, for instance, a.gguf:0.5."
+            )
+    return tuple(found)
+
+
+def _rope_freq_scale(settings: Loading) -> float:
+    if settings.rope_scale is not None and settings.rope_freq_scale:
+        raise SettingError("--rope-scale and --rope-freq-scale", "one is 1 / the other", "Give one of them.")
+    return 1 / settings.rope_scale if settings.rope_scale is not None else settings.rope_freq_scale
+
+
+def _layers(text: str) -> int:
+    if text in ("all", "auto"):
+        return -1
+    try:
+        return max(int(text), -1)
+    except ValueError:
+        raise SettingError("-ngl", f"{text!r} is no number", "Give a number of layers, or all.") from None

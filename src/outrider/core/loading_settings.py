@@ -1,0 +1,154 @@
+"""The settings of how models are loaded and where they are computed, with llama.cpp's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from outrider.core.schema import (
+    MACHINE,
+    MODELS,
+    PLACEMENT,
+    POSITIONS,
+    Group,
+    Layers,
+    Natural,
+    Number,
+    setting,
+)
+
+
+class Context(Group):
+    """Room for the tokens of a sequence."""
+
+    panel = MACHINE
+    ctx_size: int | None = setting(None, "-c", help="Context in tokens; 0: as trained. Default: what fits.")
+
+
+class DraftContext(Group):
+    """The same for the draft model."""
+
+    panel = MACHINE
+    ctx_size_draft: int = setting(0, "-cd", help="Context of the draft; 0: the target's.")
+
+
+class Threads(Group):
+    """Threads of this machine."""
+
+    panel = MACHINE
+    threads: int = setting(-1, "-t", help="Threads; default: the physical cores.")
+
+
+class Placement(Group):
+    """Which devices hold and compute what, with llama.cpp's names."""
+
+    panel = PLACEMENT
+    device: str | None = setting(
+        None, "-dev", metavar="NAMES", help="GPUs to use, as `setup` lists them: CUDA0,CUDA1; none: no GPU."
+    )
+    gpu_layers: Layers = setting(
+        "all", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", help="Layers on the GPU, or all."
+    )
+    split_mode: str = setting(
+        "layer", "-sm", metavar="MODE", help="How GPUs share the model: none, layer, row or tensor."
+    )
+    tensor_split: str | None = setting(
+        None, "-ts", metavar="N0,N1", help="Their shares of it: 3,1 gives the first three quarters."
+    )
+    main_gpu: int = setting(0, "-mg", help="The GPU for -sm none.")
+    override_tensor: list[str] = setting(
+        [], "-ot", metavar="PATTERN=BUFFER", help="Where tensors of such names lie: exps=CPU (repeatable)."
+    )
+    cpu_moe: bool = setting(False, "-cmoe", help="Keep all experts of a mixture on the processor.")
+    n_cpu_moe: Natural = setting(0, "-ncmoe", help="The experts of the first N layers.")
+    n_cpu_ffn: Natural = setting(0, "-ncffn", help="The dense feed-forward weights of the first N layers.")
+    kv_offload: bool = setting(True, "-kvo", help="Keep the KV cache on the GPU (the default).")
+    op_offload: bool = setting(
+        True, help="Compute large calls over weights of the host on the GPU (the default)."
+    )
+
+
+class DraftPlacement(Group):
+    """The same for the draft model."""
+
+    panel = PLACEMENT
+    device_draft: str | None = setting(
+        None, "-devd", metavar="NAMES", help="The draft's GPUs; default: as -dev."
+    )
+    gpu_layers_draft: Layers | None = setting(
+        None,
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        metavar="N",
+        help="The draft's layers there; default: as -ngl.",
+    )
+    override_tensor_draft: list[str] = setting(
+        [], "-otd", metavar="PATTERN=BUFFER", help="Where the draft's tensors lie (repeatable)."
+    )
+    cpu_moe_draft: bool = setting(False, "-cmoed", help="Keep all experts of the draft on the processor.")
+    n_cpu_moe_draft: Natural = setting(0, "-ncmoed", help="The experts of its first N layers.")
+
+
+class Positions(Group):
+    """How positions are stretched beyond the context that a model was trained for."""
+
+    panel = POSITIONS
+    rope_scaling: str = setting("", metavar="KIND", help="none, linear or yarn; default: as the model says.")
+    rope_scale: Annotated[Number, Field(gt=0)] | None = setting(
+        None, metavar="X", help="Stretch the context X times."
+    )
+    rope_freq_base: Annotated[Number, Field(ge=0)] = setting(
+        0.0, metavar="X", help="RoPE's base frequency; 0: as the model says."
+    )
+    rope_freq_scale: Annotated[Number, Field(ge=0)] = setting(
+        0.0, metavar="X", help="RoPE's factor of frequencies: 1 / --rope-scale."
+    )
+    yarn_orig_ctx: Natural = setting(0, help="YaRN: the context that it was trained for; 0: its own.")
+    yarn_ext_factor: Number = setting(-1.0, metavar="X", help="YaRN: mix of extrapolation; 0: interpolate.")
+    yarn_attn_factor: Number = setting(-1.0, metavar="X", help="YaRN: scale of attention.")
+    yarn_beta_fast: Number = setting(-1.0, metavar="X", help="YaRN: low correction dimension.")
+    yarn_beta_slow: Number = setting(-1.0, metavar="X", help="YaRN: high correction dimension.")
+
+
+class Loading(Threads, Placement, DraftPlacement, Positions):
+    """How weights are loaded and calls are computed, with llama.cpp's names."""
+
+    panel = MACHINE
+    threads_batch: int = setting(-1, "-tb", help="Threads of calls over several tokens.")
+    threads_draft: int = setting(-1, "-td", help="The draft's threads; default: as -t.")
+    threads_batch_draft: int = setting(-1, "-tbd", help="The draft's, over several tokens; default: as -tb.")
+    batch_size: int = setting(2048, "-b", help="Most tokens of a call.")
+    ubatch_size: int = setting(512, "-ub", help="Tokens computed at once.")
+    flash_attn: str = setting(
+        "auto", "-fa", metavar="WHEN", help="Flash attention: on, off, or auto: by model and device."
+    )
+    cache_type_k: str = setting("f16", "-ctk", metavar="TYPE", help="Type of the cached keys: f16, q8_0, …")
+    cache_type_v: str = setting("f16", "-ctv", metavar="TYPE", help="Type of the cached values.")
+    cache_type_k_draft: str | None = setting(
+        None, "-ctkd", metavar="TYPE", help="The draft's type of keys; default: as -ctk."
+    )
+    cache_type_v_draft: str | None = setting(
+        None, "-ctvd", metavar="TYPE", help="The draft's type of values; default: as -ctv."
+    )
+    lora: list[Path] = setting([], panel=MODELS, help="Add a LoRA adapter (GGUF) to the target (repeatable).")
+    lora_scaled: list[str] = setting(
+        [], panel=MODELS, metavar="FILE:SCALE", help="The same with a scale: FILE:0.5 (repeatable)."
+    )
+    mmap: bool = setting(True, help="Map the file instead of reading it (the default).")
+    mlock: bool = setting(False, help="Keep the weights in memory.")
+    swa_full: bool = setting(
+        True, help="Keep all KV of sliding-window layers, to be able to rewind (the default)."
+    )
+    snapshots: int = setting(
+        0, help="Snapshots of a recurrent state, for drafts of as many tokens; every call takes longer then."
+    )
+    repack: bool = setting(True, help="Repacked weights: often faster, sometimes not. On by default.")
+    backend: str = setting(
+        "auto",
+        metavar="NAME",
+        help="Native library: llama.cpp, ik (ik_llama.cpp), or auto: the faster one here for this model.",
+    )
+    llama_library: Path | None = setting(None, help="A build of your own: libllama of either.")

@@ -1,0 +1,415 @@
+"""Where a model is computed, its LoRA adapters and stretched positions: as the native library gets them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters import write_adapter
+from backends import FILES, IK, MAINLINE, NATIVE
+from cli_helpers import TEMPLATE, Outcome, call
+from outrider.backends.gguf import LibraryFile, LoadOptions, Weights
+from outrider.backends.gguf.devices import (
+    check_overrides,
+    device_array,
+    list_devices,
+    on_processor,
+    override_array,
+    share_array,
+)
+from outrider.backends.gguf.libraries import describe_gpus, open_library
+from outrider.backends.tuning.scoring import subject_of
+from outrider.cli.llama_options import translate
+from outrider.cli.load_options import load_options
+from outrider.cli.settings import RunSettings
+from outrider.core.data import Logits, Span
+from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
+from outrider.core.schema import settings_of
+from tiny_gguf import write_tiny
+
+TEXT = (5, 6, 7, 8, 9)
+
+
+def native(name: str, **given: Any) -> LoadOptions:
+    """Options for one of the libraries that are here."""
+    return LoadOptions(threads=1, library=str(FILES[name].path), **given)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("placed") / "target.gguf")
+
+
+def logits(path: Path, options: LoadOptions, max_sequences: int = 1) -> Logits:
+    with closing(Weights(path, options)) as weights:
+        context = weights.open(64, max_sequences=max_sequences)
+        [rows] = context.decode([Span(0, TEXT, 0, len(TEXT))])
+        return np.array(rows)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_an_adapter_changes_the_logits_by_its_scale(name: str, model: Path, tmp_path: Path) -> None:
+    adapter, other = (str(write_adapter(tmp_path / f"{seed}.gguf", seed=seed)) for seed in (1, 2))
+    # ik_llama.cpp has no flash attention with adapters, which rounds otherwise.
+    plain = native(name, flash_attention="off")
+
+    def with_adapters(*adapters: tuple[str, float]) -> Logits:
+        return logits(model, replace(plain, adapters=adapters))
+
+    base = logits(model, plain)
+    assert np.array_equal(with_adapters((adapter, 0.0)), base)
+    half, whole = with_adapters((adapter, 0.5)), with_adapters((adapter, 1.0))
+    assert 0.1 < np.abs(half - base).max() < np.abs(whole - base).max()
+    assert np.abs(with_adapters((adapter, 1.0), (other, 1.0)) - whole).max() > 0.1
+    several = logits(model, native(name, adapters=((adapter, 1.0),)), 2)
+    assert np.allclose(several, whole, atol=0.1)  # every context has it
+
+
+def test_ik_has_adapters_without_flash_attention_alone(model: Path, tmp_path: Path) -> None:
+    adapters = ((str(write_adapter(tmp_path / "a.gguf")), 1.0),)
+    with closing(Weights(model, native(IK[0], adapters=adapters))) as weights:
+        assert weights.open(64).flash_attention == "off"
+    asked = native(IK[0], adapters=adapters, flash_attention="on")
+    with closing(Weights(model, asked)) as weights, pytest.raises(SettingError, match="LoRA only"):
+        weights.open(64)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_an_adapter_that_cannot_be_used_is_named(name: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("no adapter")
+    write_adapter(tmp_path / "wide.gguf", width=128)
+    for file in ("missing.gguf", "text.gguf", "wide.gguf"):
+        path = str(tmp_path / file)
+        with pytest.raises(ModelFileError, match=r"LoRA adapter \(GGUF\)") as caught:
+            Weights(model, native(name, adapters=((path, 1.0),)))
+        assert caught.value.what == path
+    with pytest.raises(ModelFileError, match=r"general\.type"):
+        Weights(model, native(MAINLINE[0], adapters=((str(model), 1.0),)))
+
+
+def test_positions_are_stretched(model: Path) -> None:
+    base = logits(model, native(MAINLINE[0]))
+
+    def changed(**given: Any) -> float:
+        return float(np.abs(logits(model, native(MAINLINE[0], **given)) - base).max())
+
+    assert changed(rope_freq_scale=1.0) == 0.0
+    linear = changed(rope_freq_scale=0.25)
+    assert linear > 0.1 and changed(rope_scaling="linear", rope_freq_scale=0.25) == linear
+    yarn = changed(rope_scaling="yarn", rope_freq_scale=0.25, yarn_orig_ctx=64)
+    assert yarn > 0.1 and yarn != linear
+    assert changed(rope_scaling="yarn", rope_freq_scale=0.25, yarn_orig_ctx=64, yarn_ext_factor=0.0) != yarn
+    assert changed(rope_freq_base=500.0) > 0.1
+    for scaled in (
+        native(IK[0], rope_freq_scale=0.25),
+        native(IK[0], rope_scaling="yarn"),
+        native(IK[0], yarn_ext_factor=0.5),
+    ):
+        with pytest.raises(SettingError, match=r"^scaled positions \(RoPE, YaRN\): ik_llama"):
+            Weights(model, scaled)
+
+
+class TwoGpus:
+    """A stand-in for a library with two GPUs and the processor, numbered by their pointers."""
+
+    title = "llama.cpp"
+
+    def __init__(self) -> None:
+        self.functions: Any = self
+        self.devices = {10: ("CPU", 0), 11: ("CUDA0", 1), 12: ("CUDA1", 1)}
+
+    def declare(self, _signatures: object) -> None: ...
+
+    def llama_supports_gpu_offload(self) -> bool:
+        return True
+
+    def llama_max_devices(self) -> int:
+        return 4
+
+    def ggml_backend_dev_count(self) -> int:
+        return len(self.devices)
+
+    def ggml_backend_dev_get(self, index: int) -> int:
+        return list(self.devices)[index]
+
+    def ggml_backend_dev_name(self, device: int) -> bytes:
+        return self.devices[device][0].encode()
+
+    def ggml_backend_dev_description(self, device: int) -> bytes:
+        return f"Device {device}".encode()
+
+    def ggml_backend_dev_type(self, device: int) -> int:
+        return self.devices[device][1]
+
+    def ggml_backend_dev_buffer_type(self, device: int) -> int:
+        return 100 + device
+
+    def ggml_backend_dev_memory(self, device: int, free: Any, _total: Any) -> None:
+        free._obj.value = device * 10**9
+
+    def ggml_backend_cpu_buffer_type(self) -> int:
+        return 110
+
+    def ggml_backend_buft_name(self, buffer: int) -> bytes:
+        return self.devices[buffer - 100][0].encode()
+
+
+def test_devices_shares_and_tensors_become_the_librarys_arrays() -> None:
+    library: Any = TwoGpus()
+    assert [device.name for device in list_devices(library)] == ["CPU", "CUDA0", "CUDA1"]
+    assert list(device_array(library, ("CUDA1", "CUDA0"))) == [12, 11, None]
+    assert list(device_array(library, ("none",))) == [None]
+    assert list(share_array(library, (3.0, 1.0))) == [3.0, 1.0, 0.0, 0.0]
+    entries = override_array(library, ("exps=CPU", "blk.1=CUDA1"))
+    assert [(entry.pattern, entry.buft) for entry in entries] == [
+        (b"exps", 110),
+        (b"blk.1", 112),
+        (None, None),
+    ]
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: device_array(library, ("CUDA7",)), "device CUDA7: .* its devices are CUDA0, CUDA1"),
+        (lambda: device_array(library, ("CPU",)), "device CPU"),
+        (lambda: share_array(library, (1.0,) * 5), "5 shares are given, and llama.cpp knows 4 devices"),
+        (
+            lambda: override_array(library, ("exps=CUDA7",)),
+            "no buffer CUDA7. Choose one of CPU, CUDA0, CUDA1",
+        ),
+    ]
+    for wrong, message in refused:
+        with pytest.raises(SettingError, match=message):
+            wrong()
+
+
+def test_setup_lists_gpus_by_the_names_that_options_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.backends.gguf.libraries.open_library", lambda _file: TwoGpus())
+    assert describe_gpus(LibraryFile(Path("x"), "x")) == [
+        "CUDA0: Device 11, 11.0 GB free",
+        "CUDA1: Device 12, 12.0 GB free",
+    ]
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_library_gets_what_was_asked(name: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Weights(model, native(name))) as weights:
+        library, seen = weights.library, []
+        load, init = library.functions.llama_model_load_from_file, library.functions.llama_init_from_model
+
+        def loading(path: bytes, params: Any) -> Any:
+            seen.append(params)
+            return load(path, params)
+
+        def opening(handle: int, params: Any) -> Any:
+            seen.append(params)
+            return init(handle, params)
+
+        monkeypatch.setattr(library.functions, "llama_model_load_from_file", loading)
+        monkeypatch.setattr(library.functions, "llama_init_from_model", opening)
+        options = native(
+            name,
+            tensor_split=(2.0,),
+            tensor_overrides=on_processor(experts=None),
+            devices=("none",),
+            main_gpu=0,
+            kv_offload=False,
+            rope_freq_base=500.0,
+        )
+        with closing(Weights(model, options)) as placed:
+            placed.open(64)
+    loaded, opened = seen
+    assert ctypes.cast(loaded.tensor_split, ctypes.POINTER(ctypes.c_float))[0] == 2.0
+    pattern = ctypes.cast(loaded.tensor_buft_overrides, ctypes.POINTER(ctypes.c_char_p))[0]
+    assert pattern == rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+    if name in MAINLINE:
+        assert ctypes.cast(loaded.devices, ctypes.POINTER(ctypes.c_void_p))[0] is None
+    assert (opened.offload_kqv, opened.rope_freq_base) == (False, 500.0)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("given", [{"devices": ("CUDA0",)}, {"tensor_overrides": ("exps=CUDA0",)}])
+def test_a_gpu_that_is_not_there_is_named(name: str, given: Any, model: Path) -> None:
+    with closing(Weights(model, native(name))) as weights:
+        if weights.library.functions.llama_supports_gpu_offload():
+            pytest.skip("there is a GPU")
+    with pytest.raises(SettingError, match="CUDA0"):
+        Weights(model, native(name, **given))
+
+
+def options_of(*line: str) -> LoadOptions:
+    """The target's load options of a command line."""
+    return _both(*line)[0]
+
+
+def _both(*line: str) -> tuple[LoadOptions, LoadOptions]:
+    settings = settings_of(RunSettings)
+    words, notices = translate("run", line, settings)
+    assert not notices
+    by_flag = {flag: made for made in settings.values() for f in made.flags for flag in f.split("/")}
+    given: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        made = by_flag[word]
+        value: Any = not word.startswith("--no-") if made.kind is bool else next(rest)
+        given[made.name] = [*given.get(made.name, []), value] if made.is_list else value
+    parsed = RunSettings.model_validate(given)
+    return load_options(parsed), load_options(parsed, draft=True)
+
+
+def test_llama_cpps_names_for_placement_are_taken() -> None:
+    found = options_of(
+        *[
+            "-dev",
+            "CUDA1,CUDA0",
+            "-ts",
+            "3,1",
+            "-sm",
+            "row",
+            "-mg",
+            "1",
+            "-ngl",
+            "20",
+            "-nkvo",
+            "--no-op-offload",
+        ]
+    )
+    assert (found.devices, found.tensor_split, found.split_mode) == (("CUDA1", "CUDA0"), (3.0, 1.0), "row")
+    assert (found.main_gpu, found.gpu_layers, found.kv_offload, found.op_offload) == (1, 20, False, False)
+    found = options_of("-ot", r"blk\.1{1,2}\.=CPU,exps=CUDA0", "-ot", "up=CPU", "-ncmoe", "2", "-ncffn", "1")
+    assert found.tensor_overrides == (
+        r"blk\.1{1,2}\.=CPU",
+        "exps=CUDA0",
+        "up=CPU",
+        r"blk\.0\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
+        r"blk\.1\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
+        r"blk\.0\.ffn_(up|down|gate)\.=CPU",
+    )
+    assert options_of("--cpu-moe").tensor_overrides == on_processor(experts=None)
+    found = options_of("--lora", "a.gguf", "--lora-scaled", "b.gguf:0.5,c.gguf:-1")
+    assert found.adapters == (("a.gguf", 1.0), ("b.gguf", 0.5), ("c.gguf", -1.0))
+    found = options_of(
+        *["--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "8192", "--yarn-beta-fast", "16"]
+    )
+    assert (found.rope_scaling, found.rope_freq_scale) == ("yarn", 0.25)
+    assert (found.yarn_orig_ctx, found.yarn_beta_fast, found.yarn_ext_factor) == (8192, 16.0, -1.0)
+
+
+def test_the_draft_is_placed_by_itself() -> None:
+    target, draft = _both(
+        *[
+            "-dev",
+            "CUDA0",
+            "-devd",
+            "CUDA1",
+            "-ngld",
+            "3",
+            "-ot",
+            "a=CPU",
+            "-otd",
+            "b=CPU",
+            "--lora",
+            "a.gguf",
+        ]
+    )
+    assert (draft.devices, draft.gpu_layers, draft.tensor_overrides) == (("CUDA1",), 3, ("b=CPU",))
+    assert target.adapters and not draft.adapters
+    _, draft = _both(*["-dev", "CUDA0", "-ts", "1,2", "--rope-scale", "2", "-cmoed"])
+    assert (draft.devices, draft.tensor_split, draft.rope_freq_scale) == (("CUDA0",), (1.0, 2.0), 0.5)
+    assert draft.tensor_overrides == on_processor(experts=None)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-ts 3;1", "-ts 3;1: it is no list of numbers"),
+        ("-ts 1,-1", "tensor split or scale: it is no finite number"),
+        ("-ot exps", "-ot exps: it is no PATTERN=BUFFER"),
+        ("-ot (=CPU", "-ot (=CPU: its pattern is broken"),
+        ("--lora-scaled a.gguf", "--lora-scaled a.gguf: it is no FILE:SCALE"),
+        ("--lora-scaled a.gguf:x", "--lora-scaled a.gguf:x: it is no FILE:SCALE"),
+        ("--lora-scaled a.gguf:nan", "tensor split or scale: it is no finite number"),
+        ("--rope-scaling no", "rope scaling: 'no' is not known"),
+        ("--rope-scale 2 --rope-freq-scale 0.5", "--rope-scale and --rope-freq-scale: one is 1 / the other"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_loaded(line: str, message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        options_of(*line.split())
+    assert str(caught.value).startswith(message)
+
+
+def test_what_changes_outputs_or_costs_has_costs_of_its_own(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "a.gguf", seed=1)
+
+    def key(**given: Any) -> str:
+        options = native(MAINLINE[0], **given)
+        with closing(Weights(model, options)) as weights:
+            return subject_of(weights.open(64), "all").key()
+
+    base = key()
+    assert key(kv_offload=True, rope_freq_base=0.0, devices=[]) == base  # as it was before there were any
+    changed: list[dict[str, Any]] = [
+        {"adapters": ((str(adapter), 1.0),)},
+        {"adapters": ((str(adapter), 0.5),)},
+        {"rope_freq_base": 500.0},
+        {"tensor_split": (1.0,)},
+        {"tensor_overrides": ("exps=CPU",)},
+        {"kv_offload": False},
+        {"op_offload": False},
+        {"devices": ("none",)},
+    ]
+    keys = [key(**given) for given in changed]
+    assert len({base, *keys}) == 1 + len(keys)
+    write_adapter(adapter, seed=2)
+    assert key(**changed[0]) not in keys  # another adapter under the same name
+
+
+def test_options_come_back_from_json() -> None:
+    options = LoadOptions(devices=("a",), tensor_split=(1.0,), adapters=(("a.gguf", 0.5),))
+    read: dict[str, Any] = {**asdict(options), "devices": ["a"], "adapters": [["a.gguf", 0.5]]}
+    assert LoadOptions(**read) == options and hash(LoadOptions(**read)) == hash(options)
+
+
+def test_an_override_names_a_pattern_and_a_buffer() -> None:
+    check_overrides(["exps=CPU", r"blk\.(1|2)\.=CUDA0"])
+    refused: list[Callable[[], None]] = [lambda: check_overrides(["=CPU"]), lambda: check_overrides(["a="])]
+    for refuse in refused:
+        with pytest.raises(OutriderError, match="no PATTERN=BUFFER"):
+            refuse()
+
+
+def test_a_split_that_a_library_lacks_is_refused(model: Path) -> None:
+    with pytest.raises(BackendError, match="split mode tensor: ik_llama"):
+        Weights(model, native(IK[0], split_mode="tensor"))
+    assert "tensor" in open_library(FILES[MAINLINE[0]]).split_modes
+
+
+def test_a_chat_template_and_an_adapter_of_ones_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def run(*arguments: str) -> Outcome:
+        line = ("run", "-m", str(model), "-n", "12", "--temp", "0", "-t", "1", "-q", "-p", "hello")
+        return call(monkeypatch, capfdbinary, *line, *arguments)
+
+    template, broken = tmp_path / "chat.jinja", tmp_path / "broken.jinja"
+    template.write_text(TEMPLATE)
+    broken.write_text("{% for m in messages %}")
+    raw, chat = run("--raw"), run("--chat-template-file", str(template))
+    assert (raw.status, chat.status, chat.err) == (0, 0, "") and chat.out != raw.out
+    refused = run("--chat-template-file", str(broken))
+    assert refused.status == 2 and refused.err.startswith(f"error: {broken}: it does not compile")
+    assert run("--chat-template-file", "missing.jinja").status == 2
+    adapter = write_adapter(tmp_path / "a.gguf", seed=1, size=2.0)
+    assert run("--raw", "--lora-scaled", f"{adapter}:0", "-fa", "off").out == run("--raw", "-fa", "off").out
+    adapted = run("--raw", "--lora", str(adapter))
+    assert adapted.status == 0 and adapted.out != raw.out
+    assert run("--raw", "--lora", "missing.gguf").said.startswith(
+        "error: missing.gguf: there is no such file"
+    )
+    unused = run("--raw", "-ts", "3,1")
+    assert unused.out == raw.out and "computes on the processor alone here: -ts without effect" in unused.said
