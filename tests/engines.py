@@ -11,7 +11,7 @@ import numpy as np
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, ReducedVocabulary, random_logits
 from outrider.core.contracts import Drafter, DraftRequest, StoppingRule
-from outrider.core.data import Draft, DraftWork, Request, StepRecord, TokenEstimate
+from outrider.core.data import Completion, Draft, DraftWork, Request, StepRecord, TokenEstimate
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -232,3 +232,13 @@ def plain(target: FakeModel, request: Request) -> tuple[tuple[int, ...], str, st
 def result(outcome: Outcome) -> tuple[tuple[int, ...], str, str]:
     """An outcome in the form of `plain`."""
     return tuple(outcome.tokens), outcome.text, str(outcome.finish_reason)
+
+
+def run(engine: Engine, *requests: Request) -> list[Completion]:
+    """These requests, and what runs already, side by side."""
+    for request in requests:
+        engine.submit(request)
+    found: dict[int, Completion] = {}
+    while engine.num_running:
+        found |= {u.record.request: u.completion for u in engine.step() if u.completion is not None}
+    return [found[number] for number in sorted(found)]

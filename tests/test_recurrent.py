@@ -24,13 +24,14 @@ from engines import (
     language_model,
     oracle,
     random_guess,
+    run,
 )
 from kinds import CHECKPOINTS, SNAPSHOTS
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding
 from outrider.core.contracts import RewindKind
-from outrider.core.data import Completion, Logits, Request, Span
+from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
@@ -44,16 +45,6 @@ __all__ = ["backend"]  # pytest finds the fixture by its name
 
 TAKEN_BACK = (*CHECKPOINTS, *SNAPSHOTS)
 ALONG = FixedPolicy(draft_max=16, p_min=0.0)
-
-
-def run(engine: Engine, *requests: Request) -> list[Completion]:
-    """These requests, and what runs already, side by side."""
-    for request in requests:
-        engine.submit(request)
-    found: dict[int, Completion] = {}
-    while engine.num_running:
-        found |= {u.record.request: u.completion for u in engine.step() if u.completion is not None}
-    return [found[number] for number in sorted(found)]
 
 
 # The engine, on a model that is exact

@@ -227,7 +227,7 @@ class _Conversation:
             for name, value in given.items()
             if value != fields[name].default and value != []
         ]
-        draft = self._pair.draft.name if self._pair.draft else "none"
+        draft = self._pair.draft_name or "none"
         self._note(
             f"target {self._pair.target.name}, draft {draft}, context {self._session.target.context_length}"
         )
@@ -238,7 +238,7 @@ class _Conversation:
         if self._last is None:
             self._note("nothing was answered yet")
             return
-        draft = self._pair.draft.name if self._pair.draft else None
+        draft = self._pair.draft_name
         explanation = explanation_of(self._session, self._last.completion)
         readout, target = self._last.readout(), self._pair.target.name
         library = library_line(self._pair, self._session)

@@ -48,6 +48,7 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
         full_window=settings.swa_full,
         max_rows=max(_MIN_ROWS, (max_draft or 0) + 1),
         snapshots=0 if draft else settings.snapshots,
+        heads=settings.mtp and not draft,
         extra_buffer_types=settings.repack,
         backend=settings.backend,
         library=str(settings.llama_library or ""),

@@ -222,7 +222,7 @@ def _report(
         write_json(result)
     elif not settings.quiet:
         errors.print()
-        target, draft = pair.target.name, pair.draft.name if pair.draft else None
+        target, draft = pair.target.name, pair.draft_name
         # An estimate has nothing to add to a measurement.
         estimate = comparison is None
         library = library_line(pair, session)

@@ -79,7 +79,7 @@ def _overview(
     """What is served, where and to whom, one subject a line."""
     target, engine = session.target, session.engine
     named = f" as {settings.alias}" if settings.alias else ""
-    draft = f"draft {pair.draft.name}" if pair.draft else "no draft model"
+    draft = f"draft {pair.draft_name}" if pair.draft_name else "no draft model"
     names = ", ".join(drafter.name for drafter in engine.drafters) or "nobody"
     how = "as far as it pays" if isinstance(engine.policy, AutoPolicy) else "by fixed lengths"
     return {

@@ -145,6 +145,10 @@ class Loading(Threads, Placement, DraftPlacement, Positions):
     snapshots: int = setting(
         0, help="Snapshots of a recurrent state, for drafts of as many tokens; every call takes longer then."
     )
+    mtp: bool = setting(
+        True,
+        help="Draft with the model's own MTP head, where it has one and no -md is given (the default).",
+    )
     repack: bool = setting(True, help="Repacked weights: often faster, sometimes not. On by default.")
     backend: str = setting(
         "auto",

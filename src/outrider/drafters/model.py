@@ -226,9 +226,9 @@ class ModelDrafter:
         # At least one final token must be left to evaluate: its logits start the draft.
         # The model may hold less than it was given: a failed call can cost it everything.
         keep = min(context.agree, context.held - 1, self.model.length(sequence))
+        keep = self.model.reach(sequence, keep)
         if keep < self.model.length(sequence):
             try:
-                keep = self.model.reach(sequence, keep)
                 self.model.truncate(sequence, keep)
             except RewindUnsupported:
                 keep = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.backends.bitwise import Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
+from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.tuning.equality import open_target
-from outrider.backends.tuning.scoring import Loaded
+from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.contracts import Policy
 from outrider.drafters.corpus import Progress
 from outrider.drafters.registry import DrafterSettings, build_drafters
@@ -18,7 +19,7 @@ from outrider.engine import MAX_PAUSE_S
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
 from outrider.models.hub import HubOptions
-from outrider.models.vocab import Alignment
+from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.drafts import load_found, load_named, resolve_models
 from outrider.session.learned import AutoSettings, Learned, Measuring
@@ -64,6 +65,8 @@ class Pair:
         options = options or LoadOptions()
         target_name, draft_name = (None if name is None else str(name) for name in (model, draft))
         named = resolve_models(target_name, draft_name, hub or HubOptions())
+        if draft is not None:
+            options = replace(options, heads=False)
         with ExitStack() as undo:
             target = load_weights(named.target.path, named.target, options, notices, measuring=measuring)
             undo.callback(target.close)
@@ -84,6 +87,13 @@ class Pair:
         for weights in (self.draft, self.target):
             if weights is not None:
                 weights.close()
+
+    @property
+    def draft_name(self) -> str | None:
+        """What drafts beside the target, by its name; None where no model does."""
+        if self.draft is not None:
+            return self.draft.name
+        return "its own MTP head" if self.target.rewind != "none" and self.target.num_heads else None
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text as it is, or of a conversation under the chat template."""
@@ -126,14 +136,25 @@ class Pair:
         notices = list(self.notices)
         context_length = self._context(context_length, notices)
         capacity_tokens = capacity_tokens or context_length * max_running
+        has_heads = self._has_heads(bitwise, notices)
         drafting = self._drafter_settings(lookup, corpus, progress, notices)
         drafters = build_drafters(drafting, is_free=True)
         target, price = self._open_target(
-            context_length, max_running, kept_sequences, capacity_tokens, bitwise, measuring, notices
+            context_length,
+            max_running,
+            kept_sequences,
+            capacity_tokens,
+            False if has_heads else bitwise,
+            measuring,
+            notices,
         )
         try:
             draft_tokens = capacity_tokens + max_running * LONGEST_DRAFT
-            drafting.draft = draft = self._open_draft(target, draft_context_length, draft_tokens)
+            drafting.draft = draft = (
+                self._open_heads(target, draft_tokens)
+                if has_heads
+                else self._open_draft(target, draft_context_length, draft_tokens)
+            )
             policy, learned = _policy_for(target, draft, policy, measuring)
             return Session(
                 target,
@@ -195,6 +216,24 @@ class Pair:
             progress=progress,
             notices=notices,
         )
+
+    def _has_heads(self, bitwise: bool | None, notices: list[str]) -> bool:
+        """Whether the target drafts with its own heads."""
+        weights = self.target
+        if not (weights.options.heads and self.target_card.mtp_layers) or weights.rewind == "none":
+            return False
+        if bitwise or not weights.num_heads:
+            title = weights.library.title
+            why = "text is to be bit-equal" if bitwise else f"{title} as it is here lacks the calls for it"
+            notices.append(f"{weights.name} has an MTP head, which is not used: {why}")
+            return False
+        notices.append(f"{weights.name} drafts with its own MTP head")
+        return True
+
+    def _open_heads(self, target: Loaded, capacity_tokens: int) -> tuple[GgufModel, Alignment]:
+        """The target's own head, as a draft that has its vocabulary."""
+        vocabulary = target.vocabulary
+        return HeadModel(native_of(target), capacity_tokens), align(vocabulary, vocabulary)
 
     def _open_draft(
         self, target: Loaded, context_length: int, capacity_tokens: int

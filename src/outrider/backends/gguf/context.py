@@ -124,8 +124,11 @@ def open_context(
     max_sequences: int,
     capacity_tokens: int,
     snapshots: int,
+    *,
+    of_head: bool = False,
 ) -> Any:
-    """The native context: `capacity_tokens` over all sequences, each of up to `context_length`.
+    """The native context of the model or of its head: `capacity_tokens` over all sequences, each of up to
+    `context_length`.
 
     Raises SettingError, OutOfMemory, or BackendError where the library refuses it for another reason.
     """
@@ -139,7 +142,9 @@ def open_context(
     library = weights.library
     library.take_log()
     clear_log()
-    context = library.open_context(weights.handle, options, capacity_tokens, max_sequences, snapshots)
+    context = library.open_context(
+        weights.handle, options, capacity_tokens, max_sequences, snapshots, of_head=of_head
+    )
     if context:
         return context
     what, reason = f"{weights.name} with a context of {context_length} tokens", last_error("")

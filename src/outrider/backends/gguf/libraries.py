@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.c_types import LibraryRefused
+from outrider.backends.gguf.context import clear_log, last_error, speaks_of_memory
 from outrider.backends.gguf.devices import free_bytes, list_devices
 from outrider.backends.gguf.library import Library, LibraryFile
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.registry import DIALECTS
 from outrider.backends.machine import processor_name
 from outrider.backends.native import IK, native_library
-from outrider.core.errors import BackendError, SettingError
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, SettingError
 
 INSTALL = (
     "Install one: pip install xllamacpp ik-llama-cpp-python. Where there are no wheels: "
@@ -203,3 +204,29 @@ def find_quantizer() -> tuple[Library, Any]:
             reasons.append(f"{file}: {refusal}")
     why = "; ".join(reasons) or "no library is installed"
     raise BackendError("quantizer", why, "Install one: pip install ik-llama-cpp-python.")
+
+
+def load_model(path: Path, options: LoadOptions) -> tuple[Library, int]:
+    """The library that runs the file, and the native model in it.
+
+    Raises ModelFileError, OutOfMemory, or what `candidates` does.
+    """
+    failure: ModelFileError | None = None
+    for library in candidates(options):
+        library.take_log()
+        clear_log()
+        model = library.load_model(path, options)
+        if model is not None and not (why := library.why_not(model)):
+            return library, model
+        if model is not None:
+            library.functions.llama_model_free(model)
+            failure = ModelFileError(str(path), why, "Choose another library (--backend), or another model.")
+            continue
+        why = last_error(f"{library.title} could not load it").replace("error loading model: ", "")
+        if speaks_of_memory(why.replace(str(path), "")):
+            way_out = "Choose a smaller quantization, or offload fewer layers (-ngl)."
+            raise OutOfMemory(str(path), why, way_out)
+        way_out = f"Fetch the file again, or choose a model that this build of {library.title} supports."
+        failure = ModelFileError(str(path), why, way_out)
+    assert failure is not None, "candidates raises where there is none"
+    raise failure

@@ -37,6 +37,7 @@ from outrider.backends.gguf.c_types import (
 )
 from outrider.backends.gguf.context import LOG_CALLBACK, log_callback, silenced
 from outrider.backends.gguf.devices import NO_DEVICE, list_devices, override_array, share_array
+from outrider.backends.gguf.heads import HEAD_CONTEXT
 from outrider.backends.gguf.options import (
     CONTEXT_TYPES,
     ROPE_NUMBERS,
@@ -292,10 +293,18 @@ class Library(ABC):
         return key or usual, value or usual
 
     def open_context(
-        self, model: int, options: LoadOptions, capacity_tokens: int, max_sequences: int, snapshots: int = 0
+        self,
+        model: int,
+        options: LoadOptions,
+        capacity_tokens: int,
+        max_sequences: int,
+        snapshots: int = 0,
+        *,
+        of_head: bool = False,
     ) -> int | None:
         """The native context for so many tokens over all sequences, with so many snapshots of a recurrent
-        state for each; None where there is no room for it (the log says why)."""
+        state for each, of the whole model or of its head; None where there is no room for it (the log says
+        why)."""
         params = self._new_context_params()
         params.n_ctx, params.n_seq_max = capacity_tokens, max_sequences
         params.n_batch = max(options.batch_tokens, options.max_rows)
@@ -315,6 +324,8 @@ class Library(ABC):
         self._set_context_params(params, options, max_sequences)
         if snapshots:
             params.n_rs_seq = snapshots
+        if of_head:
+            params.ctx_type = HEAD_CONTEXT
         with silenced():
             context: int | None = self.functions.llama_init_from_model(model, params)
         return context

@@ -19,6 +19,7 @@ from outrider.backends.gguf.c_types import (
     structure,
 )
 from outrider.backends.gguf.devices import device_array
+from outrider.backends.gguf.heads import HEAD_NAMES
 from outrider.backends.gguf.library import BATCH_FIELDS, Library, State
 from outrider.backends.gguf.options import FLASH_ATTENTION, SPLIT_MODES, LoadOptions
 
@@ -87,6 +88,7 @@ class Dialect(Library):
     keeps_states = True
     flash_mixes_sequences = False
     split_modes = SPLIT_MODES
+    names = HEAD_NAMES
     signatures = {  # noqa: RUF012
         **functions("llama_adapter_get_alora_n_invocation_tokens", ctypes.c_uint64, POINTER),
         **functions("llama_set_adapters_lora", INT, POINTER, POINTER, SIZE, POINTER),
@@ -114,6 +116,7 @@ class Dialect(Library):
         params.use_extra_bufts = options.extra_buffer_types
         if options.devices:
             params.devices = ctypes.addressof(device_array(self, options.devices))
+        params.load_mtp = options.heads
 
     def _set_context_params(self, params: Any, options: LoadOptions, max_sequences: int) -> None:
         params.kv_unified = True  # else sequences with drafts of different length share no call

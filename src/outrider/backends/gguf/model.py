@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import numpy as np
@@ -19,10 +19,10 @@ from outrider.backends.gguf.context import (
     clear_log,
     last_error,
     open_context,
-    speaks_of_memory,
 )
-from outrider.backends.gguf.libraries import candidates
-from outrider.backends.gguf.library import Handle, Library
+from outrider.backends.gguf.heads import HiddenStates, num_heads
+from outrider.backends.gguf.libraries import load_model
+from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding, Snapshots, find_rewinding
 from outrider.backends.gguf.vocabulary import GgufVocabulary
@@ -46,10 +46,11 @@ class Weights:
     def __init__(self, path: Path, options: LoadOptions | None = None) -> None:
         self.path = path
         self.options = options or LoadOptions()
-        self.library, model = _load(path, self.options)
+        self.library, model = load_model(path, self.options)
         self.native = Handle(str(path), model, self.library.functions.llama_model_free)
         """the owner of the native model; a context keeps it alive"""
-        self._contexts: WeakSet[GgufModel] = WeakSet()
+        self.contexts: WeakSet[GgufModel] = WeakSet()
+        """those that are open"""
         self.adapters: Adapters = []
         try:
             self.adapters = load_adapters(self.library, model, self.options.adapters)
@@ -89,6 +90,11 @@ class Weights:
         """Whether contexts can forget their last tokens."""
         return self.rewinding.kind
 
+    @cached_property
+    def num_heads(self) -> int:
+        """How many of its layers predict tokens after the next one, and can be drafted with here."""
+        return num_heads(self.library, self.handle) if self.options.heads else 0
+
     @property
     def library_line(self) -> str:
         """The library in use, and why it is this one."""
@@ -115,9 +121,7 @@ class Weights:
         """A context of `context_length` tokens per sequence (0: as trained), of `capacity_tokens` over all
         sequences (0: as many as each of them may have); `options`: its own, if any."""
         length = context_length or self.trained_context
-        model = GgufModel(self, length, max_sequences, options, capacity_tokens)
-        self._contexts.add(model)
-        return model
+        return GgufModel(self, length, max_sequences, options, capacity_tokens)
 
     def open_trial(
         self, context_length: int, kind: RewindKind, snapshots: int, micro_batch_tokens: int
@@ -128,32 +132,9 @@ class Weights:
 
     def close(self) -> None:
         """Free the weights, and the contexts that are open on them. Closing twice is harmless."""
-        for model in list(self._contexts):
+        for model in list(self.contexts):
             model.close()
         self.native.close()
-
-
-def _load(path: Path, options: LoadOptions) -> tuple[Library, int]:
-    """The library that runs the file, and the native model in it."""
-    failure: ModelFileError | None = None
-    for library in candidates(options):
-        library.take_log()
-        clear_log()
-        model = library.load_model(path, options)
-        if model is not None and not (why := library.why_not(model)):
-            return library, model
-        if model is not None:
-            library.functions.llama_model_free(model)
-            failure = ModelFileError(str(path), why, "Choose another library (--backend), or another model.")
-            continue
-        why = last_error(f"{library.title} could not load it").replace("error loading model: ", "")
-        if speaks_of_memory(why.replace(str(path), "")):
-            way_out = "Choose a smaller quantization, or offload fewer layers (-ngl)."
-            raise OutOfMemory(str(path), why, way_out)
-        way_out = f"Fetch the file again, or choose a model that this build of {library.title} supports."
-        failure = ModelFileError(str(path), why, way_out)
-    assert failure is not None, "candidates raises where there is none"
-    raise failure
 
 
 class GgufModel:
@@ -162,6 +143,9 @@ class GgufModel:
 
     Raises OutOfMemory when the KV cache does not fit.
     """
+
+    is_head: ClassVar[bool] = False
+    """whether it computes the model's own head rather than the model"""
 
     def __init__(
         self,
@@ -187,10 +171,13 @@ class GgufModel:
         chosen = replace(self.options, flash_attention=attention)
         micro_batch = min(chosen.micro_batch_tokens, max(chosen.batch_tokens, chosen.max_rows))
         snapshots = rewinding.snapshots(chosen.snapshots, max_sequences, micro_batch)
-        context = open_context(weights, chosen, context_length, max_sequences, capacity, snapshots)
+        context = open_context(
+            weights, chosen, context_length, max_sequences, capacity, snapshots, of_head=self.is_head
+        )
         native = self._library.functions
         self._native = Handle(self.name, context, native.llama_free, keeps=weights.native)
         use_adapters(self._library, context, weights.adapters)
+        weights.contexts.add(self)
         # Libraries round contexts up; the length that was asked for is the one that holds.
         self.capacity_tokens: int = min(capacity, native.llama_n_ctx(context))
         self.context_length: int = min(context_length, self.capacity_tokens)
@@ -209,22 +196,24 @@ class GgufModel:
             self.max_draft = 0
         self._snapshots = Snapshots(self.max_draft)
         self._checkpoints = Checkpoints(self._library)
+        self.hidden: HiddenStates | None = None
+        """what a head reads, where they are kept"""
         self._batch = LlamaBatch(self._library.Batch, self.max_batch_tokens)
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         context = self._native.pointer
         check_spans(self, spans)
-        batch = self._batch.fill(spans)
         clear_log()
         self._close_gaps(context)
         if self.rewind == "checkpoints":
             self._checkpoints.before_call(context, spans)
         try:
-            status = self._library.functions.llama_decode(context, batch)
+            status = self._evaluate(context, spans)
             if status == _NO_KV_SLOT and self._make_room(context, spans):
-                status = self._library.functions.llama_decode(context, batch)
+                status = self._evaluate(context, spans)
             if status == _NO_KV_SLOT:
-                why = f"the KV cache has no room for {batch.n_tokens} more tokens"
+                num_tokens = sum(len(span.tokens) for span in spans)
+                why = f"the KV cache has no room for {num_tokens} more tokens"
                 raise OutOfMemory(self.name, why, "Give a larger context (-c).")
             if status != 0:
                 title = self._library.title
@@ -232,10 +221,21 @@ class GgufModel:
             self._snapshots.after_call(spans)
             for span in spans:
                 self._lengths[span.sequence] = span.start + len(span.tokens)
+            if self.hidden is not None:
+                self.hidden.after_call(spans)
         except BaseException:  # Ctrl-C included: it is raised when the native call returns
             self._undo(spans)
             raise
         return self._rows(context, spans)
+
+    def _evaluate(self, context: Any, spans: Sequence[Span]) -> int:
+        """Make the call; returns the library's status."""
+        return int(self._library.functions.llama_decode(context, self._batch.fill(spans)))
+
+    def keep_hidden_states(self) -> HiddenStates:
+        """Keep the hidden states of all tokens from now on, for a head. Only where the library has heads."""
+        self.hidden = HiddenStates(self._library, self._native.pointer, self.weights.handle)
+        return self.hidden
 
     def _rows(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
         """Views of the library's own buffer, which holds the wanted rows in batch order."""
@@ -279,6 +279,8 @@ class GgufModel:
                 self._forget(span.sequence, -1)
                 self._lengths[span.sequence] = 0
                 self._checkpoints.gone_back(span.sequence, 0)
+            if self.hidden is not None:
+                self.hidden.truncate(span.sequence, self._lengths[span.sequence])
 
     @property
     def _memory(self) -> Any:
@@ -332,6 +334,8 @@ class GgufModel:
         self._lengths[sequence] = length
         self._snapshots.gone_back(sequence, length)
         self._checkpoints.gone_back(sequence, length)
+        if self.hidden is not None:
+            self.hidden.truncate(sequence, length)
 
     def _holds_window(self, sequence: int, length: int) -> bool:
         """Whether all that a token at position `length` looks back at is stored. The library keeps
@@ -357,6 +361,8 @@ class GgufModel:
             self._forget(sequence, -1)
             raise RewindUnsupported(self.name, f"{self._library.title} cannot copy its state")
         self._lengths[sequence] = length
+        if self.hidden is not None:
+            self.hidden.copy(source, sequence, length)
 
     def adopt(self, other: Model, length: int) -> None:
         """Hold the first `length` tokens of sequence 0 of another context on the same weights, bit by bit.

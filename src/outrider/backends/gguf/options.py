@@ -64,6 +64,7 @@ class LoadOptions:
     `full_window` keeps the whole KV of sliding-window layers, so that tokens can be forgotten.
     `snapshots` of a recurrent state are kept, so that drafts of as many tokens can be taken back and nothing
     is evaluated again; every call takes longer for it (0: checkpoints instead).
+    `heads`: the model's own heads (MTP) are loaded where its file has them.
 
     `devices` are GPUs by name, in order ("none" alone: no GPU), `tensor_split` their shares of the model,
     `tensor_overrides` single tensors' places (PATTERN=BUFFER, see `devices.override_array`). Without
@@ -89,6 +90,7 @@ class LoadOptions:
     full_window: bool = True
     max_rows: int = 128
     snapshots: int = 0
+    heads: bool = True
     extra_buffer_types: bool = True
     backend: str = "auto"
     library: str = ""

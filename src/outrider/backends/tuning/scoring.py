@@ -212,6 +212,8 @@ def subject_of(model: Loaded, rows: Rows) -> Subject:
         "main_gpu": weights.main_gpu,
         "extra_buffer_types": weights.extra_buffer_types,
     }
+    if native.is_head or native.hidden is not None:
+        settings["heads"] = "own" if native.is_head else "fed"
     if model.rewind == "snapshots":
         settings["snapshots"] = model.max_draft
     if model.rewind == "checkpoints":
