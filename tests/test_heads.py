@@ -95,6 +95,10 @@ def test_after_a_rejection_it_reads_with_the_targets_states(weights: Weights) ->
     head.truncate(0, head.reach(0, 22))
     assert head.length(0) == 20
     assert_near(next_rows(head, after[20:])[-1:], expected(weights, after)[-1:])
+    target.decode([Span(0, (after[22],), 22, 1)])
+    head.truncate(0, 10)
+    longer = (*after, TEXT[91])
+    assert_near(next_rows(head, longer[10:])[-1:], expected(weights, longer)[-1:])
     head.close()
     target.close()
 

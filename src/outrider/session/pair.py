@@ -93,7 +93,7 @@ class Pair:
         """What drafts beside the target, by its name; None where no model does."""
         if self.draft is not None:
             return self.draft.name
-        return "its own MTP head" if self.target.rewind != "none" and self.target.num_heads else None
+        return "its own MTP head" if self._drafts_with_head(None) else None
 
     def encode(self, prompt: str | Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a text as it is, or of a conversation under the chat template."""
@@ -136,25 +136,14 @@ class Pair:
         notices = list(self.notices)
         context_length = self._context(context_length, notices)
         capacity_tokens = capacity_tokens or context_length * max_running
-        has_heads = self._has_heads(bitwise, notices)
         drafting = self._drafter_settings(lookup, corpus, progress, notices)
         drafters = build_drafters(drafting, is_free=True)
         target, price = self._open_target(
-            context_length,
-            max_running,
-            kept_sequences,
-            capacity_tokens,
-            False if has_heads else bitwise,
-            measuring,
-            notices,
+            context_length, max_running, kept_sequences, capacity_tokens, bitwise, measuring, notices
         )
         try:
             draft_tokens = capacity_tokens + max_running * LONGEST_DRAFT
-            drafting.draft = draft = (
-                self._open_heads(target, draft_tokens)
-                if has_heads
-                else self._open_draft(target, draft_context_length, draft_tokens)
-            )
+            drafting.draft = draft = self._open_draft(target, draft_context_length, draft_tokens, bitwise)
             policy, learned = _policy_for(target, draft, policy, measuring)
             return Session(
                 target,
@@ -194,9 +183,10 @@ class Pair:
             context_length,
             max_sequences=max_running + kept_sequences,
             capacity_tokens=capacity_tokens,
-            bitwise=bitwise,
+            bitwise=False if self._drafts_with_head(bitwise) else bitwise,
             measuring=measuring,
         )
+        notices += self._about_head(bitwise)
         if equal_calls is not None and bitwise:
             line = f"bit-equal text: calls of {equal_calls.sizes} tokens; {equal_calls.price}"
             apart = "; requests that run at once share no calls" if max_running > 1 else ""
@@ -217,29 +207,32 @@ class Pair:
             notices=notices,
         )
 
-    def _has_heads(self, bitwise: bool | None, notices: list[str]) -> bool:
-        """Whether the target drafts with its own heads."""
-        weights = self.target
-        if not (weights.options.heads and self.target_card.mtp_layers) or weights.rewind == "none":
-            return False
-        if bitwise or not weights.num_heads:
-            title = weights.library.title
-            why = "text is to be bit-equal" if bitwise else f"{title} as it is here lacks the calls for it"
-            notices.append(f"{weights.name} has an MTP head, which is not used: {why}")
-            return False
-        notices.append(f"{weights.name} drafts with its own MTP head")
-        return True
+    def _drafts_with_head(self, bitwise: bool | None) -> bool:
+        """Whether the target drafts with its own MTP head, under this setting of `open`."""
+        return self._has_head and self.target.num_heads > 0 and not bitwise
 
-    def _open_heads(self, target: Loaded, capacity_tokens: int) -> tuple[GgufModel, Alignment]:
-        """The target's own head, as a draft that has its vocabulary."""
-        vocabulary = target.vocabulary
-        return HeadModel(native_of(target), capacity_tokens), align(vocabulary, vocabulary)
+    @property
+    def _has_head(self) -> bool:
+        asked = self.target.options.heads and self.target.rewind != "none"
+        return asked and self.target_card.mtp_layers > 0
+
+    def _about_head(self, bitwise: bool | None) -> list[str]:
+        name, title = self.target.name, self.target.library.title
+        if not self._has_head:
+            return []
+        if self._drafts_with_head(bitwise):
+            return [f"{name} drafts with its own MTP head"]
+        why = "text is to be bit-equal" if bitwise else f"{title} as it is here lacks the calls for it"
+        return [f"{name} has an MTP head, which is not used: {why}"]
 
     def _open_draft(
-        self, target: Loaded, context_length: int, capacity_tokens: int
+        self, target: Loaded, context_length: int, capacity_tokens: int, bitwise: bool | None
     ) -> tuple[GgufModel, Alignment] | None:
-        """The draft's context beside the target's, for as many sequences, of up to `capacity_tokens` over
-        all of them; None where there is no draft."""
+        """The draft's context beside the target's, or that of the target's own head, for as many sequences,
+        of up to `capacity_tokens` over all of them; None where there is neither."""
+        if self._drafts_with_head(bitwise):
+            vocabulary = target.vocabulary
+            return HeadModel(native_of(target), capacity_tokens), align(vocabulary, vocabulary)
         if self.draft is None or self.alignment is None:
             return None
         size = target.max_sequences
