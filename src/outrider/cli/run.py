@@ -36,6 +36,7 @@ from outrider.lab.replay.recording import as_json as recording_json
 from outrider.policy import AutoPolicy
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Message, Pair, Session
 from outrider.session.explain import Explanation, explain
+from outrider.session.loading import Room
 from outrider.session.readout import Readout
 from outrider.session.session import Generation
 from outrider.session.trace import write_trace
@@ -75,8 +76,10 @@ def run(settings: RunSettings) -> int:
     return INCOMPLETE if plan.grammar is not None and not completion.is_complete else 0
 
 
-def load_pair(plan: PairPlan, errors: Console) -> Pair:
-    """Load the models that were asked for, or the embedded default."""
+def load_pair(plan: PairPlan, errors: Console, max_sequences: int = 1, capacity_tokens: int = 0) -> Pair:
+    """Load the models that were asked for, or the embedded default, where the contexts of so many sequences
+    and tokens over all of them will find room."""
+    room = Room(plan.context, plan.draft_context, max_sequences, capacity_tokens)
     show_log(plan.verbose)
     with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
@@ -86,6 +89,7 @@ def load_pair(plan: PairPlan, errors: Console) -> Pair:
             draft_options=plan.draft_options,
             hub=plan.hub,
             template=plan.template,
+            room=room,
             measuring=lambda what, part: status.update(f"choosing the library, once ({what}): {part:.0%}"),
         )
 

@@ -38,7 +38,7 @@ def serve(configuration: Configuration) -> int:
     try:
         with ExitStack() as stack:
             with Loading(sockets, settings, tls) as loading:
-                pair = load_pair(plan, errors)
+                pair = load_pair(plan, errors, settings.max_running, settings.kv_tokens or 0)
                 loading.doing = "opening contexts and measuring what calls cost here"
                 session = stack.enter_context(_open(settings, plan, pair, errors))
             app, service = assemble(session, settings, ring, plan.verification)

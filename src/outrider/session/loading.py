@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
+from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, read_sizes
 from outrider.backends.tuning.options import Progress, checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
+from outrider.session.session import DEFAULT_CONTEXT_TOKENS
 
 
 def why_no_draft(target: Weights, draft: Weights) -> str | None:
@@ -21,6 +23,35 @@ def why_no_draft(target: Weights, draft: Weights) -> str | None:
         why = "cannot forget tokens (recurrent or hybrid state), so rejected drafts could not be taken back"
         return f"{draft.name} {why}: it is not used"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The contexts that are to be opened on a pair, as in `Pair.open`, whose defaults these are. Lengths are
+    in tokens for each of `max_sequences`; `capacity_tokens` over all of them."""
+
+    context_length: int | None = None
+    draft_context_length: int = 0
+    max_sequences: int = 1
+    capacity_tokens: int = 0
+
+
+def check_fit(
+    target: ModelCard, draft: ModelCard | None, options: LoadOptions, draft_options: LoadOptions, room: Room
+) -> None:
+    """Raise OutOfMemory where the weights of both models and their contexts cannot fit, before they are
+    loaded."""
+    sizes = read_sizes(target.path)
+    usual = min(DEFAULT_CONTEXT_TOKENS, sizes.trained_context)
+    length = usual if room.context_length is None else room.context_length or sizes.trained_context
+    capacity = room.capacity_tokens or length * room.max_sequences
+    models = [Contexts(sizes, options, capacity)]
+    if draft is not None:
+        small = read_sizes(draft.path)
+        length = room.draft_context_length or min(length, small.trained_context)
+        models.append(Contexts(small, draft_options, min(capacity, length * room.max_sequences)))
+    library = next(candidates(options))
+    check_memory(models, free_memory(library, [model.options for model in models]))
 
 
 def load_weights(

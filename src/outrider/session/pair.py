@@ -23,7 +23,7 @@ from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.drafts import load_found, load_named, resolve_models
 from outrider.session.learned import AutoSettings, Learned, Measuring
-from outrider.session.loading import load_weights, template_of
+from outrider.session.loading import Room, check_fit, load_weights, template_of
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
 
 
@@ -52,12 +52,13 @@ class Pair:
         draft_options: LoadOptions | None = None,
         hub: HubOptions | None = None,
         template: str | None = None,
+        room: Room | None = None,
         measuring: Measuring | None = None,
     ) -> Pair:
         """Resolve the references, load the files, and align the tokenizers. A draft of `AUTO_DRAFT` is looked
         for among the files that are here. Which native library is the faster one for a file is measured once,
         in a few seconds (`measuring` is called meanwhile). `template` is a chat template (Jinja) in
-        place of the target's own.
+        place of the target's own. What is needed for `room` is counted before anything is loaded.
 
         Raises HubError, ModelFileError, OutOfMemory or VocabularyMismatch.
         """
@@ -67,6 +68,8 @@ class Pair:
         named = resolve_models(target_name, draft_name, hub or HubOptions())
         if draft is not None:
             options = replace(options, heads=False)
+        if room is not None:
+            check_fit(named.target, named.draft, options, draft_options or options, room)
         with ExitStack() as undo:
             target = load_weights(named.target.path, named.target, options, notices, measuring=measuring)
             undo.callback(target.close)

@@ -178,9 +178,10 @@ class Session:
         Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
         errors of `outrider.core.errors` that their names say.
         """
+        from outrider.session.loading import Room
         from outrider.session.pair import Pair  # which makes sessions
 
-        pair = Pair.load(model, draft, options=options)
+        pair = Pair.load(model, draft, options=options, room=Room(context_length))
         try:
             return pair.open(context_length, policy=policy, corpus=corpus, bitwise=bitwise)
         except BaseException:

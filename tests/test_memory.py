@@ -1,0 +1,220 @@
+"""What models need on the host and on GPUs, counted from their headers: against the libraries' own account,
+and in arithmetic on GPUs that are not there."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends import FILES, NATIVE
+from cli_helpers import call
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.context import show_log
+from outrider.backends.gguf.memory import HOST, Contexts, ModelSizes, check_memory, needed, read_sizes
+from outrider.core.errors import OutOfMemory
+from tiny_gguf import write_tiny
+
+_MIB = 2**20
+_LOGGED = re.compile(r"(KV buffer|model buffer|CPU buffer) size = +([\d.]+) MiB")
+
+
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2moe", "gemma3"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_weights_and_cache_are_what_the_library_says(
+    name: str, arch: str, cache: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192)
+    options = LoadOptions(threads=1, library=str(FILES[name].path), mmap=False, cache_type_k=cache)
+    options = replace(options, extra_buffer_types=False)
+    show_log(shown=True)
+    try:
+        with closing(Weights(path, options)) as weights:
+            weights.open(8192)
+    finally:
+        show_log(shown=False)
+    logged = {"KV buffer": 0.0, "weights": 0.0}
+    for what, mib in _LOGGED.findall(capfd.readouterr().err):
+        logged["KV buffer" if what == "KV buffer" else "weights"] += float(mib)
+    need = needed(Contexts(read_sizes(path), options, 8192), {})[HOST]
+    assert need.cache / _MIB == pytest.approx(logged["KV buffer"], abs=0.011 * 2)
+    assert need.weights / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
+
+
+@pytest.mark.parametrize("arch", ["mamba", "jamba", "qwen35", "lfm2"])
+def test_what_keeps_no_kv_is_not_counted_as_if_it_did(arch: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch)
+    assert needed(Contexts(read_sizes(path), LoadOptions(), 8192), {})[HOST].cache == 0
+
+
+GB = 10**9
+SIZES = ModelSizes(
+    name="big",
+    tensors={
+        "token_embd.weight": 2 * GB,
+        **{f"blk.{i}.attn_q.weight": 4 * GB for i in range(4)},
+        **{f"blk.{i}.ffn_up_exps.weight": 6 * GB for i in range(4)},
+        "output.weight": 3 * GB,
+    },
+    num_layers=4,
+    num_cached=4,
+    key_values=125,
+    value_values=125,
+    window_tokens=0,
+    vocabulary=1000,
+    trained_context=10**7,
+)
+"""Layers of 10 GB, and KV of 500 bytes for each token and layer."""
+GPUS = {"CUDA0": 30 * GB, "CUDA1": 10 * GB}
+
+
+def weights_of(**given: Any) -> dict[str, float]:
+    """Gigabytes of weights by device."""
+    found = needed(Contexts(SIZES, LoadOptions(**given)), GPUS)
+    return {name: need.weights / GB for name, need in found.items() if need.weights}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"CUDA0": 40, "CUDA1": 3}),  # by free memory: 3 to 1
+        ({"tensor_split": (1.0, 1.0)}, {"CUDA0": 30, "CUDA1": 13}),
+        ({"tensor_split": (0.0, 1.0)}, {"CUDA1": 43}),
+        ({"gpu_layers": 2, "tensor_split": (1.0, 1.0)}, {"CUDA0": 10, "CUDA1": 3}),
+        ({"gpu_layers": 1}, {"CUDA0": 3}),
+        ({"gpu_layers": 0}, {}),
+        ({"devices": ("none",)}, {}),
+        ({"devices": ("CUDA1",)}, {"CUDA1": 43}),
+        ({"split_mode": "none", "main_gpu": 1}, {"CUDA1": 43}),
+        ({"split_mode": "row"}, {"CUDA0": 32.25, "CUDA1": 10.75}),
+        ({"tensor_overrides": ("exps=CPU",)}, {"CUDA0": 16, "CUDA1": 3}),
+        ({"tensor_overrides": (r"blk\.0\..*exps=CUDA1", "exps=CPU")}, {"CUDA0": 16, "CUDA1": 9}),
+        ({"mmap": False, "gpu_layers": 2, "devices": ("CUDA0",)}, {HOST: 32, "CUDA0": 13}),
+        ({"mlock": True, "gpu_layers": 0}, {HOST: 45}),
+    ],
+)
+def test_weights_lie_where_the_options_put_them(given: dict[str, Any], expected: dict[str, float]) -> None:
+    assert weights_of(**given) == expected
+
+
+def test_a_gpu_holds_tied_embeddings_again() -> None:
+    tensors = {name: size for name, size in SIZES.tensors.items() if name != "output.weight"}
+    tied = replace(SIZES, tensors=tensors)
+    found = needed(Contexts(tied, LoadOptions(devices=("CUDA0",), mmap=False)), GPUS)
+    assert (found["CUDA0"].weights, found[HOST].weights) == (42 * GB, 2 * GB)
+
+
+def test_the_cache_lies_with_its_layer_or_on_the_host() -> None:
+    def cache(**given: Any) -> dict[str, float]:
+        found = needed(Contexts(SIZES, LoadOptions(**given), 10**6), GPUS)
+        return {name: need.cache / GB for name, need in found.items() if need.cache}
+
+    assert cache(tensor_split=(1.0, 1.0)) == {"CUDA0": 1.5, "CUDA1": 0.5}
+    assert cache(gpu_layers=2) == {HOST: 1.5, "CUDA0": 0.5}
+    assert cache(kv_offload=False) == {HOST: 2.0}
+    assert cache(split_mode="tensor") == {"CUDA0": 1.5, "CUDA1": 0.5}
+    assert cache(gpu_layers=0, cache_type_k="q8_0", cache_type_v="q4_0") == {
+        HOST: 4 * 125 * (34 / 32 + 18 / 32) / 1000
+    }
+
+
+SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, num_layers=1, num_cached=1)
+
+
+@pytest.mark.parametrize(
+    ("models", "free", "why", "way_out"),
+    [
+        (
+            [Contexts(SIZES, LoadOptions(gpu_layers=0), 2 * 10**6)],
+            {HOST: 2 * GB},
+            "4.0 GB are needed (KV cache 4.0 GB, logits 0.5 MB), and 2.0 GB are free",
+            "What would fit: a context of 999680 tokens over all requests (-c).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions(), 0)],
+            {HOST: 100 * GB, "CUDA0": 24 * GB},
+            "43.0 GB are needed on CUDA0 (weights 43.0 GB, logits 0.5 MB), and 24.0 GB are free",
+            "What would fit: 3 layers on the GPU (-ngl).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions(), 0), Contexts(SMALL, LoadOptions(), 0)],
+            {HOST: 100 * GB, "CUDA0": 45 * GB},
+            "48.0 GB are needed on CUDA0",
+            "What would fit: 4 layers on the GPU (-ngl); or no draft model (-md none).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions(gpu_layers=0, mlock=True), 0)],
+            {HOST: 24 * GB},
+            "45.0 GB are needed (weights 45.0 GB, logits 0.5 MB), and 24.0 GB are free",
+            "What would fit: weights that are mapped (--mmap, without --mlock).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions(kv_offload=False), 10**6)],
+            {HOST: 0, "CUDA0": 0},
+            "are needed",
+            "Choose a smaller quantization, or a smaller cache type (-ctk, -ctv).",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    models: list[Contexts], free: dict[str, float], why: str, way_out: str
+) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        check_memory(models, free)
+    assert why in caught.value.why and caught.value.way_out == way_out
+    assert caught.value.what == " and ".join(model.sizes.name for model in models)
+
+
+@given(
+    layers=st.integers(-1, 5),
+    split=st.lists(st.integers(0, 3), max_size=2),
+    tokens=st.integers(0, 10**7),
+    host=st.integers(0, 60),
+    gpus=st.lists(st.integers(1, 40), max_size=2),
+    mode=st.sampled_from(["none", "layer", "row", "tensor"]),
+)
+def test_what_is_said_to_fit_does(
+    layers: int, split: list[int], tokens: int, host: int, gpus: list[int], mode: str
+) -> None:
+    options = LoadOptions(
+        gpu_layers=layers, tensor_split=tuple(map(float, split)), split_mode=mode, mmap=False
+    )
+    model = Contexts(SIZES, options, tokens)
+    free = {HOST: float(host * GB), **{f"CUDA{i}": float(size * GB) for i, size in enumerate(gpus)}}
+    found = needed(model, {name: int(size) for name, size in free.items() if name != HOST})
+    assert sum(need.weights for need in found.values()) == pytest.approx(
+        45 * GB
+    )  # nothing twice, nothing lost
+    assert sum(need.cache for need in found.values()) == pytest.approx(2000 * tokens)
+    try:
+        check_memory([model], free)
+    except OutOfMemory as error:
+        if context := re.search(r"a context of (\d+) tokens", error.way_out):
+            check_memory([replace(model, capacity_tokens=int(context[1]))], free)
+        if fewer := re.search(r"(\d+) layers", error.way_out):
+            check_memory([replace(model, options=replace(options, gpu_layers=int(fewer[1])))], free)
+            if int(fewer[1]) <= SIZES.num_layers:
+                with pytest.raises(OutOfMemory):
+                    check_memory(
+                        [replace(model, options=replace(options, gpu_layers=int(fewer[1]) + 1))], free
+                    )
+
+
+def test_nothing_is_loaded_that_cannot_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    model = write_tiny(tmp_path / "target.gguf", context_length=8192)
+    monkeypatch.setattr("outrider.backends.gguf.memory.available_bytes", lambda: 1e6)
+    monkeypatch.setattr(
+        "outrider.session.pair.load_weights", lambda *_args, **_options: pytest.fail("loaded")
+    )
+    done = call(monkeypatch, capfdbinary, "run", "-m", str(model), "-c", "8192", "--raw", "-p", "hi")
+    assert done.status == 2 and done.said.startswith("error: target: 2.2 MB are needed (KV cache 2.1 MB")
+    assert "What would fit: a context of" in done.said
