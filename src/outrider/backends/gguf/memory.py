@@ -277,7 +277,7 @@ def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
 
 
 def _largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The largest number from `least` to `most` that fits, if any. What is smaller than one that fits, fits."""
+    """The largest number from `least` to `most` that fits, if any; so do all that are smaller."""
     if most < least or not fits(least):
         return None
     while least < most:
