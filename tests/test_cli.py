@@ -331,7 +331,7 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
         (outrider("run", "-m", str(models), "hi"), [str(models), "directory"]),
         (run("-n", "0", "hi"), ["-n 0", "asks for nothing", "-1 for no limit"]),
         (run("-n", "-7", "hi"), ["-n -7", "no number of tokens"]),
-        (run("--temp", "-1", "hi"), ["--temp: -1", "greater than or equal to 0"]),
+        (run("--temp", "-1", "hi"), ["--temp: -1", "it has to be 0 or more"]),
         (run("--temp", "nan", "hi"), ["--temp: nan", "finite"]),
         (run("--top-p", "2", "hi"), ["--top-p: 2", "1: all"]),
         (run("--min-p", "-0.5", "hi"), ["min-p", "-0.5"]),

@@ -135,7 +135,7 @@ SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, nu
             [Contexts(SIZES, LoadOptions(gpu_layers=0), 2 * 10**6)],
             {HOST: 2 * GB},
             "4.0 GB are needed (KV cache 4.0 GB, logits 0.5 MB), and 2.0 GB are free",
-            "What would fit: a context of 999680 tokens over all requests (-c).",
+            "What would fit: a smaller context (-c: 999680 tokens over all requests).",
         ),
         (
             [Contexts(SIZES, LoadOptions(), 0)],
@@ -169,7 +169,9 @@ def test_what_does_not_fit_is_refused_with_what_would(
     with pytest.raises(OutOfMemory) as caught:
         check_memory(models, free)
     assert why in caught.value.why and caught.value.way_out == way_out
-    assert caught.value.what == " and ".join(model.sizes.name for model in models)
+    assert caught.value.what.startswith(" and ".join(model.sizes.name for model in models))
+    tokens = models[0].capacity_tokens
+    assert caught.value.what.endswith(f" with a context of {tokens} tokens") == bool(tokens)
 
 
 @given(
@@ -196,7 +198,7 @@ def test_what_is_said_to_fit_does(
     try:
         check_memory([model], free)
     except OutOfMemory as error:
-        if context := re.search(r"a context of (\d+) tokens", error.way_out):
+        if context := re.search(r"-c: (\d+) tokens", error.way_out):
             check_memory([replace(model, capacity_tokens=int(context[1]))], free)
         if fewer := re.search(r"(\d+) layers", error.way_out):
             check_memory([replace(model, options=replace(options, gpu_layers=int(fewer[1])))], free)
@@ -216,5 +218,7 @@ def test_nothing_is_loaded_that_cannot_fit(
         "outrider.session.pair.load_weights", lambda *_args, **_options: pytest.fail("loaded")
     )
     done = call(monkeypatch, capfdbinary, "run", "-m", str(model), "-c", "8192", "--raw", "-p", "hi")
-    assert done.status == 2 and done.said.startswith("error: target: 2.2 MB are needed (KV cache 2.1 MB")
-    assert "What would fit: a context of" in done.said
+    assert done.status == 2 and done.said.startswith(
+        "error: target with a context of 8192 tokens: 2.2 MB are needed (KV cache 2.1 MB"
+    )
+    assert "What would fit: a smaller context (-c: " in done.said

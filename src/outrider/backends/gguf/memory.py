@@ -223,7 +223,10 @@ def check_memory(models: Sequence[Contexts], free: Mapping[str, float]) -> None:
     shown = ", ".join(f"{what} {_shown(size)}" for what, size in parts if size)
     where = "" if short == HOST else f" on {short}"
     why = f"{_shown(need.total)} are needed{where} ({shown}), and {_shown(available)} are free"
-    raise OutOfMemory(" and ".join(model.sizes.name for model in models), why, _way_out(models, free))
+    what = " and ".join(model.sizes.name for model in models)
+    if tokens := models[0].capacity_tokens:
+        what += f" with a context of {tokens} tokens"
+    raise OutOfMemory(what, why, _way_out(models, free))
 
 
 def _shown(size: float) -> str:
@@ -262,7 +265,7 @@ def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
     found, most = [], target.sizes.num_layers + 1
     if (tokens := _largest(fits_context, _MIN_CONTEXT, target.capacity_tokens)) is not None:
         tokens -= tokens % _MIN_CONTEXT
-        found.append(f"a context of {tokens} tokens over all requests (-c)")
+        found.append(f"a smaller context (-c: {tokens} tokens over all requests)")
     if len(free) > 1 and (layers := _largest(fits_layers, 0, most)) is not None:
         found.append(f"{layers} layers on the GPU (-ngl)")
     if others and _fits([target], free):
