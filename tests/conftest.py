@@ -1,5 +1,6 @@
 """What every test relies on."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -51,6 +52,13 @@ else:
     if (_models := cache_dir() / "models").is_dir():
         Path(_cache.name, "models").symlink_to(_models.resolve())
     os.environ["OUTRIDER_CACHE"] = _cache.name
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test is there after the last: the garbage collector need not go through
+    the modules and thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -94,20 +94,17 @@ class SlowModel(FakeModel):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A service that runs, its application and its model."""
+    """A service that runs, its application and its model; `client` talks to it without a network."""
 
     service: Service
     app: FastAPI
     model: SlowModel
     worker: Worker
-
-    def client(self) -> TestClient:
-        """Talks to the application without a network."""
-        return TestClient(self.app, raise_server_exceptions=False)
+    client: TestClient
 
     def post(self, path: str, **body: Any) -> Response:
         """One request, without a network."""
-        return self.client().post(path, json=body)
+        return self.client.post(path, json=body)
 
     def idle(self, timeout_s: float = 10) -> bool:
         """Whether nothing runs or waits, now or soon."""
@@ -213,8 +210,10 @@ def serving(
         model.call_s = call_s
         service = Service(session, settings, **options)
         service.start()
+        app = create_app(service)
         try:
-            yield Serving(service, create_app(service), model, service.worker)
+            with TestClient(app, raise_server_exceptions=False) as client:  # one event loop for all requests
+                yield Serving(service, app, model, service.worker, client)
         finally:
             service.close()
 

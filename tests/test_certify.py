@@ -30,7 +30,7 @@ from outrider.policy import FixedPolicy
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
 OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)
 QUICK = CertifyPlan(
-    num_tokens=24, num_seeded=24, num_repeated=1, num_sampled=1, samples=200, significance=0.01
+    num_tokens=24, num_seeded=24, num_repeated=1, num_sampled=1, samples=100, significance=0.01
 )
 PROMPTS = [PROMPT, (2, 3, 1, 1)]
 EAGER = FixedPolicy(draft_max=4, p_min=0, hand_over=0)
@@ -308,7 +308,7 @@ def test_the_json_says_what_was_done(sound: Findings, tmp_path: Path) -> None:
         "prompts",
     } < set(document)  # fmt: skip
     assert document["verdict"] == "holds" and document["counts"]["tests"] == 15
-    assert document["counts"]["samples"] == 15 * 200
+    assert document["counts"]["samples"] == 15 * 100
     assert all(0 < test["p_value"] <= 1 and not test["rejected"] for test in document["sampled"]["tests"])
     assert document["sampled"]["draft_model"] == "the target's own logits, disturbed"
     assert list(tmp_path.iterdir()) == [path]  # nothing half-written is left

@@ -41,7 +41,7 @@ QUICK = CertifyPlan(
     num_seeded=24,
     num_repeated=1,
     num_sampled=1,
-    samples=100,
+    samples=60,
     significance=0.01,
     grammar=GRAMMAR,
 )
@@ -96,7 +96,9 @@ def test_forced_text_is_tested_without_any_drafter() -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in CALL_FAULTS])
 def test_every_fault_is_found(fault: str) -> None:
-    findings = certify(subject_of(), PROMPTS, replace(QUICK, rule="token", fault=check_fault(fault)))
+    findings = certify(
+        subject_of(), PROMPTS, replace(QUICK, rule="token", samples=100, fault=check_fault(fault))
+    )
     assert not findings.holds and any(test.rejected for test in findings.sampled)
     if fault == "unmasked-drafts":
         assert any(test.impossible for test in findings.sampled)

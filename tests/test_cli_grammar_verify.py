@@ -33,7 +33,7 @@ MAKE_PLAN = command.make_plan
 
 
 def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
-    return replace(MAKE_PLAN(settings, verification), samples=150, significance=0.01)
+    return replace(MAKE_PLAN(settings, verification), samples=60, significance=0.01)
 
 
 @pytest.fixture

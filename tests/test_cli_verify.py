@@ -38,17 +38,16 @@ def verify(
     models: Path,
     tmp_path: Path,
 ) -> Call:
-    """The command with the tiny pair, in a folder of its own, with fewer samples than --quick takes."""
+    """The command with the tiny pair, in a folder of its own, with far fewer samples than --quick takes."""
     monkeypatch.chdir(tmp_path)
     make_plan = command.make_plan
-
-    def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
-        return replace(make_plan(settings, verification), samples=150, significance=0.01)
-
-    monkeypatch.setattr(command, "make_plan", small)
     pair = ("-m", str(models / "target.gguf"), "-md", str(models / "draft.gguf"))
 
-    def run(*arguments: str, stdin: str = "") -> Outcome:
+    def run(*arguments: str, stdin: str = "", samples: int = 30) -> Outcome:
+        def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
+            return replace(make_plan(settings, verification), samples=samples, significance=0.01)
+
+        monkeypatch.setattr(command, "make_plan", small)
         base = ("verify", *pair, "-t", "1", "--quick", "-n", "8")
         return call(monkeypatch, capfdbinary, *base, *arguments, stdin=stdin)
 
@@ -99,10 +98,10 @@ def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
 
 
 def test_a_small_error_of_the_acceptance_ratio_is_found_and_the_power_is_said(verify: Call) -> None:
-    sound = verify("--rule", "token", "--json")
+    sound = verify("--rule", "token", "--json", samples=150)
     power = json.loads(sound.out)["decisions"]["detectable_acceptance_error"]
     assert sound.status == 0 and 0 < power < 0.2  # of a few hundred decisions of a tiny pair
-    broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", "--rule", "token")
+    broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", "--rule", "token", samples=150)
     assert broken.status == 1 and "token rule, acceptance: p =" in broken.out
     assert "is found with probability" in broken.out and "0.95" in broken.out
 

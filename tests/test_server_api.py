@@ -393,9 +393,9 @@ def test_the_servers_limits_hold() -> None:
 
 def test_the_model_is_listed_under_all_its_names() -> None:
     with serving(settings=ServeSettings(alias="other/name")) as served:
-        body = served.client().get("/v1/models").json()
+        body = served.client.get("/v1/models").json()
         assert [model["id"] for model in body["data"]] == ["other/name", "tiny"]
-        one = served.client().get("/v1/models/tiny").json()
+        one = served.client.get("/v1/models/tiny").json()
         assert (one["id"], one["root"], one["max_model_len"]) == ("tiny", "other/name", 2048)
         assert chat(served, "abc", model="tiny")["model"] == "other/name"
 
@@ -418,7 +418,7 @@ def test_tokens_of_texts_as_llama_cpp_and_vllm_have_them(served: Serving) -> Non
 
 
 def test_health_and_status(served: Serving) -> None:
-    client = served.client()
+    client = served.client
     assert client.get("/health").json() == {"status": "ok"}
     status = client.get("/outrider/status").json()
     assert (status["model"], status["draft"], status["context_tokens"]) == ("tiny", None, 2048)

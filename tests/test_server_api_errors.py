@@ -353,7 +353,7 @@ def test_a_field_that_is_missing_is_named(served: Serving) -> None:
     assert refusal(served.post(CHAT))["param"] == "messages"
     assert refusal(served.post(CHAT, messages=[{"content": "x"}]))["param"] == "messages[0].role"
     assert refusal(served.post(TEXT))["code"] == "missing_field"
-    assert refusal(served.client().post(CHAT))["code"] == "missing_field"
+    assert refusal(served.client.post(CHAT))["code"] == "missing_field"
 
 
 @pytest.mark.parametrize(
@@ -378,14 +378,14 @@ def test_a_field_that_is_missing_is_named(served: Serving) -> None:
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_request_is_refused(served: Serving, body: bytes) -> None:
-    response = served.client().post(CHAT, content=body, headers={"content-type": "application/json"})
+    response = served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
     refusal(response)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
 def test_a_body_has_to_say_that_it_is_json(served: Serving, content_type: str | None) -> None:
     headers = {"content-type": content_type} if content_type else {}
-    response = served.client().post(TEXT, content=b'{"prompt": "hi"}', headers=headers)
+    response = served.client.post(TEXT, content=b'{"prompt": "hi"}', headers=headers)
     assert "content-type: application/json" in refusal(response)["message"]
 
 
@@ -408,9 +408,8 @@ def test_an_error_is_always_sent() -> None:
 def test_a_queue_that_is_full_takes_no_choice_at_all() -> None:
     endless = {"messages": user(f"[[{'x' * 1500}]]"), "n": 2}
     with serving(max_running=1, max_waiting=0, call_s=0.01, drafters=[], context_tokens=4096) as served:
-        with served.client() as client:  # whose event loop stays
-            error = refusal(client.post(CHAT, json=endless), 429)
-            assert served.idle(5)
+        error = refusal(served.post(CHAT, **endless), 429)
+        assert served.idle(5)
         assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
         assert len(served.model.calls) < 100
 
@@ -421,7 +420,7 @@ def test_tools_with_broken_unicode_are_refused(served: Serving) -> None:
         "function": {"name": "f", "parameters": {"type": "object", "title": "\ud800"}},
     }
     body = json.dumps({"messages": user("hi"), "tools": [tool]})
-    response = served.client().post(CHAT, content=body, headers={"content-type": "application/json"})
+    response = served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
     refusal(response)
 
 
@@ -440,7 +439,7 @@ def test_another_model_is_not_here(served: Serving, path: str) -> None:
 
 
 def test_paths_and_methods_that_are_not_there(served: Serving) -> None:
-    client = served.client()
+    client = served.client
     assert refusal(client.get("/v2/chat"), 404)["code"] == "not_found"
     assert refusal(client.get("/v1/models/other"), 404)["code"] == "model_not_found"
     response = client.get(CHAT)
@@ -476,7 +475,8 @@ def test_a_template_that_refuses_is_quoted() -> None:
 
 
 def test_nothing_is_taken_while_the_server_ends() -> None:
-    with serving() as served, served.client() as client:
+    with serving() as served:
+        client = served.client
         assert client.portal is not None
         client.portal.call(served.worker.drain, 5)
         response = client.post(CHAT, json={"messages": user("hi")})

@@ -112,21 +112,21 @@ def test_what_ends_is_counted_with_its_key(served: Serving, meter: Counted) -> N
 
 def test_errors_are_counted(served: Serving, meter: Counted) -> None:
     served.post(CHAT, messages=[])
-    served.client().get("/nowhere")
+    served.client.get("/nowhere")
     served.model.fail_from_call = 2
     served.post(CHAT, messages=user("Say [[abc]]"), stream=True)
     assert meter.errors == [(400, "invalid_value"), (404, "not_found"), (500, "backend_error")]
 
 
 def test_metrics_are_shown_where_there_are_any(served: Serving) -> None:
-    shown = served.client().get("/metrics", headers={"accept": "text/x"})
+    shown = served.client.get("/metrics", headers={"accept": "text/x"})
     assert (shown.text, shown.headers["content-type"]) == ("asked for text/x", "text/plain; version=0.0.4")
     with serving() as without:
-        assert without.client().get("/metrics").status_code == 404
+        assert without.client.get("/metrics").status_code == 404
 
 
 def test_the_page_is_at_the_root(served: Serving) -> None:
-    assert served.client().get("/").status_code == 404
+    assert served.client.get("/").status_code == 404
     page = Page(b"<p>hello", '"tag"', {"etag": '"tag"', "content-type": "text/html"})
     client = TestClient(create_app(served.service, page=page))
     shown = client.get("/")
@@ -150,7 +150,7 @@ def test_a_bug_is_an_error_of_the_server(served: Serving, meter: Counted) -> Non
 def test_costs_and_the_speedup_are_said() -> None:
     costs = CallCosts([CallPoint(n, 0.001 + 0.0001 * n) for n in (1, 2, 4, 8, 16, 32)])
     with serving(policy=AutoPolicy(costs), call_s=0.002) as served:
-        status = served.client().get("/outrider/status").json()
+        status = served.client.get("/outrider/status").json()
         assert len(status["calls_s"]) == 32 and status["calls_s"] == sorted(status["calls_s"])
         assert status["plain_token_s"] == status["calls_s"][0] == pytest.approx(0.0011)
         assert status["policy"] == "auto"
@@ -174,7 +174,7 @@ def test_a_notice_goes_when_its_cause_goes() -> None:
 
 
 def test_the_document_describes_what_is_there(served: Serving) -> None:
-    document = served.client().get("/openapi.json").json()
+    document = served.client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/chat/completions",
         "/v1/completions",
