@@ -12,11 +12,12 @@ import pytest
 
 from head_files import write_heads
 from hub_standin import Repository, serve
-from outrider.backends.gguf import LoadOptions
+from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.tuning.scoring import machine_id
-from outrider.core.errors import BackendCrash, OutOfMemory
+from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory
 from outrider.costs import CallCosts
 from outrider.costs.store import Subject, costs_dir, fingerprint, known_costs
+from outrider.lab.models import find_models
 from outrider.models.families import RELATIVES, relative_of
 from outrider.models.finding import AUTO_DRAFT, Found, find_drafts
 from outrider.models.gguf import ModelCard, read_card
@@ -173,6 +174,18 @@ def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make
     assert sum("the target's hidden states" in line for line in notices) == 3
 
 
+@pytest.mark.parametrize("is_target", [True, False])
+def test_heads_that_are_named_are_refused_by_what_they_are(
+    make: Make, hub: HubOptions, tmp_path: Path, is_target: bool
+) -> None:
+    heads, whole = str(write_heads(tmp_path / "x-eagle3.gguf", "eagle3")), str(make("whole"))
+    with pytest.raises(ModelFileError, match="holds an EAGLE-3 head alone") as caught:
+        resolve_models(*((heads, AUTO_DRAFT) if is_target else (whole, heads)), hub)
+    assert caught.value.what == heads
+    with pytest.raises(ModelFileError, match="EAGLE-3"):
+        find_models([heads], hub=hub)
+
+
 # The hub
 
 
@@ -193,6 +206,7 @@ def test_sidecars_of_the_targets_repository_are_named_and_not_downloaded(tmp_pat
         assert {asked.path.rsplit("/", 1)[-1] for asked in server.downloads()} == {"m-Q4_K_M.gguf"}
         lines = [str(file) for file in listed(named.target, named.found)]
         assert "hf:owner/repo/m-draft-Q8_0.gguf (3 MB, in its hub repository, not downloaded)" in lines
+        assert sum("by its name it holds" in line for line in lines) == 2
         server.status = 503  # what is here is enough
         again = resolve_models("hf:owner/repo", AUTO_DRAFT, options)
         assert again.found is not None and again.found.on_hub == ()
@@ -300,11 +314,15 @@ def test_a_draft_that_cannot_be_loaded_is_passed_over_for_the_next(
     assert any(line.startswith("-md auto takes second.gguf") for line in notices)
 
 
-def test_a_recurrent_draft_is_passed_over(make: Make, hub: HubOptions) -> None:
+def test_for_a_target_that_cannot_rewind_nothing_is_loaded(
+    make: Make, hub: HubOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = make("target", layers=40)
-    make("mamba", arch="mamba", layers=1)
+    make("small", layers=4)
+    monkeypatch.setattr(Weights, "rewind", "none")
     draft, notices = loaded(target, hub)
-    assert draft is None and any("no draft that was found can be used" in line for line in notices)
+    assert draft is None
+    assert "-md auto: target cannot take rejected drafts back, so no draft is loaded" in notices
 
 
 def test_where_there_is_none_a_line_says_what_could_be_taken(make: Make, hub: HubOptions) -> None:

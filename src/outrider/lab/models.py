@@ -23,6 +23,7 @@ from outrider.models import (
     read_card,
     resolve,
 )
+from outrider.models.gguf import check_whole
 
 DEFAULT = "default"
 """The reference that means the embedded default model."""
@@ -68,7 +69,9 @@ def find_models(
         tries = chain([name], (f"{name} ({number})" for number in count(2)))
         name = next(name for name in tries if name not in names)
         names.add(name)
-        known[identity] = ModelFile(name, path, read_card(path), fingerprint(path))
+        card = read_card(path)
+        check_whole(card)
+        known[identity] = ModelFile(name, path, card, fingerprint(path))
     return [known[identity] for identity in found]
 
 

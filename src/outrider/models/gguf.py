@@ -23,6 +23,9 @@ ModelKind = Literal["model", "mtp", "eagle3", "dflash"]
 """What a file holds: a model that runs by itself, or what drafts from a target's hidden states: MTP layers
 alone, an EAGLE-3 head, a DFlash head (DSpark's is of the same architecture)"""
 
+HEADS: dict[ModelKind, str] = {"mtp": "MTP layers", "eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
+"""files that are no models of their own, in words"""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -113,6 +116,14 @@ def read_card(path: Path) -> ModelCard:
         tokens=tokens if isinstance(tokens, Array) else None,
         has_reduced_vocabulary=first.text(TARGET_TOKENIZER) is not None,
     )
+
+
+def check_whole(card: ModelCard) -> None:
+    """Raise ModelFileError for a file of heads, which cannot run by itself."""
+    if card.kind != "model":
+        what = HEADS[card.kind]
+        reason = f"it holds {what} alone; drafts from a target's hidden states are not supported"
+        raise ModelFileError(str(card.path), reason, "Name a model of its own, or -md auto.")
 
 
 def _check_parts(files: tuple[Path, ...], headers: list[Header]) -> None:

@@ -12,7 +12,7 @@ from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, Voca
 from outrider.costs.break_even import least_needed
 from outrider.costs.store import stored_curves
 from outrider.models.finding import AUTO_DRAFT, MAX_SHARE, Found, FoundDraft, find_drafts
-from outrider.models.gguf import ModelCard, ModelKind, read_card
+from outrider.models.gguf import HEADS, ModelCard, ModelKind, check_whole, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve, resolve_pair
 from outrider.models.vocab import Alignment, align
@@ -23,12 +23,6 @@ _MAX_TRIED = 3
 """drafts that are loaded until one lines up with the target"""
 _MAX_NAMED = 3
 """other drafts that are named beside the one that is taken"""
-
-_HEADS: dict[ModelKind, str] = {
-    "mtp": "MTP layers",
-    "eagle3": "an EAGLE-3 head",
-    "dflash": "a DFlash head",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +43,12 @@ def resolve_models(model: str | None, draft: str | None, hub: HubOptions) -> Nam
     """
     if draft != AUTO_DRAFT or model is None:
         target, own = resolve_pair(model, None if draft == AUTO_DRAFT else draft, hub)
-        return Named(read_card(target), None if own is None else read_card(own), None)
+        cards = [read_card(path) for path in (target, own) if path is not None]
+        for card in cards:
+            check_whole(card)
+        return Named(cards[0], cards[1] if own is not None else None, None)
     card = read_card(resolve(model, hub=hub))
+    check_whole(card)
     return Named(card, None, find_drafts(card, hub, model))
 
 
@@ -98,6 +96,9 @@ def load_found(
     """The first of the drafts found that can be loaded, lines up and may pay; None where none does. Notices
     say which was taken, what was passed over and why, and what else there is."""
     found = named.found or Found()
+    if target.rewind == "none":
+        notices.append(f"-md auto: {target.name} cannot take rejected drafts back, so no draft is loaded")
+        return None
     files = {draft.card.path: of_draft(named.target, draft) for draft in found.drafts}
     taken, tried = None, 0
     for draft in found.drafts:
@@ -150,6 +151,7 @@ class FoundFile:
         return f"{words}: {self.note}" if self.note else words
 
 
+_UNSUPPORTED = "drafts from the target's hidden states are not supported"
 _ON_HUB = "in its hub repository, not downloaded"
 _SAID = {"beside the target", "in its hub repository", _ON_HUB}
 
@@ -158,10 +160,14 @@ def listed(target: ModelCard, found: Found) -> list[FoundFile]:
     """All but the drafts that are here: heads, what the hub has, and where no draft is here a relative."""
     files = []
     for head in found.heads:
-        why = f"it holds {_HEADS[head.card.kind]}; drafts from the target's hidden states are not supported"
+        why = f"it holds {HEADS[head.card.kind]}; {_UNSUPPORTED}"
         path, size = str(head.card.path), head.card.file_bytes
         files.append(FoundFile(path, head.card.kind, size, None, head.place, note=why))
-    files += [FoundFile(file.reference, "model", file.file_bytes, None, _ON_HUB) for file in found.on_hub]
+    for file in found.on_hub:
+        words = file.reference.rsplit("/", 1)[-1].lower().replace("dspark", "dflash")
+        kind: ModelKind = next((kind for kind in HEADS if kind in words), "model")
+        why = f"by its name it holds {HEADS[kind]}; {_UNSUPPORTED}" if kind in HEADS else ""
+        files.append(FoundFile(file.reference, kind, file.file_bytes, None, _ON_HUB, note=why))
     relative = found.relative
     share = 1.0 if relative is None else relative.parameters / max(target.active_parameters, 1)
     if relative is not None and not found.drafts and share <= MAX_SHARE:
