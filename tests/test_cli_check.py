@@ -161,6 +161,11 @@ def test_a_draft_that_cannot_rewind_is_a_verdict(check: Call, monkeypatch: pytes
     assert "the draft cannot forget" in draft["verdict"]["sentence"]
 
 
+def test_a_recurrent_draft_is_judged_by_its_checkpoints(check: Call) -> None:
+    [draft] = as_json(check("target.gguf", "recurrent.gguf", "--json"))["drafts"]
+    assert draft["rewind"] == "checkpoints" and draft["acceptance"]["positions"] > 0
+
+
 def test_experts_are_shown(check: Call) -> None:
     outcome = check("experts.gguf")
     assert "2 of 4 experts" in " ".join(outcome.out.split()) and "active" in outcome.out

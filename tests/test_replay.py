@@ -184,9 +184,10 @@ def test_where_an_answer_ends_by_itself_is_not_known_before() -> None:
 
 
 @pytest.mark.parametrize("max_rows", [3, 64])
-def test_what_is_recorded_is_what_the_draft_model_would_say(max_rows: int) -> None:
+@pytest.mark.parametrize("rewind", ["free", "checkpoints"])
+def test_what_is_recorded_is_what_the_draft_model_would_say(max_rows: int, rewind: RewindKind) -> None:
     language = endless(5)
-    model = FakeModel(VOCABULARY, language, max_rows=max_rows)
+    model = FakeModel(VOCABULARY, language, max_rows=max_rows, rewind=rewind)
     answer = [1, 2, 3, 0, 0, 1, 2, 3, 1, 2]
     found = record_offers(model, same_vocabulary(), PROMPT, answer)
     assert model.length(0) == 0

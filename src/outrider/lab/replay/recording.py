@@ -133,11 +133,10 @@ def record_offers(
         constraint = None if constrain is None else constrain()
         recorder = _Recorder(model, alignment, mine, starts, answer, constraint)
         greedy = recorder.follow_answer()
-        departures = {
-            i: recorder.depart(i, *greedy[i])
-            for i in reversed(range(len(answer)))  # from the back: what was stored is only cut off
-            if greedy[i][0] != answer[i]
-        }
+        positions = [i for i in range(len(answer)) if greedy[i][0] != answer[i]]
+        if model.rewind != "checkpoints":  # there one goes on from the one before, here the end is cut off
+            positions.reverse()
+        departures = {i: recorder.depart(i, *greedy[i]) for i in positions}
     finally:
         model.truncate(0, 0)
     tokens, confidences = zip(*greedy, strict=True) if greedy else ((), ())
@@ -172,7 +171,10 @@ class _Recorder:
     def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
         """How the draft goes on after a token of its own at this position of the answer, and after what
         the constraint forces there."""
-        self.model.truncate(0, self.starts[position])
+        start = self.starts[position]
+        self.model.truncate(0, self.model.reach(0, min(start, self.model.length(0))))
+        for _ in teacher_forced(self.model, self.tokens[:start], start):
+            pass
         path: list[tuple[int, float]] = []
         text = list(self.answer[:position])
         prefix_prob = confidence
@@ -188,7 +190,8 @@ class _Recorder:
             stored = self.model.length(0)
             if stored + len(mine) > self.model.context_length or len(mine) > self.model.max_batch_tokens:
                 break
-            row = self.model.decode([Span(0, tuple(mine), stored, 1)])[0][-1]
+            checkpoint = stored == start
+            row = self.model.decode([Span(0, tuple(mine), stored, 1, checkpoint)])[0][-1]
             token, confidence = self._most_likely(row, text)
             path.append((token, confidence))
             prefix_prob *= confidence
