@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backends import FILES, MAINLINE
 from head_files import write_heads
 from hub_standin import Repository, serve
 from outrider.backends.gguf import LoadOptions, Weights
@@ -171,7 +172,16 @@ def test_heads_beside_the_target_are_named_with_why_they_are_not_used(make: Make
     assert found.drafts[0].card.path.stem == "x" and len(found.drafts) == 1
     assert {head.card.kind for head in found.heads} == {"mtp", "eagle3", "dflash"} and len(found.heads) == 3
     _, notices = loaded(target, hub)
-    assert sum("the target's hidden states" in line for line in notices) == 3
+    assert sum("heads in a file of their own" in line for line in notices) == 3
+
+
+@pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
+def test_a_target_with_a_head_of_its_own_takes_that(make: Make, hub: HubOptions) -> None:
+    target = make("target", arch="qwen35", mtp_layers=1)
+    make("small", layers=1)
+    options = LoadOptions(threads=1, library=str(FILES[MAINLINE[0]].path), heads=True)
+    with closing(Pair.load(target, AUTO_DRAFT, options=options, hub=hub)) as pair:
+        assert pair.draft is None and pair.draft_name == "its own MTP head"
 
 
 @pytest.mark.parametrize("is_target", [True, False])

@@ -122,7 +122,7 @@ def check_whole(card: ModelCard) -> None:
     """Raise ModelFileError for a file of heads, which cannot run by itself."""
     if card.kind != "model":
         what = HEADS[card.kind]
-        reason = f"it holds {what} alone; drafts from a target's hidden states are not supported"
+        reason = f"it holds {what} alone, and heads in a file of their own are not supported"
         raise ModelFileError(str(card.path), reason, "Name a model of its own, or -md auto.")
 
 

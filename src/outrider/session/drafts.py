@@ -151,7 +151,7 @@ class FoundFile:
         return f"{words}: {self.note}" if self.note else words
 
 
-_UNSUPPORTED = "drafts from the target's hidden states are not supported"
+_UNSUPPORTED = "heads in a file of their own are not supported"
 _ON_HUB = "in its hub repository, not downloaded"
 _SAID = {"beside the target", "in its hub repository", _ON_HUB}
 

@@ -66,7 +66,7 @@ class Pair:
         options = options or LoadOptions()
         target_name, draft_name = (None if name is None else str(name) for name in (model, draft))
         named = resolve_models(target_name, draft_name, hub or HubOptions())
-        if draft is not None:
+        if draft is not None and named.found is None:  # one that is looked for does not take their place
             options = replace(options, heads=False)
         if room is not None:
             check_fit(named.target, named.draft, options, draft_options or options, room)
@@ -77,7 +77,7 @@ class Pair:
             loaded, of_draft = None, draft_options or options
             if named.draft is not None:
                 loaded = load_named(target, named.draft, of_draft, notices, measuring)
-            elif named.found is not None:
+            elif named.found is not None and not (target.num_heads and named.target.mtp_layers):
                 loaded = load_found(target, named, of_draft, notices, measuring)
             undo.pop_all()
         weights, alignment, card = (
