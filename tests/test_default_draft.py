@@ -12,7 +12,8 @@ from outrider.certify.text_equality import compare_texts
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.distill.export import read_provenance
-from outrider.distill.questions import is_held_out, written_prompts
+from outrider.lab.held_out import is_held_out
+from outrider.lab.written_prompts import written_prompts
 from outrider.models import cache_dir, embedded, embedded_draft
 from outrider.models.embedded import EMBEDDED_NAME, embedded_is_intact
 from outrider.models.vocab import align

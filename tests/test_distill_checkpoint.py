@@ -16,7 +16,7 @@ from distilling import random_model, spoken
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, rotation_layout, tensor_sizes
 from outrider.distill.starting import keep_layers, kept_layers, narrow, random_weights, relearned, restrict
-from outrider.distill.subset import Subset
+from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 
 TOKENS = [65, 256, 3, 258, 101, 200, 270, 12]

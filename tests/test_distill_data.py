@@ -25,13 +25,15 @@ from outrider.distill.corpus import Corpus, Text, batch_of, text_of
 from outrider.distill.examples import Example, example_path, read_example, read_examples, write_example
 from outrider.distill.generate import generate, top_tokens
 from outrider.distill.plan import DataPlan, DistillPlan, TrainingPlan, claim
-from outrider.distill.questions import Question, asked, conversation_hash, is_held_out, written_prompts
+from outrider.distill.questions import Question, asked
 from outrider.distill.run import Material, other_answers
-from outrider.distill.subset import Subset
+from outrider.lab.held_out import conversation_hash, is_held_out
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.workloads.reading import WorkloadSpec
+from outrider.lab.written_prompts import written_prompts
+from outrider.models.vocab.subset import Subset
 from tiny_gguf import write_tiny
 
 TALKATIVE = random_logits(VOCABULARY.size, seed=4, order=3)

@@ -21,9 +21,9 @@ from outrider.core.errors import ModelFileError, OutriderError, SettingError, Vo
 from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
 from outrider.distill.export import Written, read_provenance, read_subset, write_gguf
 from outrider.distill.starting import keep_layers, narrow, random_weights, restrict
-from outrider.distill.subset import OTHER, Subset
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
 from outrider.models.vocab import align, tokenizer_id
+from outrider.models.vocab.subset import OTHER, Subset
 from outrider.policy.pretrained import pretrained_calibration
 from outrider.session.learned import prior_in
 from tiny_gguf import MERGES, write_tiny

@@ -15,7 +15,7 @@ from distilling import random_model
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
 from outrider.distill.starting import restrict
-from outrider.distill.subset import Subset
+from outrider.models.vocab.subset import Subset
 from tiny_gguf import Reduced, write_tiny
 
 pytest.importorskip("torch")

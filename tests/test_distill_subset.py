@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import SettingError
-from outrider.distill.questions import HELD_OUT_SHARE, conversation_hash, is_held_out
-from outrider.distill.subset import Subset, choose_subset, coverage
+from outrider.lab.held_out import HELD_OUT_SHARE, conversation_hash, is_held_out
 from outrider.lab.prompts import Prompt
+from outrider.models.vocab.subset import Subset, choose_subset, coverage
 from vocabularies import TableVocabulary, Token
 
 WORDS = ("the", "of", "and", "to", "in")

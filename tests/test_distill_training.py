@@ -35,13 +35,13 @@ from outrider.distill.on_policy import OnPolicy
 from outrider.distill.questions import Question
 from outrider.distill.report import Evaluation
 from outrider.distill.starting import keep_layers, random_weights, restrict
-from outrider.distill.subset import Subset, choose_subset
 from outrider.distill.train import ROUNDED, Trainer, TrainingSettings, rate_at, rounded
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.models.vocab import align
+from outrider.models.vocab.subset import Subset, choose_subset
 from outrider.policy import FixedPolicy
 from tiny_gguf import write_tiny
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import SettingError
-from outrider.distill import written
-from outrider.distill.questions import FIELD, Template, Written, written_prompts
+from outrider.lab import written
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.lab.workloads.reading import WorkloadSpec
+from outrider.lab.written_prompts import FIELD, Template, Written, written_prompts
 
 FOLDER = Path(written.__file__).parent
 FILES = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}

@@ -11,7 +11,8 @@ import json
 from collections import Counter
 
 from harness import argument_parser, run_program
-from outrider.distill.questions import is_held_out, written_prompts
+from outrider.lab.held_out import is_held_out
+from outrider.lab.written_prompts import written_prompts
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from outrider.core.data import Span
 from outrider.distill.checkpoint import Checkpoint, read_gguf
 from outrider.distill.export import Provenance, write_gguf
 from outrider.distill.starting import random_weights
-from outrider.distill.subset import Subset, choose_subset
 from outrider.models.embedded import embedded_default
+from outrider.models.vocab.subset import Subset, choose_subset
 
 SHAPES = [
     (1, 1536, 8192, "Q4_0", "Q8_0"),

@@ -34,10 +34,10 @@ from outrider.distill.export import Provenance, write_gguf
 from outrider.distill.plan import DraftPlan
 from outrider.distill.report import Evaluation
 from outrider.distill.starting import first_draft
-from outrider.distill.subset import Subset
 from outrider.distill.train import Trainer, TrainingSettings
 from outrider.models import embedded_draft
 from outrider.models.hub import file_sha256
+from outrider.models.vocab.subset import Subset
 
 _PRICES = StepCosts(target_s=tuple(1 + 0.01 * n for n in range(17)), draft_s=0.001)
 """Of no machine: drafting is all but free, so that the draft which is right most often is kept."""

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.distill.examples import Example
 from outrider.distill.losses import Labels
-from outrider.distill.subset import Subset
+from outrider.models.vocab.subset import Subset
 
 Ints = npt.NDArray[np.int64]
 

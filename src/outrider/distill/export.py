@@ -20,15 +20,18 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
 from outrider.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
-from outrider.distill.subset import Field, Subset, read_field, tokenizer_fields
+from outrider.models.fields import Field, read_field
 from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
 from outrider.models.vocab import align, tokenizer_id
+from outrider.models.vocab.subset import Subset, tokenizer_fields
 from outrider.policy.pretrained import CALIBRATION_KEY, PretrainedCalibration
 
 _PREFIX = "outrider.distill."
 _TEXTS = ("teacher", "teacher_sha256", "data", "version")
 _NUMBERS = ("tokens", "steps", "seed")
+_LICENCE_KEYS = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
+"""What the licence's identifier, which the provenance has, does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +115,9 @@ def write_gguf(
         reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
     check_writable(path, "draft")
-    fields, notes = tokenizer_fields(checkpoint.metadata, subset, target.size)
-    # What the licence's identifier, which the provenance has, does not say.
-    named = (Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
-    fields |= {key: read_field(checkpoint.metadata[key]) for key in named if key in checkpoint.metadata}
+    metadata = {key: read_field(found) for key, found in checkpoint.metadata.items()}
+    fields, notes = tokenizer_fields(metadata, subset, target.size)
+    fields |= {key: metadata[key] for key in _LICENCE_KEYS if key in metadata}
     if subset.has_other:
         map_kind = GGUFValueType.ARRAY, GGUFValueType.INT32
         fields[TARGET_TOKENS] = Field(subset.to_target.tolist(), *map_kind)

@@ -22,7 +22,8 @@ from outrider.distill.checkpoint import ARCHITECTURES, read_gguf
 from outrider.distill.examples import Example, example_path, read_example, write_example
 from outrider.distill.network import Network, TorchModel, device_of, has_fast_half
 from outrider.distill.plan import DistillPlan
-from outrider.distill.questions import Question, conversation_hash
+from outrider.distill.questions import Question
+from outrider.lab.held_out import conversation_hash
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.teacher_forced import teacher_forced

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.files import reason_of
 from outrider.distill.checkpoint import ANOTHER, Array, Checkpoint, Shape, check_weights, shape_of
-from outrider.distill.subset import OTHER, read_field, token_spellings
+from outrider.models.fields import read_field, token_spellings
+from outrider.models.vocab.subset import OTHER
 
 DataType = Literal["F32", "F16", "BF16"]
 

@@ -19,8 +19,8 @@ from outrider.distill.corpus import Text, text_of
 from outrider.distill.examples import Example, Tokens
 from outrider.distill.generate import top_tokens
 from outrider.distill.network import Network, TorchModel
-from outrider.distill.subset import Subset
 from outrider.lab.teacher_forced import teacher_forced
+from outrider.models.vocab.subset import Subset
 
 _CONTINUED_TOKENS = 24
 """More than is ever drafted at once on most machines."""

@@ -27,14 +27,15 @@ from outrider.distill.hugging_face import write_safetensors
 from outrider.distill.network import keep_freed_memory
 from outrider.distill.on_policy import OnPolicy
 from outrider.distill.plan import DistillPlan, claim, claim_answers, kept
-from outrider.distill.questions import Asked, asked, is_held_out
+from outrider.distill.questions import Asked, asked
 from outrider.distill.report import Data, Draft, Report, Training
 from outrider.distill.starting import first_draft
-from outrider.distill.subset import Subset, coverage
 from outrider.distill.train import Trainer, TrainingSettings
 from outrider.drafters.model import ModelDrafter
+from outrider.lab.held_out import is_held_out
 from outrider.lab.models import ModelFile
 from outrider.models.hub import file_sha256
+from outrider.models.vocab.subset import Subset, coverage
 from outrider.policy.pretrained import PretrainedCalibration, pretrained_calibration
 
 _OWN_TEXTS = 32

@@ -13,7 +13,7 @@ from outrider.distill.checkpoint import Array, Checkpoint, Shape, read_gguf, ten
 from outrider.distill.examples import Example
 from outrider.distill.export import read_subset
 from outrider.distill.plan import USUAL_VOCABULARY, DraftPlan
-from outrider.distill.subset import Subset, choose_subset
+from outrider.models.vocab.subset import Subset, choose_subset
 
 _ENDS = ("token_embd.weight", "output.weight")
 

@@ -78,8 +78,12 @@ class Header:
     """All that a GGUF file says before its weights begin."""
 
     fields: dict[str, Value]
+    kinds: dict[str, GGUFValueType]
+    """of the fields"""
     tensors: tuple[TensorInfo, ...]
     file_bytes: int
+    data_byte: int
+    """where the weights begin, from which their offsets count"""
 
     def text(self, key: str) -> str | None:
         """A string field; None when it is absent or of another type."""
@@ -128,14 +132,15 @@ class _Reader:
         self._check_kind()
         num_tensors, num_fields = self._next(_U64), self._next(_U64)
         self._check_room(num_fields, _MIN_FIELD_BYTES, "fields")
-        fields = dict(self._field() for _ in range(num_fields))
+        found = [self._field() for _ in range(num_fields)]
+        fields = {key: value for key, _, value in found}
         self._check_room(num_tensors, _MIN_TENSOR_BYTES, "tensors")
         tensors = tuple(self._tensor() for _ in range(num_tensors))
         for key, value in fields.items():  # llama.cpp asserts that it is positive: it would end the process
             if key.endswith(_POSITIVE) and not (isinstance(value, int) and value > 0):
                 raise self._error(f"its field {key} is {value}")
-        self._check_weights(tensors, fields.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT))
-        return Header(fields, tensors, self._size)
+        start = self._check_weights(tensors, fields.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT))
+        return Header(fields, {key: kind for key, kind, _ in found}, tensors, self._size, start)
 
     def _check_kind(self) -> None:
         magic = self._data[:4]
@@ -154,13 +159,13 @@ class _Reader:
             way_out = "Get a current conversion of the model." if version < 2 else "Update Outrider."
             raise self._error(f"it is GGUF version {version}, and only 2 and 3 can be read", way_out)
 
-    def _field(self) -> tuple[str, Value]:
+    def _field(self) -> tuple[str, GGUFValueType, Value]:
         key, kind = self._string(_MAX_KEY_BYTES), self._value_type()
         if kind is GGUFValueType.ARRAY:
-            return key, self._array()
+            return key, kind, self._array()
         is_text = kind is GGUFValueType.STRING
         value: Value = self._string(_MAX_STRING_BYTES) if is_text else self._next(_SCALARS[kind])
-        return key, value
+        return key, kind, value
 
     def _array(self) -> Array:
         kind, length = self._value_type(), self._next(_U64)
@@ -203,13 +208,15 @@ class _Reader:
         block, block_bytes = GGML_QUANT_SIZES[tensor_type]
         return TensorInfo(name, shape, tensor_type.name, offset, parameters // block * block_bytes)
 
-    def _check_weights(self, tensors: tuple[TensorInfo, ...], alignment: Value) -> None:
+    def _check_weights(self, tensors: tuple[TensorInfo, ...], alignment: Value) -> int:
+        """Where the weights begin."""
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self._error(f"its alignment of {alignment} is no power of two")
         start = -(-self._at // alignment) * alignment
         end = max((start + tensor.offset_bytes + (tensor.num_bytes or 0) for tensor in tensors), default=0)
         if end > self._size:
             raise self._error(f"{end - self._size:,} of {end:,} bytes are missing at its end", _BROKE_OFF)
+        return start
 
     def _string(self, most: int) -> str:
         length = self._next(_U64)

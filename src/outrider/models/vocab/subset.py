@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFValueType, ReaderField, TokenType
+from gguf import GGUFValueType, TokenType
 from gguf.constants import Keys
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.errors import SettingError
+from outrider.models.fields import Field
 
 OTHER = "<|other|>"
 """The token in whose place a draft reads and predicts all that it does not know."""
@@ -57,26 +58,34 @@ class Subset:
         return cls(np.append(tokens, -1), to_draft, has_other=True)
 
 
-def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int) -> Subset:
+def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int, needed: Ids | None = None) -> Subset:
     """The `size` - 1 tokens that count most, and one for the others; `counts`: uses of each token.
 
-    Control tokens, tokens of a single byte and all that end an answer are kept in any case: without them
-    some text cannot be written at all. Tokens that never occur are taken in the order of their ids, where
-    the merges that were learned first, which are the most usual ones, come first.
+    Those `needed` are kept in any case (None: `needed_tokens`). Tokens that never occur are taken in the
+    order of their ids, where the merges that were learned first, which are the most usual ones, come first.
     Raises SettingError when `size` leaves no room for those.
     """
     total = vocabulary.size
     if size >= total:
         return Subset.whole(total)
-    needed = [t for t in range(total) if _is_needed(vocabulary, t)]
+    needed = needed_tokens(vocabulary) if needed is None else needed
     if size <= len(needed) + 1:
         reason = f"{size} tokens are too few: {len(needed) + 1} are needed in any case"
         raise SettingError("vocabulary", reason, "Ask for more, or for 0: all of them.")
-    order = np.lexsort((np.arange(total), -counts))
-    is_needed = np.zeros(total, dtype=bool)
+    return Subset.of(ranked(counts, needed)[: size - 1].tolist(), total)
+
+
+def ranked(counts: Ids, needed: Ids) -> Ids:
+    """All tokens in the order in which they are kept: those that are needed, then the most frequent."""
+    is_needed = np.zeros(len(counts), dtype=bool)
     is_needed[needed] = True
-    others = order[~is_needed[order]][: size - 1 - len(needed)]
-    return Subset.of([*needed, *others.tolist()], total)
+    return np.lexsort((np.arange(len(counts)), -counts, ~is_needed))
+
+
+def needed_tokens(vocabulary: Vocabulary) -> Ids:
+    """Control tokens, tokens of a single byte and all that end an answer: without them some text cannot be
+    written at all."""
+    return np.array([t for t in range(vocabulary.size) if _is_needed(vocabulary, t)], dtype=np.int64)
 
 
 def _is_needed(vocabulary: Vocabulary, token: int) -> bool:
@@ -103,42 +112,16 @@ _OF_THE_WHOLE = (Keys.Tokenizer.HF_JSON, Keys.Tokenizer.RWKV)
 _NOT_BY_TOKEN = (Keys.Tokenizer.PRECOMPILED_CHARSMAP, Keys.Tokenizer.CHAT_TEMPLATES)
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a GGUF header; `items`: the kind of an array's entries. Strings are bytes."""
-
-    value: Any
-    kind: GGUFValueType
-    items: GGUFValueType | None = None
-
-
-def token_spellings(metadata: Mapping[str, ReaderField]) -> list[bytes]:
-    """The tokens that a file's metadata lists, in order of id; none where there is no list."""
-    found = metadata.get(Keys.Tokenizer.LIST)
-    return [] if found is None else read_field(found).value
-
-
-def read_field(found: ReaderField) -> Field:
-    """A field of a file that was read, strings as they are in it: not all are valid UTF-8."""
-    kind = found.types[0]
-    items = found.types[-1] if kind is GGUFValueType.ARRAY else None
-    if items is GGUFValueType.STRING:
-        return Field([found.parts[place].tobytes() for place in found.data], kind, items)
-    if kind is GGUFValueType.STRING:
-        return Field(found.parts[-1].tobytes(), kind)
-    return Field(found.contents(), kind, items)
-
-
 def tokenizer_fields(
-    metadata: Mapping[str, ReaderField], subset: Subset, size: int
+    metadata: Mapping[str, Field], subset: Subset, size: int
 ) -> tuple[dict[str, Field], list[str]]:
-    """The tokenizer's fields for a draft that knows `subset` of a target's `size` tokens, and lines for the
-    user.
+    """The tokenizer's fields for a draft that knows `subset` of a tokenizer's `size` tokens, and lines for
+    the user.
 
-    `metadata` is the target's, or that of a draft that knows the same tokens. Raises SettingError when it
+    `metadata` is of a file with that tokenizer, or with the tokens of the subset. Raises SettingError when it
     is neither, or when too few tokens are kept for any to be put together from others.
     """
-    fields = {key: read_field(found) for key, found in metadata.items() if key.startswith("tokenizer.")}
+    fields = {key: found for key, found in metadata.items() if key.startswith("tokenizer.")}
     fields = {key: found for key, found in fields.items() if found.value or found.items is None}
     tokens: list[bytes] = fields[Keys.Tokenizer.LIST].value if Keys.Tokenizer.LIST in fields else []
     if len(tokens) == subset.size and (not subset.has_other or tokens[-1] == OTHER.encode()):
