@@ -11,14 +11,14 @@ import pytest
 from engines import LANGUAGE
 from engines import VOCABULARY as LETTERS
 from outrider.backends.fake import FakeModel, FakeVocabulary
-from outrider.check.check import judge, judge_lookup_alone, measure_rewind
-from outrider.check.report import DraftReport, Report, Rewind
-from outrider.check.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft, judge_lookup, overall
+from outrider.check.check import judge_lookup_alone, measure_rewind
+from outrider.check.report import Report, Rewind
 from outrider.core.data import Grammar
 from outrider.core.params import SamplingParams
 from outrider.costs import CallCosts
 from outrider.costs.break_even import least_needed
 from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
+from outrider.lab.judged import DraftReport, judge
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import expect
@@ -28,6 +28,7 @@ from outrider.lab.rows import AnswerRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
 from outrider.lab.statistics import Interval, share_of, speedup_of
 from outrider.lab.subject import TOO_LONG, DraftOffers, Subject, offered, why_unusable
+from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft, judge_lookup, overall
 from outrider.models.gguf import read_card
 from outrider.models.vocab import compare
 from recordings import FLAT, SMALL, STEEP, DraftKind, TextKind, curve, recording

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "formats"),
     ("session",),
     ("lab",),
-    ("server", "bench", "check", "certify", "distill"),
+    ("server", "bench", "check", "certify", "distill", "trim"),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
     ("__main__",),

@@ -12,21 +12,21 @@ from time import perf_counter
 
 from outrider.backends.gguf import LoadOptions, device_names, physical_cores
 from outrider.backends.tuning.options import tuned_options
-from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
-from outrider.check.verdict import DraftNumbers, cannot_work, judge_draft, judge_lookup, overall
+from outrider.check.report import LookupReport, Report, Rewind, Sample
 from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, PromptError, SettingError
-from outrider.costs.break_even import least_needed
 from outrider.costs.calibrate import DEFAULT_SECONDS
-from outrider.lab.facts import acceptance_of, break_evens, calls_of, tokenizers_of
+from outrider.lab.facts import break_evens, calls_of
+from outrider.lab.judged import SHOWN_CALLS, DraftReport, judge
 from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile
-from outrider.lab.predict import DRAFT, expect, with_policy_times
+from outrider.lab.predict import expect, with_policy_times
 from outrider.lab.prompts import Workload
 from outrider.lab.record import Question, questions_of, record_answers
-from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN
-from outrider.lab.subject import DraftOffers, Subject, offers_along
+from outrider.lab.settings import AUTO_LOOKUP
+from outrider.lab.subject import Subject, offers_along
+from outrider.lab.verdict import judge_lookup, overall
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.drafts import FoundFile
 
@@ -183,11 +183,6 @@ def library_to_take(path: Path, options: LoadOptions, measured: str) -> str:
     return f"take --backend {take}{other} ({kept.compared})"
 
 
-# One target with its answers, and what is found out about lookup and about each draft on them.
-
-_SHOWN_CALLS = 17
-
-
 def judge_lookup_alone(subject: Subject) -> LookupReport:
     """What lookup makes of the answers."""
     found = expect(
@@ -195,48 +190,9 @@ def judge_lookup_alone(subject: Subject) -> LookupReport:
     )
     speedups = found.speedups(AUTO_LOOKUP)
     drafted, accepted = found.looked_up
-    calls = subject.costs.calls_s(_SHOWN_CALLS, context=0).tolist()
+    calls = subject.costs.calls_s(SHOWN_CALLS, context=0).tolist()
     verdict = judge_lookup(speedups.auto, calls)
     return LookupReport(break_evens(subject.costs), drafted, accepted, speedups, verdict)
-
-
-def judge(subject: Subject, draft: DraftOffers) -> DraftReport:
-    """What a draft makes of those answers that have its offers, or why it cannot work with this target."""
-    report = DraftReport(
-        model=draft.facts,
-        tokenizers=tokenizers_of(draft.alignment, subject.target.model.vocabulary, subject.answers),
-        rewind=draft.rewind,
-        bytes_ratio=draft.facts.bytes_per_token / subject.facts.bytes_per_token,
-        verdict=cannot_work(*(draft.refusal or ("", ()))),
-    )
-    if draft.refusal is not None or draft.costs is None:
-        return report
-    recordings = [answer.recording for answer in draft.answers]
-    prices = with_policy_times(recordings, subject.prices(draft.costs, draft.prior))
-    found = expect(draft.answers, prices)
-    acceptance = acceptance_of(recordings, DRAFT)
-    call_s = subject.costs.call_s(1, context=0)
-    numbers = DraftNumbers(
-        calls=[call / call_s for call in subject.costs.calls_s(_SHOWN_CALLS, context=0)],
-        step=draft.costs.call_s(1, context=0) / call_s,
-        acceptance=acceptance.rate,
-        needed=least_needed(subject.costs, draft.costs),
-        lookup=found.over(AUTO_LOOKUP.name, PLAIN.name),
-        over_plain=found.over(AUTO.name, PLAIN.name),
-        over_lookup=found.over(AUTO.name, AUTO_LOOKUP.name),
-    )
-    return replace(
-        report,
-        verdict=judge_draft(numbers),
-        calls=calls_of(draft.costs),
-        step_ratio=numbers.step,
-        break_even=break_evens(subject.costs, draft.costs),
-        acceptance=acceptance,
-        answers=len(draft.answers),
-        speedups=found.speedups(AUTO),
-        over_plain=numbers.over_plain,
-        over_lookup=numbers.over_lookup,
-    )
 
 
 # What taking rejected drafts back costs a model.

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from outrider.check.verdict import DraftVerdict
 from outrider.core.contracts import RewindKind
-from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
+from outrider.lab.facts import BreakEven, Calls
+from outrider.lab.judged import DraftReport
 from outrider.lab.models import ModelFacts
 from outrider.lab.predict import Speedups
-from outrider.lab.statistics import Interval
+from outrider.lab.verdict import DraftVerdict
 from outrider.session.drafts import FoundFile
 
 SCHEMA = "outrider.check/1"
@@ -51,30 +51,6 @@ class LookupReport:
     accepted: int
     speedups: Speedups
     verdict: DraftVerdict
-
-
-@dataclass(frozen=True, slots=True)
-class DraftReport:
-    """One draft model. What could not be found out, since the pair cannot work, is None.
-
-    `bytes_ratio` and `step_ratio` are a draft step's bytes and time against the target's; `over_plain` and
-    `over_lookup` what the automatic choice gains with the draft over doing without it.
-    """
-
-    model: ModelFacts
-    tokenizers: Tokenizers
-    rewind: RewindKind
-    bytes_ratio: float
-    verdict: DraftVerdict
-    calls: Calls | None = None
-    step_ratio: float | None = None
-    break_even: tuple[BreakEven, ...] = ()
-    acceptance: Acceptance | None = None
-    answers: int = 0
-    speedups: Speedups | None = None
-    over_plain: Interval | None = None
-    over_lookup: Interval | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

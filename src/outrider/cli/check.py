@@ -13,8 +13,7 @@ from rich.text import Text
 from outrider.backends.gguf import LoadOptions, candidates, show_log
 from outrider.check import check as check_pair
 from outrider.check.check import CheckRequest
-from outrider.check.report import DraftReport, LookupReport, Report, Rewind, Sample
-from outrider.check.verdict import DraftVerdict, Outcome, as_text
+from outrider.check.report import LookupReport, Report, Rewind, Sample
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.load_options import load_options
 from outrider.cli.output import Cell, print_notes, print_rows, readable, write_json
@@ -27,10 +26,12 @@ from outrider.core.contracts import RewindKind
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.invalid import invalid
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
+from outrider.lab.judged import DraftReport
 from outrider.lab.loaded import Progress
 from outrider.lab.models import DEFAULT, ModelFacts, ModelFile, find_models, usable_backends
 from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
+from outrider.lab.verdict import DraftVerdict, Outcome, as_text
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.finding import find_drafts
@@ -44,7 +45,7 @@ def check(settings: CheckSettings) -> int:
     backend = _backend(settings.backend, errors)
     asking = _asking(settings.model_copy(update={"backend": backend}))
     show_log(settings.verbose)
-    with LoadInterrupt(), _status(errors) as progress:
+    with LoadInterrupt(), status(errors) as progress:
         report = check_pair(asking, progress)
     print_notes(errors, report.notices)
     if settings.print_json:
@@ -57,9 +58,9 @@ def check(settings: CheckSettings) -> int:
 def _asking(settings: CheckSettings) -> CheckRequest:
     """What is to be done. All that can be refused is refused here, before anyone waits."""
     check_context("-c", settings.ctx_size)
-    workloads = tuple(map(_workload, dict.fromkeys(settings.prompts or BUILT_IN)))
+    workloads = tuple(map(workload_of, dict.fromkeys(settings.prompts or BUILT_IN)))
     hub = hub_options(settings)
-    target = _only(settings.target, hub)
+    target = model_of(settings.target, hub)
     references, found = list(settings.drafts), None
     if not references and settings.target == DEFAULT:
         references = [DEFAULT_DRAFT] if embedded_draft() is not None else []
@@ -104,7 +105,8 @@ def _drafts_here(
     return [file.reference for file in drafts[:_MAX_FOUND]], (*drafts, *listed(target.card, found))
 
 
-def _only(reference: str, hub: HubOptions) -> ModelFile:
+def model_of(reference: str, hub: HubOptions) -> ModelFile:
+    """The one model that a reference means. Raises ModelFileError."""
     found = find_models([reference], hub=hub)
     if len(found) > 1:
         why = f"{len(found)} files match, and one target is checked at a time"
@@ -112,7 +114,8 @@ def _only(reference: str, hub: HubOptions) -> ModelFile:
     return found[0]
 
 
-def _workload(name: str) -> Workload:
+def workload_of(name: str) -> Workload:
+    """The prompts that --prompts names. Raises SettingError and PromptError."""
     try:
         spec = WorkloadSpec.model_validate(name)
     except ValidationError as error:
@@ -122,7 +125,7 @@ def _workload(name: str) -> Workload:
 
 
 @contextmanager
-def _status(errors: Console) -> Iterator[Progress]:
+def status(errors: Console) -> Iterator[Progress]:
     """One line on standard error where that is a terminal, for what is being done; gone at the end."""
     with errors.status("reading") as status:
 

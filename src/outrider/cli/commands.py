@@ -97,6 +97,11 @@ COMMANDS = {
         "distill:distill",
         "Train a small draft on the target's own answers; say what it gained on prompts that it never saw.",
     ),
+    "trim": CommandSpec(
+        "settings:TrimSettings",
+        "trim:trim_draft",
+        "Make a draft cheaper without training: fewer tokens, and types of weights that are fast here.",
+    ),
     "quantize": CommandSpec(
         "settings:QuantizeSettings",
         "quantize:quantize_model",

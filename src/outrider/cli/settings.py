@@ -17,6 +17,7 @@ from outrider.core.schema import (
     TEXT,
     Count,
     Group,
+    Natural,
     setting,
     with_default,
 )
@@ -226,6 +227,67 @@ class QuantizeSettings(Hub, JsonOutput, Threads):
         help="Where the files go. Default: beside a local file; else the working folder.",
     )
     force: bool = setting(False, help="Replace files that exist.")
+
+
+class TrimSettings(Hub, JsonOutput, Verbose, Context, Loading):
+    """Those of `trim`."""
+
+    small: str = setting(
+        ...,
+        metavar="DRAFT",
+        argument=True,
+        help="The model to trim: a GGUF file, hf:OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE.",
+    )
+    target: str = setting(
+        ...,
+        "--for",
+        metavar="TARGET",
+        panel=MODELS,
+        help="The target that it drafts for; default: the embedded default.",
+    )
+    vocabulary: Natural | None = setting(
+        None,
+        panel="Trimming",
+        help="Tokens that it keeps, by use; 0: all. Default: as many as pay on this machine.",
+    )
+    layers: int | None = setting(
+        None,
+        panel="Trimming",
+        help="Layers that it keeps, evenly, the first and the last among them: a start for "
+        "`outrider distill`, since its agreement falls. Default: all.",
+    )
+    keep_types: bool = setting(False, panel="Trimming", help="Leave the types of its weights as they are.")
+    corpus: list[Path] = setting(
+        [],
+        metavar="PATH",
+        panel="Counting",
+        help="Count the tokens of these files, and of those in these folders, too (repeatable).",
+    )
+    prompts: list[str] = setting(
+        [],
+        metavar="FILE",
+        panel="Counting",
+        help="Your prompts: JSON lines, or a server's log (repeatable). Default: the bundled ones.",
+    )
+    recordings: list[Path] = setting(
+        [],
+        metavar="FILE",
+        panel="Counting",
+        help="Count stored recordings of the target's answers too (repeatable).",
+    )
+    seconds: Annotated[float, Field(ge=0, le=3600)] = setting(
+        90.0,
+        panel="Counting",
+        help="Time for the target's answers that are counted; 0: none.",
+    )
+    out: Path | None = setting(
+        None,
+        "-o",
+        metavar="FILE",
+        help="The trimmed draft. Default: DRAFT.trimmed.gguf, beside a local file; else in the "
+        "working folder.",
+    )
+    force: bool = setting(False, help="Replace a file that exists.")
 
 
 class SetupSettings(Group):

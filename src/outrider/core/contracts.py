@@ -39,6 +39,7 @@ class PartOf:
     that represents every token of the target that it does not know. `target_tokenizer` is the target's
     `vocab.tokenizer_id`, `name` what people call the model. Nothing of it has been verified.
     `window`: the last tokens of a text that are enough for the model to draft from; 0: it reads all.
+    `reads_pieces`: text that it does not know as one token it reads as several, not as `other_token`.
     """
 
     target_tokens: tuple[int, ...]
@@ -46,6 +47,7 @@ class PartOf:
     target_tokenizer: str
     name: str = field(default="", compare=False)
     window: int = 0
+    reads_pieces: bool = False
 
 
 class Vocabulary(Protocol):

@@ -187,7 +187,7 @@ class ModelDrafter:
             return [Draft() for _ in requests], DraftWork()
         work = DraftWork()
         for request in able:
-            work += self._catch_up(request.sequence, len(request.prefix))
+            work += self._catch_up(request.sequence, len(self.alignment.read(request.prefix)))
         growing = [_Growing(request) for request in able]
         work += self._grow(growing, stopping)
         drafts = {each.request.sequence: each.draft for each in growing}
@@ -196,11 +196,11 @@ class ModelDrafter:
     def _room(self, request: DraftRequest) -> int:
         """Tokens that can be drafted before the draft model's own context is full; none after a prefix that
         does not fit a call."""
-        context = self._contexts[request.sequence]
-        if not context.final or len(request.prefix) >= self._chunk_tokens:
+        context, num_prefix = self._contexts[request.sequence], len(self.alignment.read(request.prefix))
+        if not context.final or num_prefix >= self._chunk_tokens:
             return 0
         held = self._window if self._restarts(context) else context.held
-        return min(request.max_tokens, self.model.context_length - held - len(request.prefix))
+        return min(request.max_tokens, self.model.context_length - held - num_prefix)
 
     def _restarts(self, context: _Context) -> bool:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length
@@ -267,9 +267,15 @@ class ModelDrafter:
                 for growing, row in zip(active, rows, strict=True)
                 if self._append(growing, row, stopping)
                 and len(growing.draft) < self._room(growing.request)
+                and self._fits(growing)
                 and stopping.should_continue(growing.request, growing.draft.tokens)
             ]
         return DraftWork(len(call_tokens), model_s, call_tokens=tuple(call_tokens))
+
+    def _fits(self, growing: _Growing) -> bool:
+        """Whether the draft's last tokens can be read: forced text may be more tokens here than there."""
+        stored = len(self._contexts[growing.request.sequence].evaluated)
+        return stored + len(growing.unread) <= self.model.context_length
 
     def _next_span(self, growing: _Growing) -> Span:
         request, context = growing.request, self._contexts[growing.request.sequence]

@@ -211,7 +211,8 @@ def offered(
         if clock() - started > seconds and len(found) >= _MIN_ANSWERS:
             break
         recording = answer.recording
-        if len(recording.prompt) + 2 * len(recording.tokens) > draft.model.context_length:
+        length = len(draft.alignment.read(recording.prompt)) + 2 * len(draft.alignment.read(recording.tokens))
+        if length > draft.model.context_length:
             skipped += 1
             continue
         offers = draft.offers(recording)

@@ -59,7 +59,7 @@ def fields_of(path: Path, header: Header) -> dict[str, Field]:
 
 def _entries(data: mmap.mmap, array: Array) -> list[Any]:
     if array.kind is not GGUFValueType.STRING:
-        return np.frombuffer(data, _DTYPES[array.kind], array.length, array.start_byte).tolist()
+        return list(np.frombuffer(data, _DTYPES[array.kind], array.length, array.start_byte).tolist())
     at, texts = array.start_byte, []
     for _ in range(array.length):
         [length] = _LENGTH.unpack_from(data, at)

@@ -18,6 +18,8 @@ TARGET_TOKENIZER = "outrider.draft.target_tokenizer"
 """string: `vocab.tokenizer_id` of the target's vocabulary"""
 WINDOW = "outrider.draft.window"
 """UINT32: the last tokens of a text that are enough for the draft; it need not read what is before"""
+READS_PIECES = "outrider.draft.reads_pieces"
+"""BOOL: a token that the draft does not know is read as several of its tokens, with the same bytes"""
 REDUCED_KEYS = (OTHER_TOKEN, TARGET_TOKENIZER)
 """fields of one value that only a reduced vocabulary has"""
 
@@ -35,4 +37,5 @@ def read_part(path: Path) -> PartOf:
         target_tokenizer=header.text(TARGET_TOKENIZER) or "",
         name=path.stem,
         window=header.number(WINDOW) or 0,
+        reads_pieces=header.fields.get(READS_PIECES) is True,
     )

@@ -83,6 +83,8 @@ class Alignment:
     """the draft's token that represents every token of the target that it does not know"""
     window: int = 0
     """the last tokens of a text that are enough for the draft; 0: it reads all"""
+    pieces: Pieces | None = None
+    """how the draft reads tokens that it lacks, where not as `other_token`"""
 
     @cached_property
     def common(self) -> Ids:
@@ -111,12 +113,20 @@ class Alignment:
         )
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """The target's tokens as the draft reads them, in its ids. One that it lacks is `other_token`, or is
-        left out where there is none: that costs acceptance after it, never correctness."""
+        """The target's tokens as the draft reads them, in its ids. One that it lacks is read as several
+        (`pieces`), is `other_token`, or is left out where there is none: that costs acceptance after it,
+        never correctness."""
         if self.identical:
             return list(tokens)
-        ids = self._read_as[np.asarray(tokens, dtype=np.int64)].tolist()
-        return ids if self.other_token is not None else [i for i in ids if i >= 0]
+        ids: list[int] = self._read_as[np.asarray(tokens, dtype=np.int64)].tolist()
+        if self.other_token is None:
+            return [i for i in ids if i >= 0]
+        if self.pieces is None or self.other_token not in ids:
+            return ids
+        read: list[int] = []
+        for token, i in zip(tokens, ids, strict=True):
+            read += (i,) if i != self.other_token else self.pieces.of(token) or (i,)
+        return read
 
     def common_part(self, row: Row) -> Row:
         """The draft's logits of the tokens in `common`, in its order; a view of the row where it can be."""
@@ -136,6 +146,44 @@ class Alignment:
             into = np.full(len(self.to_draft), -np.inf, dtype=np.float32)
         into[self.common] = self.common_part(row)
         return into
+
+
+class Pieces:
+    """A target's tokens put together from a draft's: from the left always the longest that fits."""
+
+    def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
+        self._target = target
+        self._draft = draft
+        self._found: dict[int, tuple[int, ...]] = {}
+
+    def of(self, token: int) -> tuple[int, ...]:
+        """The draft's tokens with the bytes of one of the target's; empty where there are none."""
+        if token not in self._found:
+            self._found[token] = (
+                () if self._target.is_control(token) else self._cut(self._target.piece(token))
+            )
+        return self._found[token]
+
+    @cached_property
+    def _known(self) -> dict[bytes, int]:
+        draft = self._draft
+        texts = {draft.piece(i): i for i in reversed(range(draft.size)) if not draft.is_control(i)}
+        return {piece: i for piece, i in texts.items() if piece}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._known), default=0)
+
+    def _cut(self, text: bytes) -> tuple[int, ...]:
+        found, at = [], 0
+        while at < len(text):
+            ends = range(min(len(text), at + self._longest), at, -1)
+            end = next((end for end in ends if text[at:end] in self._known), None)
+            if end is None:
+                return ()
+            found.append(self._known[text[at:end]])
+            at = end
+        return tuple(found)
 
 
 def inverse(matches: Ids, size: int) -> Ids:

@@ -29,6 +29,7 @@ from outrider.models.vocab.alignment import (
     AlignmentReport,
     Cuts,
     Ids,
+    Pieces,
     compare_cuts,
     describe,
     fault_of,
@@ -106,7 +107,8 @@ def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alig
     report = replace(_report(target, draft, _names(draft), ids), is_reduced=True, map_fault=fault)
     other = part.other_token if fault is None else None
     to_draft = _frozen(inverse(ids, target.size))
-    return Alignment(_frozen(ids), to_draft, False, report, other, max(part.window, 0))
+    pieces = Pieces(target, draft) if part.reads_pieces and other is not None else None
+    return Alignment(_frozen(ids), to_draft, False, report, other, max(part.window, 0), pieces)
 
 
 def _report(

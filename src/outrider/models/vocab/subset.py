@@ -75,7 +75,7 @@ def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int, needed: Ids | 
     return Subset.of(ranked(counts, needed)[: size - 1].tolist(), total)
 
 
-def ranked(counts: Ids, needed: Ids) -> Ids:
+def ranked(counts: npt.NDArray[Any], needed: Ids) -> Ids:
     """All tokens in the order in which they are kept: those that are needed, then the most frequent."""
     is_needed = np.zeros(len(counts), dtype=bool)
     is_needed[needed] = True

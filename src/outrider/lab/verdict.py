@@ -200,5 +200,10 @@ def _flatter(calls: Sequence[float]) -> tuple[str, ...]:
 
 def _reach(calls: Sequence[float], step: float, acceptance: float) -> float:
     """The speed-up of the best fixed draft length, none included."""
+    return max(1.0, best_draft_speedup(calls, step, acceptance))
+
+
+def best_draft_speedup(calls: Sequence[float], step: float, acceptance: float) -> float:
+    """The speed-up of the best fixed draft length of 1 or more; `calls` and `step` as in DraftNumbers."""
     lengths = range(1, min(_LONGEST_DRAFT, len(calls) - 1) + 1)
-    return max([1.0, *(expected_tokens(n, acceptance) * calls[0] / (calls[n] + n * step) for n in lengths)])
+    return max(expected_tokens(n, acceptance) * calls[0] / (calls[n] + n * step) for n in lengths)

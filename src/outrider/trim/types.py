@@ -1,0 +1,189 @@
+"""Which types of weights are fast here: measured on small copies of the model, in the library in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gguf.constants import GGMLQuantizationType
+
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.retyping import can_make, row_bytes
+from outrider.core.contracts import Model
+from outrider.core.errors import ModelFileError
+from outrider.costs.calibrate import measure_side_by_side
+from outrider.models.vocab.subset import Subset, tokenizer_fields
+from outrider.trim.cut import Cut, write_cut
+from outrider.trim.source import OUTPUT, Source, Tensor
+
+Type = GGMLQuantizationType
+
+TRIED = (Type.Q8_0, Type.Q6_K, Type.Q5_K, Type.Q5_0, Type.Q4_K, Type.Q4_1, Type.Q4_0, Type.IQ4_NL)
+"""Types that weights may change to. Below four bits a small model loses too much."""
+_COMMON = Type.Q8_0
+"""fits every model's rows; what others are compared with"""
+_PROBE_BYTES = 48 << 20
+"""of a copy's layers at least: more than a processor keeps near"""
+_PROBE_TOKENS = (2048, 16384)
+_CONTEXT_TOKENS = 128
+_SECONDS = 6.0
+_MIN_SAVED_RATIO = 0.02
+"""of a weight's time: less is noise"""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What a weight costs in a call over one token: seconds by type, and those of everything else together in
+    the whole model. `options` are the load options that it was measured with."""
+
+    weight_s: Mapping[Type, float]
+    options: LoadOptions
+
+    def step_s(
+        self,
+        source: Source,
+        whole_s: float,
+        tokens: int,
+        layers: Collection[int],
+        types: Mapping[str, Type],
+    ) -> float:
+        """What a step would take with so many tokens, these layers and types, where the source's takes
+        `whole_s`."""
+        saved_s = 0.0
+        for name, tensor in source.tensors.items():
+            is_output = tensor is source.output
+            if not tensor.is_matrix or not (is_output or source.layer_of(name) is not None):
+                continue
+            rows = tensor.data.shape[0]
+            kept = tokens if is_output else rows if source.layer_of(name) in layers else 0
+            to = types.get(OUTPUT if is_output else name, tensor.kind)
+            before_s, after_s = self.weight_s.get(tensor.kind), self.weight_s.get(to)
+            if before_s is not None and after_s is not None:
+                saved_s += tensor.columns * (rows * before_s - kept * after_s)
+        return max(whole_s - saved_s, 0.02 * whole_s)
+
+    def fastest(self, source: Source) -> dict[str, Type]:
+        """For each matrix that is multiplied with the type that is fastest here, where it is another."""
+        found = {}
+        for name, tensor in source.tensors.items():
+            is_output = tensor is source.output
+            if not tensor.is_matrix or not (is_output or source.layer_of(name) is not None):
+                continue
+            fitting = [t for t in self.weight_s if t in TRIED and row_bytes(t, tensor.columns)]
+            own_s = self.weight_s.get(tensor.kind)
+            best = min(fitting, key=self.weight_s.__getitem__, default=tensor.kind)
+            if own_s is not None and self.weight_s[best] < (1 - _MIN_SAVED_RATIO) * own_s:
+                found[OUTPUT if is_output else name] = best
+        return found
+
+
+def measure_types(
+    source: Source,
+    options: LoadOptions,
+    folder: Path,
+    progress: Callable[[float], None] = lambda _part: None,
+    seconds: float = _SECONDS,
+) -> Speeds:
+    """Time copies of a few of the layers, each with all matrices of one type as far as their rows fit it, in
+    turn; with repacked weights and without, where `options` leave that open. The copies lie in `folder` for
+    the time. Raises SettingError where the disk has no room, ModelFileError where the library runs none."""
+    tried = [False, True] if options.extra_buffer_types else [False]
+    with TemporaryDirectory(prefix=".trim-", dir=folder) as place:
+        copies = _write_copies(source, Path(place))
+        found = []
+        for number, repacked in enumerate(tried):
+            given = replace(options, extra_buffer_types=repacked)
+
+            def report(part: float, done: int = number) -> None:
+                progress((done + part) / len(tried))
+
+            found.append(_speeds(source, copies, given, seconds / len(tried), report))
+    return min(found, key=lambda speeds: min(speeds.weight_s.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A copy whose matrices are of `kind`, `weights` of them beside those of the common type."""
+
+    path: Path
+    kind: Type
+    weights: int
+    tokens: int
+
+
+def _write_copies(source: Source, folder: Path) -> list[_Copy]:
+    layers = _few_layers(source)
+    kinds = {tensor.kind for tensor in _multiplied(source, layers)} | {source.output.kind}
+    wanted = [kind for kind in dict.fromkeys((_COMMON, *TRIED, *kinds)) if can_make(kind)]
+    few, many = (min(count, source.vocabulary) for count in _PROBE_TOKENS)
+    copies = []
+    for kind, tokens in [(_COMMON, many), *((kind, few) for kind in wanted)]:
+        types: dict[str, Type] = {OUTPUT: _COMMON} if row_bytes(_COMMON, source.output.columns) else {}
+        weights = 0
+        for tensor in _multiplied(source, layers):
+            fits = bool(row_bytes(kind, tensor.columns))
+            if fits or row_bytes(_COMMON, tensor.columns):
+                types[tensor.name] = kind if fits else _COMMON
+                weights += tensor.data.shape[0] * tensor.columns if fits else 0
+        if weights:
+            path = folder / f"{kind.name}-{tokens}.gguf"
+            subset = _first_tokens(source, tokens)
+            fields, _ = tokenizer_fields(source.fields, subset, source.vocabulary)
+            write_cut(source, Cut(subset, layers, types), path, fields, is_sample=True)
+            copies.append(_Copy(path, kind, weights, subset.size))
+    return copies
+
+
+def _first_tokens(source: Source, count: int) -> Subset:
+    """The first tokens, and the last, among which control tokens are."""
+    if count >= source.vocabulary:
+        return Subset.whole(source.vocabulary)
+    return Subset.of([*range(count - 2), source.vocabulary - 1], source.vocabulary)
+
+
+def _few_layers(source: Source) -> tuple[int, ...]:
+    num_weights = sum(t.data.shape[0] * t.columns for t in _multiplied(source, range(source.layers)))
+    layer_bytes = row_bytes(_COMMON, 32) / 32 * num_weights / source.layers
+    return tuple(range(min(source.layers, max(2, round(_PROBE_BYTES / max(layer_bytes, 1.0))))))
+
+
+def _multiplied(source: Source, layers: Sequence[int]) -> list[Tensor]:
+    """The matrices of these layers."""
+    return [t for name, t in source.tensors.items() if t.is_matrix and source.layer_of(name) in layers]
+
+
+def _speeds(
+    source: Source,
+    copies: Sequence[_Copy],
+    options: LoadOptions,
+    seconds: float,
+    progress: Callable[[float], None],
+) -> Speeds:
+    models: dict[Type | int, tuple[_Copy, Model]] = {}
+    with ExitStack() as opened:
+        for copy in copies:
+            with suppress(ModelFileError):  # a type that this library does not know
+                weights = opened.enter_context(closing(Weights(copy.path, options)))
+                key = copy.kind if copy is not copies[0] else -1
+                models[key] = copy, weights.open(_CONTEXT_TOKENS)
+        if _COMMON not in models or -1 not in models:
+            why = "small copies of it, by which types are compared, do not run here"
+            raise ModelFileError(str(source.path), why, "Keep its types (--keep-types).")
+        curves = measure_side_by_side(
+            [model for _, model in models.values()], seconds=seconds, rows="last", sizes=(1, 1, 1),
+            progress=progress,
+        )  # fmt: skip
+        taken_s = {key: curve.call_s(1, context=0) for key, curve in zip(models, curves, strict=True)}
+    common, larger = models[_COMMON][0], models[-1][0]
+    extra = (larger.tokens - common.tokens) * source.output.columns
+    base_s = (taken_s[-1] - taken_s[_COMMON]) / extra if extra else 0.0
+    if base_s <= 0:  # lost in the noise of a small or a busy machine
+        base_s = taken_s[_COMMON] / (common.weights + common.tokens * source.output.columns)
+    found = {}
+    for key, (copy, _) in models.items():
+        if isinstance(key, Type):
+            found[key] = max(base_s + (taken_s[key] - taken_s[_COMMON]) / copy.weights, base_s / 10)
+    return Speeds(found, options)
