@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import GGMLQuantizationType, Keys
 
-from outrider.backends.gguf.retyping import Bytes, can_make
+from outrider.backends.gguf.retyping import Bytes, can_make, row_bytes
 from outrider.core.errors import ModelFileError
 from outrider.models.fields import Field, fields_of
 from outrider.models.gguf import read_card
-from outrider.models.header import read_header
+from outrider.models.header import TensorInfo, read_header
 from outrider.models.reduced import TARGET_TOKENS
 from outrider.models.reference import local_shards
 
@@ -93,17 +93,21 @@ def read_source(path: Path) -> Source:
         fields = fields or fields_of(part, header)
         data = np.memmap(part, dtype=np.uint8, mode="r")
         for info in header.tensors:
-            if info.num_bytes is None:
-                why = f"its {info.name} is of {info.type_name}, which is not known here: it cannot be cut"
-                raise ModelFileError(str(path), why, "Trim the file that it was made of.")
-            start = header.data_byte + info.offset_bytes
-            shape = tuple(reversed(info.shape))
-            rows = data[start : start + info.num_bytes].reshape(int(np.prod(shape[:-1])), -1)
-            tensors[info.name] = Tensor(info.name, shape, GGMLQuantizationType[info.type_name], rows)
+            tensors[info.name] = _tensor(path, data, header.data_byte, info)
     size = card.num_tokens or 0
     source = Source(card.path, card.name, card.architecture, card.block_count or 0, size, fields, tensors)
     _check(source)
     return source
+
+
+def _tensor(path: Path, data: Bytes, first_byte: int, info: TensorInfo) -> Tensor:
+    shape = tuple(reversed(info.shape))
+    if info.num_bytes is None or not row_bytes(GGMLQuantizationType[info.type_name], shape[-1]):
+        why = f"its {info.name} is of {info.type_name}, whose rows cannot be cut apart here"
+        raise ModelFileError(str(path), why, "Trim the file that it was made of.")
+    start = first_byte + info.offset_bytes
+    rows = data[start : start + info.num_bytes].reshape(int(np.prod(shape[:-1])), -1)
+    return Tensor(info.name, shape, GGMLQuantizationType[info.type_name], rows)
 
 
 def _check(source: Source) -> None:

@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.gguf.retyping import row_bytes
 from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.lab.judged import SHOWN_CALLS, judge
@@ -89,8 +90,10 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
         model = target.open(usual if asked.context_length is None else asked.context_length)
         draft = _line_up(asked, model, notices, progress)
         loaded = LoadedTarget(asked.target.name, model, target.template)
-        subject = Subject(loaded, target.facts(), target.costs("all", DEFAULT_SECONDS), ())
-        subject = _answered(subject, prompts.measured, asked.measuring_seconds, notices, progress)
+        seconds = asked.measuring_seconds
+        costs = target.costs("all", min(DEFAULT_SECONDS, seconds))
+        subject = Subject(loaded, target.facts(), costs, ())
+        subject = _answered(subject, prompts.measured, seconds, notices, progress)
         usage, origins = _count(asked, loaded, prompts, draft, notices, progress)
         run = _Run(asked, source, subject, draft, layers, origins, notices, progress)
         before = run.measure(asked.small)
@@ -249,7 +252,8 @@ class _Run:
         if not (self.asked.keep_types and self.asked.vocabulary is not None):
             report = partial(self.progress, "timing types of weights")
             try:
-                return measure_types(self.source, self.draft.options, self.asked.out.parent, report)
+                folder, seconds = self.asked.out.resolve().parent, self.asked.measuring_seconds
+                return measure_types(self.source, self.draft.options, folder, report, seconds / 4)
             except (ModelFileError, BackendError) as error:
                 self.notices.append(f"types are left as they are: {error.why}")
         kinds = {t.kind: 0.0 for t in self.source.tensors.values() if t.is_matrix}
@@ -272,12 +276,12 @@ class _Run:
         return tuple(found)
 
     def make(self, subset: Subset, types: Mapping[str, Type], before: Measured) -> tuple[Cut, Measured]:
-        """Write the draft; where faster types cost much of its agreement, the better of it and one whose
-        types are as they were."""
+        """Write the draft; where faster types cost much of its agreement, the best of it, one where only
+        rows that fit no K-quant change, and one whose types are as they were."""
         whole = Cut(subset, self.layers, {})
         tried: list[tuple[Cut, Measured]] = []
         with TemporaryDirectory(prefix=".trim-", dir=self.asked.out.resolve().parent) as folder:
-            for cut in [replace(whole, types=types), whole] if types else [whole]:
+            for cut in (replace(whole, types=kinds) for kinds in self._fewer(types)):
                 path = Path(folder) / str(len(tried)) / self.asked.out.name
                 path.parent.mkdir()
                 self.progress(f"writing {self.asked.out.name}", None)
@@ -289,6 +293,16 @@ class _Run:
             best = max(range(len(tried)), key=lambda i: self._speedup(tried[i][1]))
             (Path(folder) / str(best) / self.asked.out.name).replace(self.asked.out.resolve())
         return tried[best]
+
+    def _fewer(self, types: Mapping[str, Type]) -> list[Mapping[str, Type]]:
+        """Fewer and fewer changes of types, to none."""
+        tensors = self.source.tensors
+        narrow = {
+            name: kind
+            for name, kind in types.items()
+            if name in tensors and name != OUTPUT and not row_bytes(Type.Q4_K, tensors[name].columns)
+        }
+        return list({tuple(kinds.items()): kinds for kinds in (types, narrow, {})}.values())
 
     def _speedup(self, measured: Measured) -> float:
         """Of the best draft length, by the draft model alone: what lookup finds is the same for all."""

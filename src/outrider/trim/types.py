@@ -21,17 +21,16 @@ from outrider.trim.source import OUTPUT, Source, Tensor
 
 Type = GGMLQuantizationType
 
-TRIED = (Type.Q8_0, Type.Q6_K, Type.Q5_K, Type.Q5_0, Type.Q4_K, Type.Q4_1, Type.Q4_0, Type.IQ4_NL)
-"""Types that weights may change to. Below four bits a small model loses too much."""
+TRIED = (Type.Q8_0, Type.Q6_K, Type.Q5_K, Type.Q5_0, Type.Q4_1, Type.Q4_K, Type.IQ4_NL, Type.Q4_0)
+"""Types that weights may change to, the most precise first. Below four bits a small model loses too much."""
 _COMMON = Type.Q8_0
 """fits every model's rows; what others are compared with"""
 _PROBE_BYTES = 48 << 20
 """of a copy's layers at least: more than a processor keeps near"""
 _PROBE_TOKENS = (2048, 16384)
 _CONTEXT_TOKENS = 128
-_SECONDS = 6.0
-_MIN_SAVED_RATIO = 0.02
-"""of a weight's time: less is noise"""
+_MIN_SAVED_RATIO = 0.05
+"""of a weight's time: for less no type changes, and of types that differ by less the most precise is taken"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,14 @@ class Speeds:
                 continue
             fitting = [t for t in self.weight_s if t in TRIED and row_bytes(t, tensor.columns)]
             own_s = self.weight_s.get(tensor.kind)
-            best = min(fitting, key=self.weight_s.__getitem__, default=tensor.kind)
-            if own_s is not None and self.weight_s[best] < (1 - _MIN_SAVED_RATIO) * own_s:
+            if own_s is None or not fitting:
+                continue
+            fastest_s = min(map(self.weight_s.__getitem__, fitting))
+            best = min(
+                (t for t in fitting if self.weight_s[t] * (1 - _MIN_SAVED_RATIO) <= fastest_s),
+                key=TRIED.index,
+            )
+            if self.weight_s[best] < (1 - _MIN_SAVED_RATIO) * own_s:
                 found[OUTPUT if is_output else name] = best
         return found
 
@@ -85,7 +90,7 @@ def measure_types(
     options: LoadOptions,
     folder: Path,
     progress: Callable[[float], None] = lambda _part: None,
-    seconds: float = _SECONDS,
+    seconds: float = 5.0,
 ) -> Speeds:
     """Time copies of a few of the layers, each with all matrices of one type as far as their rows fit it, in
     turn; with repacked weights and without, where `options` leave that open. The copies lie in `folder` for

@@ -45,8 +45,10 @@ def can_make(kind: Type) -> bool:
 def of_floats(floats: npt.NDArray[np.float32], kind: Type) -> Bytes:
     """Rows of floats as a type, whose blocks they fill. Raises BackendError where no library is here."""
     made = np.empty((len(floats), row_bytes(kind, floats.shape[1])), dtype=np.uint8)
+    # With weights for the columns, even equal ones, the library looks for the scale of least error.
+    equal = np.ones(floats.shape[1], dtype=np.float32)
     if made.size:
-        _quantizer()(int(kind), floats.ctypes.data, made.ctypes.data, 0, *floats.shape, None)
+        _quantizer()(int(kind), floats.ctypes.data, made.ctypes.data, 0, *floats.shape, equal.ctypes.data)
     return made
 
 

@@ -1,0 +1,381 @@
+"""Drafts trimmed for a target: what is kept, what the file says, what is measured, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_helpers import TEMPLATE, Outcome, call
+from distilling import spoken
+from engines import VOCABULARY
+from full_disk import file_size_limit
+from llama_cpp_models import SMALL
+from outrider.backends.fake import FakeModel, random_logits
+from outrider.backends.gguf import Weights
+from outrider.core.contracts import PartOf
+from outrider.core.data import Span
+from outrider.core.errors import InputError, ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.params import SamplingParams
+from outrider.lab.held_out import conversation_hash
+from outrider.lab.models import find_models
+from outrider.lab.prompts import Prompt, Workload
+from outrider.lab.replay.recording import Recording, as_json
+from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
+from outrider.models.hub import HubOptions
+from outrider.models.vocab import align, tokenizer_id
+from outrider.models.vocab.subset import OTHER, Subset
+from outrider.trim.counting import answer_prompts
+from outrider.trim.cut import Cut, even_layers, write_trimmed
+from outrider.trim.material import prompts_of, recorded_answers, texts_of
+from outrider.trim.source import OUTPUT, Source, read_source
+from outrider.trim.tokens import Answer, Usage, floor_of
+from outrider.trim.trim import TrimRequest, trim
+from outrider.trim.types import Speeds, measure_types
+from tiny_gguf import MERGES, write_tiny
+from vocabularies import TableVocabulary, Token
+
+SIZE = 256 + len(MERGES) + 2
+KEPT = [*range(256), 256, 257, 258, SIZE - 2, SIZE - 1]
+"""All bytes, "Ġt", "he", "Ġthe" and the control tokens"""
+REDUCED = Subset.of(KEPT, SIZE)
+TOKENS = [65, 256, 3, 258, 101, 200, 12]
+"""known to it"""
+Q4, Q8 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0
+LAYERS = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    path: Path
+    source: Source
+    weights: Weights
+
+    def write(self, path: Path, cut: Cut, source: Source | None = None) -> Path:
+        """A trimmed draft of the target itself."""
+        found = source or self.source
+        write_trimmed(found, cut, path, self.weights.vocabulary, np.arange(SIZE), {"source": "tiny"})
+        return path
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    path = write_tiny(tmp_path_factory.mktemp("target") / "tiny.gguf", chat_template=TEMPLATE)
+    weights = Weights(path, SMALL)
+    yield Target(path, read_source(path), weights)
+    weights.close()
+
+
+# What is written
+
+
+def test_the_kept_tokens_say_what_they_said(target: Target, tmp_path: Path) -> None:
+    made = target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS))
+    rows, whole = spoken(made, REDUCED.to_draft[TOKENS].tolist()), spoken(target.path, TOKENS)
+    np.testing.assert_allclose(rows[:, :-1], whole[:, KEPT], rtol=0, atol=1e-3)
+    others = np.setdiff1d(np.arange(SIZE), KEPT)
+    np.testing.assert_allclose(rows[:, -1], whole[:, others].mean(axis=1), rtol=0, atol=1e-3)
+    fields = {name: field.contents() for name, field in GGUFReader(made).fields.items()}
+    assert fields["outrider.trim.source"] == "tiny"
+    assert fields["outrider.draft.target_tokens"] == [*KEPT, -1]
+    assert fields["tokenizer.chat_template"] == TEMPLATE
+    assert fields["llama.context_length"] == 512
+
+
+def test_unknown_tokens_are_read_as_their_pieces(target: Target, tmp_path: Path) -> None:
+    weights = Weights(target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS)), SMALL)
+    ours, theirs = target.weights.vocabulary, weights.vocabulary
+    alignment = align(ours, theirs)
+    assert alignment.report.common_tokens == len(KEPT)
+    for token in range(SIZE):
+        read = alignment.read([65, token])[1:]
+        if token in KEPT:
+            assert read == [KEPT.index(token)]
+        else:
+            assert len(read) > 1 and alignment.other_token not in read
+            assert b"".join(map(theirs.piece, read)) == ours.piece(token)
+    weights.close()
+
+
+def test_matrices_change_their_types_and_a_shared_one_becomes_two(target: Target, tmp_path: Path) -> None:
+    types = {"blk.0.ffn_up.weight": Q4, OUTPUT: Q8}
+    made = target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS, types))
+    kinds = {tensor.name: tensor.tensor_type for tensor in GGUFReader(made).tensors}
+    assert (kinds["blk.0.ffn_up.weight"], kinds["blk.1.ffn_up.weight"].name, kinds[OUTPUT]) == (Q4, "F32", Q8)
+    assert kinds["token_embd.weight"].name == "F32"
+    ours, theirs = spoken(made, TOKENS[:1]), spoken(target.path, TOKENS[:1])[:, KEPT]
+    assert np.corrcoef(ours[0, :-1], theirs[0])[0, 1] > 0.9
+
+    tensors = {name: tensor for name, tensor in target.source.tensors.items() if name != OUTPUT}
+    tied = replace(target.source, tensors=tensors)
+    shared = target.write(tmp_path / "tied.gguf", Cut(REDUCED, LAYERS), tied)
+    assert OUTPUT not in {tensor.name for tensor in GGUFReader(shared).tensors}
+    parted = target.write(tmp_path / "parted.gguf", Cut(REDUCED, LAYERS, {OUTPUT: Q8}), tied)
+    found = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(parted).tensors}
+    assert (found["token_embd.weight"], found[OUTPUT]) == ("F32", "Q8_0")
+    whole = spoken(shared, TOKENS[:1])
+    assert np.abs(spoken(parted, TOKENS[:1]) - whole).max() < 0.05 * np.abs(whole).max()
+
+
+def test_layers_are_dropped_evenly(target: Target, tmp_path: Path) -> None:
+    assert even_layers(24, 8) == (0, 3, 7, 10, 13, 16, 20, 23)
+    path = write_tiny(tmp_path / "deep.gguf", layers=4)
+    made = tmp_path / "draft.gguf"
+    target.write(made, Cut(Subset.whole(SIZE), (0, 3)), read_source(path))
+    reader = GGUFReader(made)
+    assert reader.fields["llama.block_count"].contents() == 2
+    kept = {tensor.name: tensor for tensor in reader.tensors}
+    deep = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    assert np.array_equal(kept["blk.1.ffn_up.weight"].data, deep["blk.3.ffn_up.weight"].data)
+    assert "outrider.draft.target_tokens" not in reader.fields
+    assert np.isfinite(spoken(made, TOKENS)).all()
+
+
+@given(st.integers(2, 60), st.data())
+def test_the_first_and_the_last_layer_are_always_kept(layers: int, data: st.DataObject) -> None:
+    kept = even_layers(layers, data.draw(st.integers(2, layers)))
+    assert kept[0] == 0 and kept[-1] == layers - 1 and list(kept) == sorted(set(kept))
+
+
+# Which tokens matter
+
+TABLE = TableVocabulary(
+    [Token(b"<s>", control=True), Token(b"<unused7>", control=True), Token(b"a"), Token(b"2024"),
+     Token(b"314"), Token(b"\n \n"), Token(b"the"), Token(b"of"), Token(b"bye", end=True)]
+)  # fmt: skip
+
+
+def test_the_floor_is_what_no_draft_can_do_without() -> None:
+    assert floor_of(TABLE).tolist() == [0, 2, 4, 5, 8]
+
+
+def usage(*answers: list[int], other: dict[int, int] | None = None) -> Usage:
+    uses = np.zeros(TABLE.size)
+    for token, count in (other or {}).items():
+        uses[token] = count
+    found = tuple(Answer(np.array(answer)) for answer in answers)
+    return Usage(found, uses, np.arange(TABLE.size) != 3, floor_of(TABLE))
+
+
+def test_tokens_are_kept_by_use_and_what_the_target_lacks_never() -> None:
+    assert usage([6, 7, 7], other={3: 100, 6: 2}).order().tolist() == [0, 2, 4, 5, 8, 6, 7, 1, 3]
+    likely = Answer(np.array([6]), np.eye(TABLE.size, dtype=np.float32)[7] * 3)
+    assert replace(usage(), answers=(likely,)).order().tolist()[5:7] == [7, 6]
+
+
+def test_an_answer_does_not_speak_for_itself() -> None:
+    assert usage([6, 6, 7], [7, 2]).lost([6, 7, 8, 9]) == [4 / 5, 3 / 5, 2 / 5, 0]
+    assert usage().lost([5]) == [0]
+
+
+def test_the_target_answers_many_at_once() -> None:
+    model = FakeModel(VOCABULARY, random_logits(VOCABULARY.size, seed=3), max_sequences=2)
+    prompts = [VOCABULARY.tokenize("abc"), VOCABULARY.tokenize("d"), VOCABULARY.tokenize("bb" * 200), [3]]
+    times = iter(range(10_000))
+    found = answer_prompts(model, prompts, 9_000, clock=lambda: float(next(times)))
+    assert len(found) == 3, "one does not fit"
+    for answer in found:
+        assert answer.mass is not None and answer.mass.sum() == pytest.approx(len(answer.tokens))
+    assert all(model.length(sequence) == 0 for sequence in range(2))
+    alone = FakeModel(VOCABULARY, random_logits(VOCABULARY.size, seed=3), max_sequences=1)
+    text = list(prompts[0])
+    rows = alone.decode([Span(0, tuple(text), 0, 1)])[0]
+    assert int(np.argmax(rows[-1])) in {answer.tokens[0] for answer in found}
+
+
+def test_prompts_that_measure_are_not_counted() -> None:
+    bundled = prompts_of(())
+    measured = {conversation_hash(p) for w in bundled.measured for p in w.prompts}
+    assert not measured & {conversation_hash(p) for p in bundled.counted}
+    assert len(measured) == sum(len(load_workload(WorkloadSpec(name=n)).prompts) for n in BUILT_IN)
+    own = Workload("own", tuple(Prompt(str(i), f"text {i}") for i in range(64)), SamplingParams(), 32, "")
+    found = prompts_of([own])
+    ids = {p.id for w in found.measured for p in w.prompts}
+    assert 4 <= len(ids) < 32 and ids.isdisjoint(p.id for p in found.counted)
+    assert list(texts_of(found.counted)) == [p.messages for p in found.counted]
+    few = prompts_of([replace(own, prompts=own.prompts[:2])])
+    assert [w.name for w in few.measured] == list(BUILT_IN) and len(few.counted) == 2
+
+
+def test_recordings_are_counted_and_those_of_another_model_refused(target: Target, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    recording = Recording("a", "x", (1, 2), (3, 4, 300), "stop", {})
+    path.write_text(json.dumps(as_json(replace(recording, tokens=(3, 4)))) + "\n")
+    assert recorded_answers([path], target.weights.vocabulary) == [(3, 4)]
+    path.write_text(json.dumps(as_json(recording)) + "\n")
+    with pytest.raises(InputError, match="a has tokens that the target does not have"):
+        recorded_answers([path], target.weights.vocabulary)
+
+
+# What is fast here
+
+
+def test_types_are_timed_and_the_fastest_taken(target: Target, tmp_path: Path) -> None:
+    found = measure_types(target.source, SMALL, tmp_path, seconds=0.1)
+    assert {Q4, Q8, GGMLQuantizationType.F32} <= found.weight_s.keys()
+    assert all(seconds > 0 for seconds in found.weight_s.values())
+    assert list(tmp_path.iterdir()) == []
+    speeds = Speeds({Q8: 2e-9, Q4: 1e-9, GGMLQuantizationType.F32: 4e-9}, SMALL)
+    types = speeds.fastest(target.source)
+    assert types[OUTPUT] == Q4 and "token_embd.weight" not in types
+    layers = [t for n, t in target.source.tensors.items() if t.is_matrix and n.startswith("blk.")]
+    weights = sum(t.data.shape[0] * t.columns for t in layers)
+    step_s = speeds.step_s(target.source, 1.0, 100, LAYERS, types)
+    assert step_s == pytest.approx(1 - 3e-9 * weights - 64 * (4e-9 * SIZE - 1e-9 * 100))
+
+
+# All of it
+
+
+def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path) -> None:
+    small = write_tiny(tmp_path / "small.gguf", noise=0.1, chat_template=TEMPLATE, context_length=512)
+    draft, big = find_models([str(small), str(target.path)], hub=HubOptions())
+    asked = TrimRequest(
+        draft,
+        big,
+        out=tmp_path / "out.gguf",
+        vocabulary=275,
+        workloads=(own_prompts(),),
+        corpora=(Path(__file__).parent / "engines.py",),
+        seconds=0.2,
+        measuring_seconds=0.2,
+        options=SMALL,
+    )
+    report = trim(asked)
+    assert (report.known_tokens, report.source_tokens) == (274, SIZE)
+    assert [choice.tokens for choice in report.sizes] == [275, SIZE]
+    assert "own (" in report.counted[0] and "engines.py (" in report.counted[1]
+    assert "answers of the target" in report.counted[2]
+    assert report.before.step_s > 0 and 0 <= report.after.agreement.value <= 1
+    assert report.as_json()["schema"] == "outrider.trim/1"
+    weights = Weights(asked.out, SMALL)
+    part = weights.vocabulary.part_of
+    assert isinstance(part, PartOf) and part.reads_pieces
+    assert part.target_tokenizer == tokenizer_id(target.weights.vocabulary)
+    assert weights.vocabulary.spelling(274) == OTHER.encode()
+    weights.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "small.gguf"]
+
+
+def own_prompts() -> Workload:
+    prompts = tuple(Prompt(str(i), f"the rain in the street {i}") for i in range(40))
+    return Workload("own", prompts, SamplingParams(), 32, "")
+
+
+# What is refused, and what is left behind
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    target: Target,
+    tmp_path: Path,
+) -> Callable[..., Outcome]:
+    """The command in a folder of its own, where small.gguf is."""
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path / "small.gguf", noise=0.1, chat_template=TEMPLATE)
+
+    def run(*arguments: str, small: str = "small.gguf") -> Outcome:
+        usual = ("trim", small, "--for", str(target.path), "-t", "1", "--no-repack")
+        return call(monkeypatch, capfdbinary, *usual, *arguments)
+
+    return run
+
+
+def without_embedding(path: Path) -> Path:
+    source = read_source(write_tiny(path))
+    writer = GGUFWriter(path, "llama")
+    for key, found in source.fields.items():
+        if key != "general.architecture":
+            writer.add_key_value(key, found.value, found.kind, found.items)
+    writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "small", "said"),
+    [
+        (
+            ("--vocabulary", "200"),
+            "small.gguf",
+            "--vocabulary 200: 263 are needed in any case: bytes,",
+        ),
+        (("--layers", "1"), "small.gguf", "--layers 1: it has 2 layers. Give 2 to 2."),
+        (("--layers", "3"), "small.gguf", "--layers 3: it has 2 layers"),
+        (("-o", "small.gguf"), "small.gguf", "small.gguf: it is the source itself"),
+        (("-o", "none/out.gguf"), "small.gguf", "none/out.gguf: its folder does not exist"),
+        (("--seconds", "-1"), "small.gguf", "seconds"),
+        (("--corpus", "gone.txt"), "small.gguf", "gone.txt: there is no such file or folder"),
+        (("--prompts", "gone.jsonl"), "small.gguf", "gone.jsonl: no such file"),
+        ((), "gone.gguf", "gone.gguf: there is no such file"),
+        ((), "foreign.gguf", "draft tokenizer"),
+        ((), "bare.gguf", "bare.gguf: it lacks token_embd.weight"),
+        ((), "recurrent.gguf", "recurrent.gguf"),
+        (("--layers", "3"), "window.gguf", "its layers are of several kinds"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anyone_waits(
+    run: Callable[..., Outcome], tmp_path: Path, arguments: tuple[str, ...], small: str, said: str
+) -> None:
+    write_tiny(tmp_path / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
+    write_tiny(tmp_path / "recurrent.gguf", arch="mamba")
+    write_tiny(tmp_path / "window.gguf", arch="gemma3")
+    without_embedding(tmp_path / "bare.gguf")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    outcome = run(*arguments, small=small)
+    assert outcome.status == 2 and said in outcome.said and "Traceback" not in outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_file_that_exists_is_replaced_only_by_force(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    (tmp_path / "small.trimmed.gguf").write_text("an earlier one")
+    assert "small.trimmed.gguf: it exists. Give --force" in run().said
+
+
+def test_rows_that_cannot_be_cut_apart_are_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "odd.gguf")
+    data = bytearray(path.read_bytes())
+    name = b"token_embd.weight"
+    at = data.index(name) + len(name) + 4 + 16
+    for kind, said in ((202, "of type 202, whose rows cannot"), (16, "of IQ2_XXS, whose rows cannot")):
+        data[at : at + 4] = kind.to_bytes(4, "little")
+        path.write_bytes(bytes(data))
+        with pytest.raises(ModelFileError, match=said):
+            read_source(path)
+
+
+def test_a_trimmed_draft_is_not_trimmed_again(target: Target, tmp_path: Path) -> None:
+    made = target.write(tmp_path / "draft.gguf", Cut(REDUCED, LAYERS))
+    with pytest.raises(ModelFileError, match="it is trimmed already"):
+        read_source(made)
+
+
+@pytest.mark.parametrize("size", [0, 5_000, 200_000])
+def test_a_full_disk_leaves_what_was_there(target: Target, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "draft.gguf"
+    path.write_text("an earlier draft")
+    with file_size_limit(size), pytest.raises(SettingError, match="the draft could not be written"):
+        target.write(path, Cut(REDUCED, LAYERS))
+    assert [file.name for file in tmp_path.iterdir()] == ["draft.gguf"]
+    assert path.read_text() == "an earlier draft"
+
+
+def test_tokens_that_llama_cpp_reads_otherwise_are_refused(target: Target, tmp_path: Path) -> None:
+    wrong = np.roll(np.arange(SIZE), 1)
+    with pytest.raises(VocabularyMismatch):
+        write_trimmed(
+            target.source, Cut(REDUCED, LAYERS), tmp_path / "d.gguf", target.weights.vocabulary, wrong, {}
+        )
+    assert list(tmp_path.iterdir()) == []
