@@ -322,7 +322,6 @@ def without_embedding(path: Path) -> Path:
         ((), "gone.gguf", "gone.gguf: there is no such file"),
         ((), "foreign.gguf", "draft tokenizer"),
         ((), "bare.gguf", "bare.gguf: it lacks token_embd.weight"),
-        ((), "recurrent.gguf", "recurrent.gguf"),
         (("--layers", "3"), "window.gguf", "its layers are of several kinds"),
     ],
 )
@@ -330,7 +329,6 @@ def test_what_cannot_be_done_is_said_before_anyone_waits(
     run: Callable[..., Outcome], tmp_path: Path, arguments: tuple[str, ...], small: str, said: str
 ) -> None:
     write_tiny(tmp_path / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
-    write_tiny(tmp_path / "recurrent.gguf", arch="mamba")
     write_tiny(tmp_path / "window.gguf", arch="gemma3")
     without_embedding(tmp_path / "bare.gguf")
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -11,8 +11,9 @@ from outrider.backends.gguf import show_log
 from outrider.backends.gguf.quantizer import check_output
 from outrider.cli.check import model_of, status, workload_of
 from outrider.cli.interrupt import LoadInterrupt
+from outrider.cli.load_options import load_options
 from outrider.cli.output import INTERRUPTED, print_notes, print_rows, print_table, readable, write_json
-from outrider.cli.plans import check_context, hub_options, load_options
+from outrider.cli.plans import check_context, hub_options
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.lab.models import ModelFile
