@@ -173,6 +173,7 @@ def test_tokens_are_kept_by_use_and_what_the_target_lacks_never() -> None:
 def test_an_answer_does_not_speak_for_itself() -> None:
     assert usage([6, 6, 7], [7, 2]).lost([6, 7, 8, 9]) == [4 / 5, 3 / 5, 2 / 5, 0]
     assert usage().lost([5]) == [0]
+    assert usage([6, 7]).lost([7, 8], [Answer(np.array([1, 1, -1]))]) == [1, 4 / 5]
 
 
 def test_the_target_answers_many_at_once() -> None:

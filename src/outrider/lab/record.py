@@ -214,7 +214,7 @@ def _column(workload: Workload, target: LoadedTarget, notices: list[str]) -> lis
         notices.append(
             f"{target.name} has no chat template: conversations of {workload.name} are read as text"
         )
-        prompts = [_as_text(prompt) for prompt in prompts]
+        prompts = [as_text(prompt) for prompt in prompts]
     found = []
     for prompt in prompts:
         case = Case(workload, prompt, 0)
@@ -225,7 +225,8 @@ def _column(workload: Workload, target: LoadedTarget, notices: list[str]) -> lis
     return found
 
 
-def _as_text(prompt: Prompt) -> Prompt:
+def as_text(prompt: Prompt) -> Prompt:
+    """A prompt as one text, for a target without a chat template."""
     if isinstance(prompt.messages, str):
         return prompt
     texts = [text_of(message.get("content")) or "" for message in prompt.messages]

@@ -42,8 +42,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a trim made and found. `types` by the source's types, as "Q5_0 to Q4_0": their share of
-    the weights; `weight_s` the seconds of one weight in a call over one token, by type."""
+    """Everything that a trim made and found. `types`: what they were and became, as "Q5_0 to Q4_0" or
+    "Q6_K", with the share of the weights; `weight_s` the seconds of one weight in a call over one token, by
+    type."""
 
     path: str
     file_bytes: int

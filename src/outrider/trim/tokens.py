@@ -67,17 +67,18 @@ class Usage:
         uses[~self.usable] = -1
         return ranked(uses, self.floor)
 
-    def lost(self, sizes: Sequence[int]) -> list[float]:
+    def lost(self, sizes: Sequence[int], held_out: Sequence[Answer] = ()) -> list[float]:
         """For vocabularies of each size the share of the answers' tokens, 0-1, that they lack: of every
-        answer by the uses in the others alone. Without answers it is 0."""
-        found = np.zeros(len(sizes))
-        folds = min(_FOLDS, len(self.answers))
-        for fold in range(folds):
-            numbers = range(fold, len(self.answers), folds)
+        answer by the uses in the others alone, and of those that nothing is counted in. Without any it is 0.
+        """
+        folds = [range(i, len(self.answers), _FOLDS) for i in range(min(_FOLDS, len(self.answers)))]
+        tested = [([self.answers[number] for number in numbers], numbers) for numbers in folds]
+        found, total = np.zeros(len(sizes)), 0
+        for answers, left_out in [*tested, (held_out, range(0))]:
             places = np.full(len(self.other) + 1, len(self.other))  # the last: what the draft lacks
-            order = self.order(numbers)
+            order = self.order(left_out)
             places[order] = np.arange(len(order))
-            tokens = np.concatenate([self.answers[number].tokens for number in numbers])
-            found += [(places[tokens] >= size - 1).sum() for size in sizes]
-        total = sum(len(answer.tokens) for answer in self.answers)
+            for answer in answers:
+                found += [(places[answer.tokens] >= size - 1).sum() for size in sizes]
+                total += len(answer.tokens)
         return [float(count) / max(total, 1) for count in found]

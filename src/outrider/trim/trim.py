@@ -23,7 +23,7 @@ from outrider.lab.loaded import Loaded, LoadedTarget, Progress
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.predict import expect, with_policy_times
 from outrider.lab.prompts import Prompt, Workload
-from outrider.lab.record import questions_of, record_answers
+from outrider.lab.record import as_text, questions_of, record_answers
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Subject, offers_along
 from outrider.lab.verdict import best_draft_speedup
@@ -32,7 +32,7 @@ from outrider.models.vocab import Alignment, align
 from outrider.models.vocab.subset import Subset
 from outrider.session import DEFAULT_CONTEXT_TOKENS
 from outrider.session.loading import why_no_draft
-from outrider.trim.counting import Answered, answer_prompts
+from outrider.trim.counting import Answered, Mass, answer_prompts
 from outrider.trim.cut import Cut, even_layers, write_trimmed
 from outrider.trim.material import Counted, Prompts, prompts_of, recorded_answers, texts_in, texts_of
 from outrider.trim.report import Choice, Measured, Report
@@ -95,11 +95,12 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
         subject = Subject(loaded, target.facts(), costs, ())
         subject = _answered(subject, prompts.measured, seconds, notices, progress)
         usage, origins = _count(asked, loaded, prompts, draft, notices, progress)
+        held_out = [_in_draft(answer.row.tokens, None, draft.alignment) for answer in subject.answers]
         run = _Run(asked, source, subject, draft, layers, origins, notices, progress)
         before = run.measure(asked.small)
         speeds = run.speeds(before.step_s)
         types = {} if asked.keep_types else speeds.fastest(source)
-        sizes = run.sizes(usage, before, speeds, types)
+        sizes = run.sizes(usage, held_out, before, speeds, types)
         size = max(sizes, key=lambda c: c.speedup).tokens if asked.vocabulary is None else asked.vocabulary
         subset = Subset.whole(source.vocabulary)
         if 0 < size < source.vocabulary:
@@ -181,16 +182,16 @@ def _count(
     if asked.recordings:
         counted.origins.append(f"recordings in {', '.join(map(str, asked.recordings))}")
     usable = to_target >= 0
-    answers = [
-        Answer(
-            draft.alignment.to_draft[np.asarray(answer.tokens)],
-            None if answer.mass is None else np.where(usable, answer.mass[to_target], 0),
-        )
-        for answer in found
-        if answer.tokens
-    ]
+    answers = [_in_draft(answer.tokens, answer.mass, draft.alignment) for answer in found if answer.tokens]
     uses = np.where(usable, counted.uses[to_target], 0)
     return Usage(tuple(answers), uses, usable, draft.floor), counted.origins
+
+
+def _in_draft(tokens: Sequence[int], mass: Mass | None, alignment: Alignment) -> Answer:
+    """An answer of the target's in the draft's ids."""
+    known = alignment.to_target >= 0
+    found = None if mass is None else np.where(known, mass[alignment.to_target], np.float32(0))
+    return Answer(alignment.to_draft[np.asarray(tokens)], found)
 
 
 def _ask(
@@ -199,7 +200,7 @@ def _ask(
     asked: list[tuple[int, ...]] = []
     for prompt in prompts:
         with suppress(PromptError):
-            asked.append(target.encode(prompt))
+            asked.append(target.encode(as_text(prompt) if target.template is None else prompt))
     asked = [tokens for tokens in asked if len(tokens) <= _PROMPT_TOKENS]
     assert isinstance(target.model, GgufModel), "it was loaded from a file"
     length = min(2 * _PROMPT_TOKENS, target.model.weights.trained_context)
@@ -261,14 +262,19 @@ class _Run:
         return Speeds(dict.fromkeys(kinds, step_s / weights), self.draft.options)
 
     def sizes(
-        self, usage: Usage, before: Measured, speeds: Speeds, types: Mapping[str, Type]
+        self,
+        usage: Usage,
+        held_out: Sequence[Answer],
+        before: Measured,
+        speeds: Speeds,
+        types: Mapping[str, Type],
     ) -> tuple[Choice, ...]:
         """What vocabularies of several sizes lose, and what they save."""
         whole = self.source.vocabulary
         wanted = {whole, *_SIZES, *([self.asked.vocabulary] if self.asked.vocabulary else [])}
         sizes = sorted(n for n in wanted if len(usage.floor) + 1 < n <= whole)
         found = []
-        for size, lost in zip(sizes, usage.lost(sizes), strict=True):
+        for size, lost in zip(sizes, usage.lost(sizes, held_out), strict=True):
             lost = 0.0 if size == whole else lost
             step_s = speeds.step_s(self.source, before.step_s, size, self.layers, types)
             right = before.agreement.value * (1 - lost)
@@ -371,5 +377,6 @@ def _changes(source: Source, cut: Cut) -> dict[str, float]:
         if tensor.is_matrix and (tensor is source.output or source.layer_of(name) in cut.layers):
             rows = cut.subset.size if tensor is source.output else tensor.data.shape[0]
             to = cut.types.get(name, tensor.kind)
-            found[f"{tensor.kind.name} to {to.name}"] += rows * tensor.columns
+            changed = tensor.kind.name if to == tensor.kind else f"{tensor.kind.name} to {to.name}"
+            found[changed] += rows * tensor.columns
     return {change: count / found.total() for change, count in found.most_common()}

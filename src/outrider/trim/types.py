@@ -35,8 +35,8 @@ _MIN_SAVED_RATIO = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a weight costs in a call over one token: seconds by type, and those of everything else together in
-    the whole model. `options` are the load options that it was measured with."""
+    """What a weight costs in a call over one token: seconds by type. `options` are the load options that it
+    was measured with."""
 
     weight_s: Mapping[Type, float]
     options: LoadOptions
@@ -184,9 +184,10 @@ def _speeds(
         taken_s = {key: curve.call_s(1, context=0) for key, curve in zip(models, curves, strict=True)}
     common, larger = models[_COMMON][0], models[-1][0]
     extra = (larger.tokens - common.tokens) * source.output.columns
-    base_s = (taken_s[-1] - taken_s[_COMMON]) / extra if extra else 0.0
-    if base_s <= 0:  # lost in the noise of a small or a busy machine
-        base_s = taken_s[_COMMON] / (common.weights + common.tokens * source.output.columns)
+    # At most what is left if nothing else took any time: a busy machine says more, or less than nothing.
+    most_s = taken_s[_COMMON] / (common.weights + common.tokens * source.output.columns)
+    base_s = min((taken_s[-1] - taken_s[_COMMON]) / extra if extra else most_s, most_s)
+    base_s = base_s if base_s > 0 else most_s
     found = {}
     for key, (copy, _) in models.items():
         if isinstance(key, Type):
