@@ -167,7 +167,7 @@ def test_a_recurrent_draft_is_judged_by_its_checkpoints(check: Call) -> None:
 
 
 def test_experts_are_shown(check: Call) -> None:
-    outcome = check("experts.gguf")
+    outcome = check("experts.gguf", "draft.gguf")
     assert "2 of 4 experts" in " ".join(outcome.out.split()) and "active" in outcome.out
     assert "no chat template" in outcome.err or outcome.err == ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import FILES, MAINLINE
+from backends import FILES, MAINLINE, NATIVE
 from head_files import write_heads
 from hub_standin import Repository, serve
 from outrider.backends.gguf import LoadOptions, Weights
@@ -23,6 +23,7 @@ from outrider.models.families import RELATIVES, relative_of
 from outrider.models.finding import AUTO_DRAFT, Found, find_drafts
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
+from outrider.policy import FixedPolicy
 from outrider.session import drafts
 from outrider.session.drafts import listed, of_draft, resolve_models
 from outrider.session.loading import load_draft
@@ -31,6 +32,8 @@ from recordings import FLAT, SMALL, curve
 from tiny_gguf import MERGES, write_tiny
 
 Make = Callable[..., Path]
+OPTIONS = LoadOptions(threads=1, library=str(FILES[NATIVE[0]].path))
+"""of one library: several would be compared"""
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def names(target: Path, hub: HubOptions) -> list[str]:
 
 def loaded(target: Path, hub: HubOptions) -> tuple[str | None, tuple[str, ...]]:
     """Which draft a session takes, and its notices."""
-    with closing(Pair.load(target, AUTO_DRAFT, options=LoadOptions(threads=1), hub=hub)) as pair:
+    with closing(Pair.load(target, AUTO_DRAFT, options=OPTIONS, hub=hub)) as pair:
         return (None if pair.draft_card is None else pair.draft_card.path.stem), pair.notices
 
 
@@ -292,13 +295,13 @@ def test_a_session_takes_what_lines_up_and_says_so(make: Make, hub: HubOptions) 
     make("right", layers=8)
     make("also", layers=12)
     assert names(target, hub)[0] == "near"
-    with closing(Pair.load(target, AUTO_DRAFT, options=LoadOptions(threads=1), hub=hub)) as pair:
+    with closing(Pair.load(target, AUTO_DRAFT, options=OPTIONS, hub=hub)) as pair:
         assert pair.draft_card is not None
         taken = pair.draft_card.path.name
         [line] = [line for line in pair.notices if "-md auto takes" in line]
         assert line.startswith(f"-md auto takes {taken} (") and "beside the target" in line
         assert "also.gguf" in line and "`outrider check`" in line
-        session = pair.open(128)
+        session = pair.open(128, policy=FixedPolicy())
         assert session.generate("the ", max_tokens=4).tokens
         session.close()
 
