@@ -1,5 +1,5 @@
 """What it costs to be able to take a recurrent state back: calls of a hybrid with snapshots and with
-checkpoints, beside calls without either, in turn.
+checkpoints, beside calls without either, in turn; and what its own head costs.
 
     python benchmarks/hybrid/states.py make wide-F32.gguf     # 24 layers, 1024 wide, random weights
     outrider quantize wide-F32.gguf --to Q4_K_M
@@ -7,7 +7,8 @@ checkpoints, beside calls without either, in turn.
 
 A row for each way and number of tokens: median seconds of a call at 64 to 256 tokens of context, the
 quartiles, and the ratio to the same call without. "rejected" is a call over that many tokens of which all but
-the first are taken back, and the call over one token after it; the ratio is to two calls without.
+the first are taken back, and the call over one token after it; the ratio is to two calls without. "hidden"
+are calls that give the hidden states that a head reads, "head" are calls of the head.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from harness import append, argument_parser, describe, in_turn, resume, run_program
 from outrider.backends.gguf import LoadOptions, Weights
+from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.rewinding import Rewinding
 from outrider.core.data import Span
 from tiny.sizes import Sizes
 from tiny_gguf import write_tiny
 
-WAYS = ("none", "checkpoints", "snapshots 4", "snapshots 8", "snapshots 16")
+WAYS = ("none", "checkpoints", "snapshots 4", "snapshots 8", "snapshots 16", "hidden", "head")
 SIZES = (1, 2, 4, 8, 16)
 PROMPT, MOST = 64, 256
 
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     arguments = parser.parse_args()
     weights = Weights(arguments.target, LoadOptions(backend="llama.cpp", threads=arguments.threads))
+    assert weights.num_heads, "make the file again: it has no head"
     state = {"threads": arguments.threads, "state_bytes": weights.rewinding.state_bytes}
     resume(arguments.out, describe(arguments.target) | state, ["models", "threads"])
     models = {way: open_with(weights, way) for way in WAYS}
@@ -65,21 +68,26 @@ def main() -> None:
 def is_possible(way: str, num_tokens: int) -> bool:
     """Whether all but the first of so many tokens can be taken back."""
     name, _, count = way.partition(" ")
-    return num_tokens > 1 and name != "none" and (name == "checkpoints" or num_tokens <= int(count))
+    return num_tokens > 1 and (name == "checkpoints" or (name == "snapshots" and num_tokens <= int(count)))
 
 
 def open_with(weights: Weights, way: str) -> GgufModel:
-    """A context that is taken back in this way."""
+    """A context that is taken back in this way, that gives hidden states, or that is the head's."""
     name, _, count = way.partition(" ")
+    if name == "head":
+        return HeadModel(open_with(weights, "hidden"), 512)
     options = LoadOptions(backend="llama.cpp", threads=weights.options.threads, snapshots=int(count or 0))
     kinds = {kind: Rewinding(kind) for kind in ("none", "checkpoints", "snapshots")}
-    return GgufModel(weights, 512, 1, options, rewinding=kinds[name])
+    model = GgufModel(weights, 512, 1, options, rewinding=kinds.get(name, kinds["none"]))
+    if name == "hidden":
+        model.keep_hidden_states()
+    return model
 
 
 def make(path: Path) -> None:
     """Write the model: the tests' tiny one at the width of a real one."""
     sizes = replace(Sizes.wide(1024), kv_heads=2, head=256)  # those of Qwen3.5-0.8B
-    write_tiny(path, arch="qwen35", sizes=sizes, layers=24, context_length=4096)
+    write_tiny(path, arch="qwen35", sizes=sizes, layers=24, mtp_layers=1, context_length=4096)
 
 
 def call_s(model: GgufModel, num_tokens: int, rng: random.Random, *, rejected: bool) -> float:
@@ -95,7 +103,8 @@ def call_s(model: GgufModel, num_tokens: int, rng: random.Random, *, rejected: b
         model.decode([Span(0, tokens(1), PROMPT, 1)])  # a prompt leaves the caches otherwise
     start, drafted, following = model.length(0), tokens(num_tokens), tokens(1)
     started = perf_counter()
-    model.decode([Span(0, drafted, start, num_tokens, checkpoint=num_tokens > 1)])
+    num_rows = 1 if model.is_head else num_tokens
+    model.decode([Span(0, drafted, start, num_rows, checkpoint=num_tokens > 1)])
     if rejected:
         model.truncate(0, model.reach(0, start + 1))
         lost = drafted[: start + 1 - model.length(0)]
