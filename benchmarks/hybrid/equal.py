@@ -1,0 +1,118 @@
+"""Are texts with drafts those without, on tiny models of every kind? Counts alone: they hold on any machine.
+
+    python benchmarks/hybrid/equal.py --out equal.jsonl
+
+For each kind of model of the tests, in llama-cpp-python: 100 greedy answers of 100 tokens, one at a time and
+four at once, drafted by lookup and, where the file has one, the model's own head, with drafts of fixed lengths
+and no least confidence, so that many are rejected. A row has the answers that differ from plain decoding of
+the same library, and how many of them differ first at a near-tie: within `NEAR` of the spread of that place's
+logits.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from engines import run as run_together
+from harness import Row, append, argument_parser, describe, read_rows, resume, run_program
+from kinds import KINDS, Kind
+from outrider.backends.gguf import LoadOptions, Weights
+from outrider.core.data import Completion, Request, Span
+from outrider.core.params import SamplingParams
+from outrider.engine import Engine
+from outrider.policy import FixedPolicy
+from outrider.session.pair import Pair
+from tiny_gguf import REPEATING, write_tiny
+
+NEAR = 1e-3
+CONTEXT, PROMPT_TOKENS, ANSWER_TOKENS = 160, 40, 100
+
+
+def main() -> None:
+    parser = argument_parser(__doc__, answers=100, seed=1)
+    arguments = parser.parse_args()
+    resume(arguments.out, describe(), [])
+    done = {(row["model"], row["sequences"]) for row in read_rows(arguments.out) if row["kind"] == "equality"}
+    rng = random.Random(arguments.seed)
+    requests = [_request(rng) for _ in range(arguments.answers)]
+    with TemporaryDirectory() as folder:
+        for name, kind in KINDS.items():
+            for sequences in (1, 4):
+                if kind.arch and (name, sequences) not in done:
+                    file = write_tiny(
+                        Path(folder, "it.gguf"),
+                        arch=kind.arch,
+                        mtp_layers=kind.mtp_layers,
+                        context_share=REPEATING,
+                    )
+                    append(arguments.out, compare(file, name, kind, requests, sequences))
+
+
+def compare(file: Path, name: str, kind: Kind, requests: Sequence[Request], sequences: int) -> Row:
+    """The answers of one kind of model with drafts and without."""
+    options = LoadOptions(
+        backend="llama.cpp", threads=1, snapshots=kind.snapshots, full_window=kind.full_window
+    )
+    policy = FixedPolicy(draft_max=4, p_min=0.0)
+    pair, found = Pair.load(file, options=options), list[Completion]()
+    with closing(pair), pair.open(CONTEXT, policy=policy, max_running=sequences, bitwise=False) as session:
+        rewind = session.target.rewind
+        for start in range(0, len(requests), sequences):
+            found += run_together(session.engine, *requests[start : start + sequences])
+            session.engine.reset()
+    weights = Weights(file, replace(options, heads=False, snapshots=0))
+    plain = [Engine(weights.open(CONTEXT)).generate(request) for request in requests]
+    differing = [
+        (request, one.tokens, other.tokens)
+        for request, one, other in zip(requests, found, plain, strict=True)
+        if one.tokens != other.tokens
+    ]
+    near = sum(_is_near_tie(weights, *each) for each in differing)
+    weights.close()
+    drafted = [record for each in found for record in each.records if record.draft]
+    return {
+        "kind": "equality",
+        "model": name,
+        "architecture": kind.arch,
+        "rewind": rewind,
+        "sequences": sequences,
+        "answers": len(requests),
+        "differing": len(differing),
+        "near_ties": near,
+        "drafts": len(drafted),
+        "rejected": sum(record.num_accepted < len(record.draft) for record in drafted),
+        "by_head": sum(record.draft.sources.count("draft") for record in drafted),
+        "accepted": sum(record.num_accepted for record in drafted),
+        "drafted": sum(len(record.draft) for record in drafted),
+    }
+
+
+def _request(rng: random.Random) -> Request:
+    prompt = tuple(rng.randrange(97, 123) for _ in range(PROMPT_TOKENS))
+    return Request(prompt, SamplingParams(temperature=0), max_tokens=ANSWER_TOKENS, ignore_end=True)
+
+
+def _is_near_tie(weights: Weights, request: Request, one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the first two tokens that differ are as good as equally likely, in a call of its own."""
+    at = next(i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    model = weights.open(CONTEXT)
+    text = (*request.prompt, *one[:at])
+    row = model.decode([Span(0, text, 0, 1)])[0][0]
+    near = abs(row[one[at]] - row[other[at]]) < NEAR * float(np.std(row))
+    model.close()
+    return bool(near)
+
+
+if __name__ == "__main__":
+    run_program(main)
