@@ -3,7 +3,7 @@
     python benchmarks/hybrid/equal.py --out equal.jsonl
 
 For each kind of model of the tests, in llama-cpp-python: 100 greedy answers of 100 tokens, one at a time and
-four at once, drafted by lookup and, where the file has one, the model's own head. Drafts are of up to 4 tokens
+four at once, drafted by lookup and, where the file has one, the model's own head. Drafts have up to 4 tokens
 of any confidence, so that many are rejected. A row has the answers that differ from plain decoding of
 the same library, and how many of them differ first at a near-tie: within `NEAR` of the spread of that place's
 logits.
