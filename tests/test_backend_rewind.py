@@ -210,7 +210,9 @@ def test_a_bad_truncation_is_refused_and_changes_nothing(
 
 
 @over("window")
-@pytest.mark.parametrize("num_stored", [40, 300, 333, 480])
+@pytest.mark.parametrize(
+    "num_stored", [40, 333, *(pytest.param(n, marks=pytest.mark.slow) for n in (300, 480))]
+)
 def test_a_window_is_rewound_exactly_as_far_as_it_reaches(
     backend: Native, kind: str, num_stored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

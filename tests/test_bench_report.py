@@ -211,7 +211,7 @@ def test_colours_come_from_the_page(html: str, tree: Node) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ['<script>alert("1")</script>&', "--><b>'c'</b><!-- style=\"d:e\" f", "$x$ 模型", "up\x1b[31m\x00\x07"],
+    ['<script>alert("1")</script>&$x$ 模型', "--><b>'c'</b><!-- style=\"d:e\" up\x1b[31m\x00\x07"],
 )
 def test_hostile_names_stay_text(tmp_path: Path, name: str) -> None:
     odd = renamed(few_rows(2, ("chat",)), SMALL, name)

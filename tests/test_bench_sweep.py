@@ -184,7 +184,7 @@ def _timeless(row: Row) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "first", [1, 13, 90, 185, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 40, 150))]
+    "first", [1, 90, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 13, 40, 150, 185))]
 )
 def test_a_sweep_that_is_killed_ends_with_the_same_rows(
     swept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int

@@ -114,7 +114,7 @@ def test_an_impossible_outcome_decides_at_once() -> None:
 
 # The certificate as a whole
 
-PLAN = CertifyPlan(num_tokens=8, num_seeded=8, num_repeated=1, num_sampled=1, samples=100, repeats=20)
+PLAN = CertifyPlan(num_tokens=8, num_seeded=8, num_repeated=1, num_sampled=1, samples=60, repeats=20)
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3, scale=1.0)
 OTHER = random_logits(VOCABULARY.size, seed=3, order=2, scale=1.0)
 
@@ -134,7 +134,7 @@ def test_the_power_is_in_the_certificate() -> None:
     document = as_json(certificate_of(found))["decisions"]
     assert document["holds"] and document["detected_with_probability"] == 0.95
     assert document["detectable_acceptance_error"] == acceptance_power(found)
-    assert 0.01 < document["detectable_acceptance_error"] < 0.08
+    assert 0.01 < document["detectable_acceptance_error"] < 0.12
     more = acceptance_power(findings(rule="token", repeats=100))
     assert more is not None and more < 0.6 * document["detectable_acceptance_error"]
     kinds = {(test["rule"], test["kind"]) for test in document["tests"]}

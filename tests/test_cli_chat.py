@@ -262,7 +262,7 @@ def test_ctrl_d_leaves(terminal: Open) -> None:
 
 
 def test_a_paste_of_any_size_is_one_message(terminal: Open, tmp_path: Path) -> None:
-    pasted = "a line of some words\n" * 400
+    pasted = "a line of some words\n" * 200
     program = terminal("chat", "-c", "8192", "-n", "4", OUTRIDER_CACHE=str(tmp_path))
     program.wait_for(ASKS)
     program.type(f"\x1b[200~{pasted}\x1b[201~\r")

@@ -68,7 +68,13 @@ def test_what_is_piped_into_head_ends_quietly(arguments: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    "arguments", [("setup",), ("serve", "--print-config"), ("run", "--json"), ("costs", "--json")]
+    "arguments",
+    [
+        ("setup",),
+        ("run", "--json"),
+        pytest.param(("serve", "--print-config"), marks=pytest.mark.slow),
+        pytest.param(("costs", "--json"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_reader_that_is_gone_before_the_first_word_is_no_error(
     arguments: tuple[str, ...], models: Path

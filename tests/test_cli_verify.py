@@ -98,10 +98,10 @@ def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
 
 
 def test_a_small_error_of_the_acceptance_ratio_is_found_and_the_power_is_said(verify: Call) -> None:
-    sound = verify("--rule", "token", "--json", samples=150)
+    sound = verify("--rule", "token", "--json", samples=80)
     power = json.loads(sound.out)["decisions"]["detectable_acceptance_error"]
     assert sound.status == 0 and 0 < power < 0.2  # of a few hundred decisions of a tiny pair
-    broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", "--rule", "token", samples=150)
+    broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", "--rule", "token", samples=80)
     assert broken.status == 1 and "token rule, acceptance: p =" in broken.out
     assert "is found with probability" in broken.out and "0.95" in broken.out
 
@@ -197,7 +197,7 @@ def test_ctrl_c_leaves_nothing_behind(models: Path, tmp_path: Path) -> None:
         env=environment(),
     )
     try:
-        sleep(3)  # in the middle of the tests, or still loading: neither leaves anything
+        sleep(1.5)  # in the middle of the tests, or still loading: neither leaves anything
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=PATIENCE_S)
     finally:

