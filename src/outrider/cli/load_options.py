@@ -8,12 +8,22 @@ from dataclasses import replace
 
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.devices import on_processor
-from outrider.backends.gguf.options import ROPE_NUMBERS
 from outrider.core.errors import SettingError
 from outrider.core.loading_settings import Loading
+from outrider.core.schema import values_for
 
 _MIN_ROWS = 128
 """Rows of logits of a call at least; longer drafts need more."""
+
+_RENAMED = {
+    "batch_tokens": "batch_size",
+    "micro_batch_tokens": "ubatch_size",
+    "flash_attention": "flash_attn",
+    "full_window": "swa_full",
+    "extra_buffer_types": "repack",
+    "heads": "mtp",
+}
+"""Load options whose settings have llama.cpp's names."""
 
 
 def load_options(settings: Loading, *, draft: bool = False, max_draft: int | None = None) -> LoadOptions:
@@ -21,38 +31,21 @@ def load_options(settings: Loading, *, draft: bool = False, max_draft: int | Non
 
     Raises SettingError.
     """
-    options = LoadOptions(
-        gpu_layers=_layers(settings.gpu_layers),
-        split_mode=settings.split_mode,
-        main_gpu=settings.main_gpu,
-        devices=_names(settings.device),
-        tensor_split=_shares(settings.tensor_split),
-        tensor_overrides=_overrides(
-            settings.override_tensor,
-            on_processor(experts=None if settings.cpu_moe else settings.n_cpu_moe, dense=settings.n_cpu_ffn),
-        ),
-        kv_offload=settings.kv_offload,
-        op_offload=settings.op_offload,
-        adapters=_adapters(settings),
-        rope_freq_scale=_rope_freq_scale(settings),
-        **{name: getattr(settings, name) for name in ("rope_scaling", *ROPE_NUMBERS[:1], *ROPE_NUMBERS[2:])},
-        threads=max(settings.threads, 0),
-        threads_batch=max(settings.threads_batch, 0),
-        batch_tokens=settings.batch_size,
-        micro_batch_tokens=settings.ubatch_size,
-        flash_attention=settings.flash_attn,
-        cache_type_k=settings.cache_type_k,
-        cache_type_v=settings.cache_type_v,
-        mmap=settings.mmap,
-        mlock=settings.mlock,
-        full_window=settings.swa_full,
-        max_rows=max(_MIN_ROWS, (max_draft or 0) + 1),
-        snapshots=0 if draft else settings.snapshots,
-        heads=settings.mtp and not draft,
-        extra_buffer_types=settings.repack,
-        backend=settings.backend,
-        library=str(settings.llama_library or ""),
-    )
+    experts = None if settings.cpu_moe else settings.n_cpu_moe
+    on_host = on_processor(experts=experts, dense=settings.n_cpu_ffn)
+    given = values_for(LoadOptions, settings, **_RENAMED) | {
+        "gpu_layers": _layers(settings.gpu_layers),
+        "devices": _names(settings.device),
+        "tensor_split": _shares(settings.tensor_split),
+        "tensor_overrides": _overrides(settings.override_tensor, on_host),
+        "adapters": _adapters(settings),
+        "rope_freq_scale": _rope_freq_scale(settings),
+        "threads": max(settings.threads, 0),
+        "threads_batch": max(settings.threads_batch, 0),
+        "max_rows": max(_MIN_ROWS, (max_draft or 0) + 1),
+        "library": str(settings.llama_library or ""),
+    }
+    options = LoadOptions(**given)
     return _of_draft(options, settings) if draft else options
 
 
@@ -67,7 +60,9 @@ def _of_draft(options: LoadOptions, settings: Loading) -> LoadOptions:
         options,
         devices=_names(settings.device_draft) or options.devices,
         tensor_overrides=_overrides(settings.override_tensor_draft, on_processor(experts=experts)),
-        adapters=(),  # made for the target
+        adapters=(),  # made for the target, as snapshots and heads are for what is drafted for
+        snapshots=0,
+        heads=False,
         gpu_layers=options.gpu_layers if layers is None else _layers(layers),
         threads_batch=threads_batch if threads_batch > 0 else options.threads_batch,
         cache_type_k=settings.cache_type_k_draft or options.cache_type_k,

@@ -20,6 +20,7 @@ from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import check_writable, read_text
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
+from outrider.core.schema import values_for
 from outrider.core.settings import (
     Drafting,
     DraftModel,
@@ -42,6 +43,15 @@ UNLIMITED_TOKENS = 2048
 """Room for an answer of unknown length."""
 
 
+_RENAMED = {
+    "temperature": "temp",
+    "dynatemp_exponent": "dynatemp_exp",
+    "typical_p": "typical",
+    "dry_last_n": "dry_penalty_last_n",
+}
+"""Samplers whose settings have llama.cpp's names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairPlan:
     """Which models are loaded and how, who drafts for them, and what keeps a draft.
@@ -49,18 +59,14 @@ class PairPlan:
     `target` and `draft` are references; None is the embedded default, and its own draft.
     """
 
+    settings: PairSettings
     target: str | None
     draft: str | None
     hub: HubOptions
     options: LoadOptions
     draft_options: LoadOptions
-    context: int | None
-    draft_context: int
     policy: FixedPolicy | AutoSettings
     verification: Verification
-    bitwise: bool | None
-    lookup: bool
-    verbose: bool
     corpus: Sequence[Path] = ()
     template: str | None = None
     """the text of a chat template in place of the model's own"""
@@ -139,18 +145,14 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
     check_context("-c", settings.ctx_size)
     check_context("-cd", settings.ctx_size_draft)
     plan = PairPlan(
+        settings=settings,
         target=target_reference(settings),
         draft=draft,
         hub=hub_options(settings),
         options=load_options(settings, max_draft=settings.draft_max),
         draft_options=load_options(settings, draft=True, max_draft=settings.draft_max),
-        context=settings.ctx_size,
-        draft_context=settings.ctx_size_draft,
         policy=policy,
         verification=verification.bitwise(greedy=greedy) if settings.bitwise else verification,
-        bitwise=settings.bitwise,
-        lookup=settings.lookup,
-        verbose=settings.verbose,
         corpus=sources.corpus,
         template=_template(settings.chat_template_file),
     )
@@ -165,30 +167,14 @@ def sampling_params(settings: Sampling) -> SamplingParams:
     breakers = SamplingParams().dry_breakers
     if settings.dry_sequence_breaker:
         breakers = tuple(text for text in settings.dry_sequence_breaker if text != "none")
-    return SamplingParams(
-        temperature=settings.temp,
-        dynatemp_range=settings.dynatemp_range,
-        dynatemp_exponent=settings.dynatemp_exp,
-        top_k=max(settings.top_k, 0),
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        typical_p=settings.typical,
-        top_n_sigma=max(settings.top_n_sigma, 0),
-        xtc_probability=settings.xtc_probability,
-        xtc_threshold=settings.xtc_threshold,
-        repeat_penalty=settings.repeat_penalty,
-        presence_penalty=settings.presence_penalty,
-        frequency_penalty=settings.frequency_penalty,
-        repeat_last_n=settings.repeat_last_n,
-        dry_multiplier=settings.dry_multiplier,
-        dry_base=settings.dry_base,
-        dry_allowed_length=settings.dry_allowed_length,
-        dry_last_n=settings.dry_penalty_last_n,
-        dry_breakers=breakers,
-        logit_bias=tuple(map(_bias, settings.logit_bias)),
-        min_tokens=settings.min_tokens,
-        seed=None if settings.seed == -1 else settings.seed,
-    )
+    given = values_for(SamplingParams, settings, **_RENAMED) | {
+        "top_k": max(settings.top_k, 0),
+        "top_n_sigma": max(settings.top_n_sigma, 0),
+        "dry_breakers": breakers,
+        "logit_bias": tuple(map(_bias, settings.logit_bias)),
+        "seed": None if settings.seed == -1 else settings.seed,
+    }
+    return SamplingParams(**given)
 
 
 def drafting_policy(settings: Drafting, costs: Path | None) -> FixedPolicy | AutoSettings:

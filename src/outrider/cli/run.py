@@ -79,8 +79,8 @@ def run(settings: RunSettings) -> int:
 def load_pair(plan: PairPlan, errors: Console, max_sequences: int = 1, capacity_tokens: int = 0) -> Pair:
     """Load the models that were asked for, or the embedded default, where the contexts of so many sequences
     and tokens over all of them will find room."""
-    room = Room(plan.context, plan.draft_context, max_sequences, capacity_tokens)
-    show_log(plan.verbose)
+    room = Room(plan.settings.ctx_size, plan.settings.ctx_size_draft, max_sequences, capacity_tokens)
+    show_log(plan.settings.verbose)
     with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
             plan.target,
@@ -107,19 +107,19 @@ def open_session(
 ) -> Session:
     """Open contexts that hold `tokens`, unless their size was given, for `max_running` requests at once; the
     others as in `Pair.open`."""
-    context = plan.context
+    context = plan.settings.ctx_size
     if context is None:
         context = min(max(tokens, DEFAULT_CONTEXT_TOKENS), pair.target.trained_context)
     with LoadInterrupt(), errors.status("opening") as status:
         return pair.open(
             context,
-            plan.draft_context,
-            lookup=plan.lookup,
+            plan.settings.ctx_size_draft,
+            lookup=plan.settings.lookup,
             corpus=plan.corpus,
             progress=lambda *progress: status.update(f"indexing the corpus: {indexing(*progress)}"),
             policy=plan.policy,
             measuring=lambda what, part: status.update(f"{what}: {part:.0%}"),
-            bitwise=plan.bitwise,
+            bitwise=plan.settings.bitwise,
             max_running=max_running,
             kept_sequences=kept_sequences,
             capacity_tokens=capacity_tokens,
