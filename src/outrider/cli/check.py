@@ -23,12 +23,12 @@ from outrider.cli.plans import (
 )
 from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
-from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.errors import SettingError
 from outrider.core.invalid import invalid
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.judged import DraftReport
 from outrider.lab.loaded import Progress
-from outrider.lab.models import DEFAULT, ModelFacts, ModelFile, find_models, usable_backends
+from outrider.lab.models import DEFAULT, ModelFacts, ModelFile, find_model, find_models, usable_backends
 from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.verdict import DraftVerdict, Outcome, as_text
@@ -107,11 +107,12 @@ def _drafts_here(
 
 def model_of(reference: str, hub: HubOptions) -> ModelFile:
     """The one model that a reference means. Raises ModelFileError."""
-    found = find_models([reference], hub=hub)
-    if len(found) > 1:
-        why = f"{len(found)} files match, and one target is checked at a time"
-        raise ModelFileError(reference, why, "Name one of them; `outrider bench` compares targets.")
-    return found[0]
+    return find_model(
+        reference,
+        hub=hub,
+        purpose=", and one target is checked at a time",
+        way_out="; `outrider bench` compares targets.",
+    )
 
 
 def workload_of(name: str) -> Workload:

@@ -14,10 +14,10 @@ from outrider.backends.gguf.quantizer import read_type
 from outrider.cli.distill_settings import DistillSettings
 from outrider.cli.output import INTERRUPTED, print_notes, readable, write, write_json
 from outrider.cli.plans import hub_options
-from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.distill.plan import DataPlan, DistillPlan, DraftPlan, Loss, TeacherKind, TrainingPlan
-from outrider.lab.models import DEFAULT, ModelFile, find_models
+from outrider.lab.models import DEFAULT, ModelFile, find_model
 from outrider.models.hub import HubOptions
 
 
@@ -207,19 +207,12 @@ def _base(reference: str, hub: HubOptions) -> Path:
     path = Path(reference).expanduser()
     if path.is_dir() or (path.suffix == ".safetensors" and path.is_file()):
         return path
-    return _only(reference, hub).path
+    return find_model(reference, hub=hub).path
 
 
 def _target(settings: DistillSettings) -> ModelFile:
     reference = f"hf:{settings.hf_repo}" if settings.hf_repo is not None else settings.model
-    return _only(DEFAULT if reference is None else reference, hub_options(settings))
-
-
-def _only(reference: str, hub: HubOptions) -> ModelFile:
-    found = find_models([reference], hub=hub)
-    if len(found) > 1:
-        raise ModelFileError(reference, f"{len(found)} files match", "Name one of them.")
-    return found[0]
+    return find_model(DEFAULT if reference is None else reference, hub=hub_options(settings))
 
 
 def _context(settings: DistillSettings) -> int:

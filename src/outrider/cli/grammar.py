@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import cast, get_args
 from outrider.cli.prompt import encodable
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
-from outrider.core.files import reason_of
+from outrider.core.files import decoded, reason_of
 from outrider.core.params import FastForward, GrammarKind, JsonStyle, grammar_kind
 from outrider.core.settings import Structure
 
@@ -147,11 +146,7 @@ def _read(given: str, what: str, flag: str) -> str:
         raise GrammarError(place, reason, f"{flag} takes {_FORMS[flag]}.") from error
     if len(data) > MAX_BYTES:
         raise _too_large(place)
-    try:
-        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-    except UnicodeDecodeError as error:
-        why = f"it is not UTF-8 (byte {error.start} is {data[error.start]:#04x})"
-        raise GrammarError(place, why, "Convert it to UTF-8 first.") from error
+    text = decoded(data, place, GrammarError)
     if not text.strip():
         raise GrammarError(place, "it is empty", f"Name a file with a {what}.")
     return text

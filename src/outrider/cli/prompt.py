@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from outrider.core.errors import PromptError, SettingError
-from outrider.core.files import reason_of
+from outrider.core.files import decoded, reason_of
 
 _ESCAPES = re.compile(r"\\([ntr'\"\\]|x[0-9A-Fa-f]{2})")
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
@@ -93,16 +92,8 @@ def read_text(path: Path, what: str) -> str:
 
 
 def _decode(file: BinaryIO, name: str) -> str:
-    data = file.read().removeprefix(codecs.BOM_UTF8)
-    try:
-        # The line break that ends a text file is not part of the prompt; llama.cpp drops it, too.
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            name,
-            f"it is not UTF-8 (byte {error.start} is {data[error.start]:#04x})",
-            "Convert it to UTF-8 first.",
-        ) from error
+    # The line break that ends a text file is not part of the prompt; llama.cpp drops it, too.
+    return decoded(file.read(), name, PromptError).removesuffix("\n").removesuffix("\r")
 
 
 def encodable(text: str, name: str) -> str:

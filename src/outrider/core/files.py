@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import tomllib
@@ -24,6 +25,17 @@ def read_text(path: Path, way_out: str, kind: type[InputError] = SettingError) -
         raise kind(str(path), reason_of(error), way_out) from None
     except UnicodeDecodeError:
         raise kind(str(path), "it is no UTF-8 text", way_out) from None
+
+
+def decoded(data: bytes, name: str, kind: type[InputError]) -> str:
+    """The text of UTF-8, without a mark of it at the start. Raises `kind`, which calls it `name`, and says
+    which byte is at fault."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        why = f"it is not UTF-8 (byte {error.start} is {data[error.start]:#04x})"
+        raise kind(name, why, "Convert it to UTF-8 first.") from error
 
 
 def read_toml(path: Path, way_out: str) -> dict[str, Any]:

@@ -75,6 +75,17 @@ def find_models(
     return [known[identity] for identity in found]
 
 
+def find_model(reference: str, *, hub: HubOptions, purpose: str = "", way_out: str = "") -> ModelFile:
+    """The one model that is meant; an error about several adds what one is wanted for (`purpose`). Raises
+    what `find_models` raises."""
+    found = find_models([reference], hub=hub)
+    if len(found) > 1:
+        raise ModelFileError(
+            reference, f"{len(found)} files match{purpose}", f"Name one of them{way_out or '.'}"
+        )
+    return found[0]
+
+
 def under_backends(models: Sequence[ModelFile], backends: Sequence[str], *, several: bool) -> list[ModelFile]:
     """Every model under each backend; where there are `several`, its name says which: "model (ik)"."""
     return [
