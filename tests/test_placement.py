@@ -413,3 +413,11 @@ def test_a_chat_template_and_an_adapter_of_ones_own(
     )
     unused = run("--raw", "-ts", "3,1")
     assert unused.out == raw.out and "computes on the processor alone here: -ts without effect" in unused.said
+
+
+def test_a_policy_without_its_draft_model_says_so(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    line = ("run", "-m", str(model), "-n", "4", "--raw", "-t", "1", "-p", "hi", "--spec-type", "draft-mtp")
+    done = call(monkeypatch, capfdbinary, *line)
+    assert done.status == 0 and "no draft model is loaded, and the policy asks for one alone" in done.said

@@ -147,7 +147,7 @@ class Pair:
         try:
             draft_tokens = capacity_tokens + max_running * LONGEST_DRAFT
             drafting.draft = draft = self._open_draft(target, draft_context_length, draft_tokens, bitwise)
-            policy, learned = _policy_for(target, draft, policy, measuring)
+            policy, learned = _policy_for(target, draft, policy, measuring, notices)
             return Session(
                 target,
                 [*drafters, *build_drafters(drafting, is_free=False)],
@@ -268,6 +268,7 @@ def _policy_for(
     draft: tuple[GgufModel, Alignment] | None,
     policy: Policy | AutoSettings | None,
     measuring: Measuring | None,
+    notices: list[str],
 ) -> tuple[Policy | None, Learned | None]:
     """The policy in force and, where it is the automatic one, what is known about the pair. A target that
     cannot rewind is decoded plainly."""
@@ -275,5 +276,7 @@ def _policy_for(
         return policy, None
     if target.rewind == "none":
         return None, None
+    if draft is None and policy is not None and not policy.free:
+        notices.append("no draft model is loaded, and the policy asks for one alone: nothing is drafted")
     learned = Learned(policy or AutoSettings(), target, draft and draft[0], measuring)
     return learned.policy, learned
