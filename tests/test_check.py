@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,6 +200,15 @@ def numbers(
     acceptance = Interval(right, right - 0.05, right + 0.05)
     gains = Interval(*over_plain), Interval(*over_lookup)
     return DraftNumbers(calls, step, acceptance, needed, Interval(*lookup), *gains)
+
+
+def test_a_large_output_layer_is_a_reason_to_trim() -> None:
+    large = replace(numbers((0.5, 0.4, 0.6), (0.5, 0.4, 0.6), step=0.5), output_ratio=0.4)
+    [line] = [line for line in judge_draft(large).advice if "outrider trim" in line]
+    assert "40% of what a draft step reads is the output layer" in line and "about 0.35 of the target" in line
+    reached = re.findall(r"([0-9.]+)x", line)
+    assert float(reached[0]) > float(reached[1])
+    assert "outrider trim" not in str(judge_draft(replace(large, output_ratio=0.2)).advice)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | No
         lookup=found.over(AUTO_LOOKUP.name, PLAIN.name),
         over_plain=found.over(AUTO.name, PLAIN.name),
         over_lookup=found.over(AUTO.name, AUTO_LOOKUP.name),
+        output_ratio=draft.output_ratio,
     )
     return replace(
         report,

@@ -149,6 +149,8 @@ class DraftOffers:
     costs: CallCosts | None = None
     answers: tuple[Answer, ...] = ()
     prior: PretrainedCalibration | None = None
+    output_ratio: float = 0.0
+    """of what a step reads, the part that is the output layer; 0 for a reduced vocabulary"""
 
 
 def offers_along(
@@ -170,7 +172,8 @@ def offers_along(
     started = perf_counter()
     with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
-        found = DraftOffers(draft.facts(), draft.weights.rewind, alignment)
+        ratio = 0.0 if alignment.report.is_reduced else file.card.output_bytes / file.card.bytes_per_token
+        found = DraftOffers(draft.facts(), draft.weights.rewind, alignment, output_ratio=ratio)
         if refusal := why_unusable(subject, draft.weights.rewind, alignment):
             return replace(found, refusal=refusal)
         model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))

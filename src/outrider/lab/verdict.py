@@ -23,6 +23,10 @@ _STEEP_CALLS = 2.2
 """Calls over 4 tokens that cost more, in calls of one, waste most of what drafts save."""
 _POOR_ACCEPTANCE = 0.5
 _LONGEST_DRAFT = 16
+_LARGE_OUTPUT = 0.2
+"""of the bytes that a draft step reads"""
+_TRIMMED_PART = 0.75
+"""of an output layer that a trim takes away, about"""
 
 _LOOK_UP = "more to look up: `outrider run` takes --corpus FILES and --prediction FILE"
 _BENCH = "`outrider bench` runs the candidates for real and tells"
@@ -46,7 +50,8 @@ class DraftNumbers:
     """What decides about a draft. `calls` are the costs of target calls over 1, 2, … tokens and `step` that
     of a draft step, in target steps; `needed` the least acceptance at which some draft length breaks even
     (None: at none). `lookup` is what lookup alone gives over plain decoding, `over_plain` and `over_lookup`
-    what the automatic choice with the draft gives over either."""
+    what the automatic choice with the draft gives over either. `output_ratio`: the output layer's part of
+    the bytes that a draft step reads."""
 
     calls: Sequence[float]
     step: float
@@ -55,6 +60,7 @@ class DraftNumbers:
     lookup: Interval
     over_plain: Interval
     over_lookup: Interval
+    output_ratio: float = 0.0
 
     @property
     def gain(self) -> Interval:
@@ -184,6 +190,13 @@ def _cheaper(numbers: DraftNumbers) -> tuple[str, ...]:
         found.append(
             f"a smaller draft: one whose step costs {_CHEAP_STEP} of the target's could reach {cheap:.1f}x "
             f"if it were right as often ({right:.0%})"
+        )
+    if numbers.output_ratio > _LARGE_OUTPUT:
+        step = numbers.step * (1 - _TRIMMED_PART * numbers.output_ratio)
+        found.append(
+            f"`outrider trim`: {numbers.output_ratio:.0%} of what a draft step reads is the output layer; "
+            f"with fewer tokens it costs about {step:.2f} of the target's, which could reach "
+            f"{_reach(numbers.calls, step, right):.2f}x by the draft alone, not {now:.2f}x"
         )
     return (*found, *_flatter(numbers.calls))
 

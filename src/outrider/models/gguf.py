@@ -62,6 +62,8 @@ class ModelCard:
     file_bytes: int
     num_files: int
     kind: ModelKind = "model"
+    output_bytes: int = 0
+    """of the weights that give the logits: the output layer, or the embedding where the two are one"""
     mtp_layers: int = 0
     """layers of the file that predict tokens after the next one (`nextn_predict_layers`)"""
     tokens: Array | None = None
@@ -112,6 +114,7 @@ def read_card(path: Path) -> ModelCard:
         file_bytes=file_bytes,
         num_files=len(files),
         kind=_kind(architecture, number(Keys.LLM.BLOCK_COUNT) or 0, mtp_layers, tensors),
+        output_bytes=_output_bytes(tensors),
         mtp_layers=mtp_layers,
         tokens=tokens if isinstance(tokens, Array) else None,
         has_reduced_vocabulary=first.text(TARGET_TOKENIZER) is not None,
@@ -182,6 +185,11 @@ def _bytes_per_token(tensors: Sequence[TensorInfo], used: int, bytes_per_paramet
         size = tensor.num_parameters * bytes_per_parameter if tensor.num_bytes is None else tensor.num_bytes
         total += size * (1 - _idle_parameters(tensor, used) / max(tensor.num_parameters, 1))
     return round(total)
+
+
+def _output_bytes(tensors: Sequence[TensorInfo]) -> int:
+    sizes = {tensor.name: tensor.num_bytes or 0 for tensor in tensors}
+    return sizes.get("output.weight", sizes.get("token_embd.weight", 0))
 
 
 def _quantization(header: Header, tensors: Iterable[TensorInfo]) -> str:
