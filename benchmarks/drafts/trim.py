@@ -11,6 +11,7 @@ cost.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,21 +30,32 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--pair", nargs=2, type=Path, action="append", required=True, metavar="FILE")
     parser.add_argument("--seconds", type=float, nargs="+", default=[0.0, 60.0])
+    parser.add_argument("--measuring", type=float, default=20.0, help="seconds of held-out answers (20)")
     parser.add_argument("--backend", default="auto")
     options = parser.parse_args()
     for small, target in options.pair:
         for seconds in options.seconds:
-            report = _trim(small, target, seconds, options.backend)
-            row = _row(report) | {"kind": "trim", "counting_s": seconds, "backend": options.backend}
+            report = _trim(small, target, seconds, options)
+            row = _row(report) | {
+                "kind": "trim",
+                "counting_s": seconds,
+                "backend": options.backend,
+                "measuring_s": options.measuring,
+            }
             append(options.out, describe(small, target) | row)
             print(_line(small, row), file=sys.stderr)
 
 
-def _trim(small: Path, target: Path, seconds: float, backend: str) -> Report:
+def _trim(small: Path, target: Path, seconds: float, options: Namespace) -> Report:
     draft, big = (find_models([str(path)], hub=HubOptions())[0] for path in (small, target))
     with TemporaryDirectory() as folder:
         asked = TrimRequest(
-            draft, big, Path(folder) / "trimmed.gguf", seconds=seconds, options=LoadOptions(backend=backend)
+            draft,
+            big,
+            Path(folder) / "trimmed.gguf",
+            seconds=seconds,
+            measuring_seconds=options.measuring,
+            options=LoadOptions(backend=options.backend),
         )
         return trim(asked)
 
