@@ -192,7 +192,7 @@ def test_each_picture_has_a_title_a_text_and_its_numbers(tree: Node) -> None:
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
-    small = few_rows(workloads=("chat",))
+    small = few_rows(2, ("chat",))
     first = html_of(small, tmp_path)
     assert html_of(list(small), tmp_path) == first
 
