@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import align, tokenizer_id
 from outrider.models.vocab.subset import OTHER, Subset
+from outrider.trim import trim as trim_module
 from outrider.trim.counting import answer_prompts
 from outrider.trim.cut import Cut, even_layers, write_trimmed
 from outrider.trim.material import prompts_of, recorded_answers, texts_of
@@ -378,6 +380,25 @@ def test_tokens_that_llama_cpp_reads_otherwise_are_refused(target: Target, tmp_p
             target.source, Cut(REDUCED, LAYERS), tmp_path / "d.gguf", target.weights.vocabulary, wrong, {}
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_nothing(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(*_arguments: object, **_options: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(trim_module, "measure_types", stop)
+    monkeypatch.setattr(trim_module, "DEFAULT_SECONDS", 0.1)
+    outcome = run("--seconds", "0", "--prompts", str(one_prompt(tmp_path)))
+    assert outcome.status == 130 and "interrupted: nothing was written" in outcome.said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "small.gguf"]
+
+
+def one_prompt(folder: Path) -> Path:
+    lines = (json.dumps({"id": str(i), "prompt": f"the rain {i}", "max_tokens": 16}) for i in range(40))
+    (folder / "p.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder / "p.jsonl"
 
 
 # Exactness

@@ -31,11 +31,19 @@ def trim_draft(settings: TrimSettings) -> int:
     errors = Console(stderr=True, highlight=False)
     asked = _asked(settings)
     show_log(settings.verbose)
+    report: Report | None = None
     try:
-        with LoadInterrupt(), status(errors) as progress:
-            report = trim(asked, progress)
+        with LoadInterrupt() as interrupt, status(errors) as progress:
+
+            def show(what: str, part: float | None) -> None:
+                if interrupt.requested:  # while llama.cpp was writing to its log
+                    raise KeyboardInterrupt
+                progress(what, part)
+
+            report = trim(asked, show)
     except KeyboardInterrupt:
-        errors.print("\ninterrupted: nothing was written")
+        what = "nothing was written" if report is None else f"{asked.out} is written"
+        errors.print(Text(readable(f"interrupted: {what}")))
         return INTERRUPTED
     print_notes(errors, report.notices)
     if settings.print_json:
