@@ -194,12 +194,9 @@ class Native(Backend):
         batch_tokens: int = 512,
     ) -> GgufModel:
         weights = self.weights(kind)
-        return weights.open(
-            context_length,
-            max_sequences=max_sequences,
-            capacity_tokens=capacity_tokens,
-            options=replace(weights.options, max_rows=max_rows, batch_tokens=batch_tokens),
-        )
+        options = replace(weights.options, max_rows=max_rows, batch_tokens=batch_tokens)
+        # The kind's own way to go back, though `Weights.open` may choose another for several sequences.
+        return GgufModel(weights, context_length, max_sequences, options, capacity_tokens)
 
     @property
     def functions(self) -> Any:

@@ -31,7 +31,7 @@ from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding
 from outrider.core.contracts import RewindKind
-from outrider.core.data import Logits, Span
+from outrider.core.data import Completion, Logits, Span
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.drafters.suffix import SuffixDrafter
@@ -291,3 +291,31 @@ def test_snapshots_take_a_part_of_the_memory_and_less_than_a_micro_batch(
     assert Rewinding("snapshots", 1).snapshots(16, 1, 512) == 16
     assert Rewinding("snapshots", 1).snapshots(16, 1, 8) == 6
     assert Rewinding("checkpoints", 1).snapshots(16, 1, 512) == 0
+
+
+def test_three_sequences_have_no_snapshots(hybrid: Path) -> None:
+    """Texts of three that begin and end at different times were others with them."""
+    options = LoadOptions(backend="llama.cpp", threads=1, snapshots=4, cache_type_k="f32", cache_type_v="f32")
+    rng = np.random.default_rng(5)
+    requests = [
+        asked(rng.integers(97, 123, size).tolist(), max_tokens=most, sampling=GREEDY, ignore_end=True)
+        for size, most in zip(rng.integers(2, 50, 16), rng.integers(1, 40, 16).tolist(), strict=True)
+    ]
+    with closing(Pair.load(hybrid, options=options)) as pair:
+        plain = Engine(pair.target.open(128))
+        assert plain.target.rewind == pair.target.open(128, max_sequences=2).rewind == "snapshots"
+        with pair.open(128, policy=ALONG, max_running=3) as session:
+            assert any("snapshots are for 2 sequences at most" in notice for notice in session.notices)
+            session.engine.equip([ScriptedDrafter(random_guess(3))], FixedPolicy(draft_max=3, p_min=0.0))
+            waiting, found = list(enumerate(requests)), dict[int, Completion]()
+            numbers: dict[int, int] = {}
+            while waiting or session.engine.num_running:
+                while waiting and session.engine.has_room(waiting[0][1]):
+                    i, request = waiting.pop(0)
+                    numbers[session.engine.submit(request)] = i
+                for update in session.engine.step():
+                    if update.completion is not None:
+                        found[numbers[update.record.request]] = update.completion
+            for i, request in enumerate(requests):
+                plain.reset()
+                assert found[i].tokens == plain.generate(request).tokens

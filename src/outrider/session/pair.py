@@ -10,6 +10,7 @@ from pathlib import Path
 from outrider.backends.bitwise import Price
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights
 from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf.rewinding import MAX_SEQUENCES
 from outrider.backends.tuning.equality import open_target
 from outrider.backends.tuning.scoring import Loaded, native_of
 from outrider.core.contracts import Policy
@@ -254,6 +255,11 @@ def _about_rewinding(weights: Weights, target: Loaded) -> list[str]:
             f"{how} snapshots of its recurrent state ({target.max_draft} for each sequence, "
             f"{size * target.max_draft:,.1f} MB): no draft is longer, and every call takes longer, plain "
             "ones that it is compared with included (docs/backends.md)"
+        )
+    if weights.rewinding.kind == "snapshots" and target.rewind != "snapshots":
+        notices.append(
+            f"{weights.name}: snapshots are for {MAX_SEQUENCES} sequences at most, checkpoints are used for "
+            f"{target.max_sequences} (docs/backends.md)"
         )
     if target.rewind == "checkpoints":
         notices.append(

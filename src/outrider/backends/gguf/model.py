@@ -121,7 +121,8 @@ class Weights:
         """A context of `context_length` tokens per sequence (0: as trained), of `capacity_tokens` over all
         sequences (0: as many as each of them may have); `options`: its own, if any."""
         length = context_length or self.trained_context
-        return GgufModel(self, length, max_sequences, options, capacity_tokens)
+        rewinding = self.rewinding.of(max_sequences)
+        return GgufModel(self, length, max_sequences, options, capacity_tokens, rewinding=rewinding)
 
     def open_trial(
         self, context_length: int, kind: RewindKind, snapshots: int, micro_batch_tokens: int

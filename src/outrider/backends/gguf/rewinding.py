@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,9 @@ from outrider.core.errors import OutriderError
 if TYPE_CHECKING:
     from outrider.backends.gguf.model import GgufModel, Weights
 
+MAX_SEQUENCES = 2
+"""of a context with snapshots. Where three sequences and more have parts of different length in a call,
+llama.cpp 0.3.36 restores other states than those of before."""
 _MEMORY_SHARE = 1 / 8
 """of the free memory that snapshots may take"""
 _TRIED_SNAPSHOTS = 4
@@ -41,11 +44,18 @@ differs by about 1."""
 @dataclass(frozen=True, slots=True)
 class Rewinding:
     """How contexts are taken back. `state_bytes`: the recurrent state of a sequence; `notice`: what was asked
-    for and cannot be had."""
+    for and cannot be had. `several`: how contexts of more than `MAX_SEQUENCES` are, where that differs."""
 
     kind: RewindKind
     state_bytes: int = 0
     notice: str | None = None
+    several: RewindKind | None = None
+
+    def of(self, max_sequences: int) -> Rewinding:
+        """That of a context of so many sequences."""
+        if self.several is None or max_sequences <= MAX_SEQUENCES:
+            return self
+        return Rewinding(self.several, self.state_bytes)
 
     def snapshots(self, asked: int, max_sequences: int, micro_batch_tokens: int) -> int:
         """How many snapshots each of so many sequences gets: as many as are asked for and fit. The library
@@ -136,11 +146,10 @@ def find_rewinding(weights: Weights) -> Rewinding:
         return Rewinding("window" if windowed and not weights.options.full_window else "free")
     if not weights.options.snapshots:
         return _tried(weights, "checkpoints")
-    found = _tried(weights, "snapshots")
+    found, instead = _tried(weights, "snapshots"), _tried(weights, "checkpoints")
     if found.kind == "snapshots":
-        return found
-    instead = _tried(weights, "checkpoints")
-    return Rewinding(instead.kind, instead.state_bytes, found.notice)
+        return replace(found, several=instead.kind)
+    return replace(instead, notice=found.notice)
 
 
 def _tried(weights: Weights, kind: RewindKind) -> Rewinding:
