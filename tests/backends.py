@@ -7,7 +7,7 @@ A test takes `backend`, and with `over` the kinds of model too. What a library c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,8 +147,10 @@ class Fake(Backend):
 class Native(Backend):
     """GGUF models on one native library, each of its kinds loaded once."""
 
-    def __init__(self, file: LibraryFile, folder: Path) -> None:
+    def __init__(self, file: LibraryFile, folder: Path, **made: Any) -> None:
+        """`made`: what `write_tiny` takes."""
         self.name, self.file = file.source, file
+        self._made = made
         self.is_ik = file.source.startswith("ik")
         self.kinds = kinds_of(file.source)
         self._folder = folder
@@ -164,7 +166,9 @@ class Native(Backend):
         """A tiny model's file."""
         made = KINDS[kind]
         path = self._folder / f"{made.arch}-{made.mtp_layers}.gguf"
-        return path if path.exists() else write_tiny(path, arch=made.arch, mtp_layers=made.mtp_layers)
+        if not path.exists():
+            write_tiny(path, arch=made.arch, mtp_layers=made.mtp_layers, **self._made)
+        return path
 
     def weights(self, kind: str = "dense", options: LoadOptions = SMALL) -> Weights:
         """Weights that are shared: not the caller's to close."""
@@ -248,15 +252,18 @@ MAINLINE = tuple(name for name in NATIVE if name not in IK)
 ALL = ("fake", *NATIVE)
 
 
-def over(*kinds: str, names: Sequence[str] = ALL) -> pytest.MarkDecorator:
-    """Runs a test with every `backend` and `kind` of model that go together, the slow kinds as slow tests."""
-    pairs = [
-        pytest.param(name, kind, marks=[pytest.mark.slow] if KINDS[kind].slow else [], id=f"{name}-{kind}")
-        for name in names
-        for kind in kinds
-        if kind in kinds_of(name)
-    ]
-    return pytest.mark.parametrize(("backend", "kind"), pairs, indirect=["backend"])
+def over(
+    *kinds: str, names: Sequence[str] = ALL, quick: Collection[tuple[str, str]] | None = None
+) -> pytest.MarkDecorator:
+    """Runs a test with every `backend` and `kind` of model that go together: the slow kinds, or all pairs but
+    the `quick` ones, as slow tests."""
+    pairs = [(name, kind) for name in names for kind in kinds if kind in kinds_of(name)]
+    parameters = []
+    for name, kind in pairs:
+        is_slow = KINDS[kind].slow if quick is None else (name, kind) not in quick
+        marks = [pytest.mark.slow] if is_slow else []
+        parameters.append(pytest.param(name, kind, marks=marks, id=f"{name}-{kind}"))
+    return pytest.mark.parametrize(("backend", "kind"), parameters, indirect=["backend"])
 
 
 over_all = pytest.mark.parametrize("backend", ALL, indirect=True)

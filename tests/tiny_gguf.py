@@ -24,9 +24,6 @@ from tiny.sizes import Sizes
 Weights = npt.NDArray[np.float32]
 Part = Literal["all", "trunk", "heads"]
 
-REPEATING = 0.05
-"""a `context_share` with which lookup drafts are accepted and rejected in turn, in every architecture"""
-
 DEFAULT = Sizes()
 WIDTH, FEED_FORWARD, EXPERTS, SLIDING_WINDOW = (
     DEFAULT.width, DEFAULT.feed_forward, DEFAULT.experts, DEFAULT.window
@@ -65,10 +62,10 @@ class Tiny:
     spread, so that a model with the same seed and some noise is a draft that agrees now and then. `layers` 0
     means the architecture's number; `mtp_layers` come on top. `part`: which of these two the file holds.
     `padding` adds unused tokens to the vocabulary and leaves the rest of the model as it is. `confidence`
-    scales the logits: the higher, the peakier. `context_share` scales what the layers add to the last token's
-    embedding: with REPEATING greedy texts repeat themselves, with changes now and then. `file_type` only
-    labels the file: the weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of its
-    weights, and adds the map. `metadata` is added to the architecture's own.
+    scales the logits: the higher, the peakier. `repeating`: layers add little to the last token's embedding,
+    so that greedy texts repeat themselves, with changes now and then. `file_type` only labels the file: the
+    weights are 32-bit floats. `reduced` keeps a part of the vocabulary and of its weights, and adds the map.
+    `metadata` is added to the architecture's own.
     """
 
     arch: str = "llama"
@@ -85,7 +82,7 @@ class Tiny:
     file_type: LlamaFileType = LlamaFileType.ALL_F32
     name: str = "Tiny"
     confidence: float = 3.0
-    context_share: float = 1.0
+    repeating: bool = False
     reduced: Reduced | None = None
     metadata: Mapping[str, Value] = field(default_factory=dict)
 
@@ -192,8 +189,8 @@ def _weights(tiny: Tiny) -> Iterator[tuple[str, Weights]]:
         if tiny.noise and len(shape) > 1 and not name.endswith("ssm_a"):
             blur = np.random.default_rng([tiny.seed, crc32(name.encode()), 1])
             values += tiny.noise * values.std() * blur.standard_normal(shape)
-        if name.endswith(tiny.architecture.adds):
-            values *= tiny.context_share
+        if tiny.repeating and name.endswith(tiny.architecture.adds):
+            values *= tiny.architecture.repeats_at
         if name == "output.weight":
             values *= tiny.confidence
             values[len(values) - tiny.padding :] = 0

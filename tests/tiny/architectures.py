@@ -66,7 +66,8 @@ class Architecture:
     `layers`: what they are made of, in turn. `by_layer`: for each of these keys the name of a tensor; layers
     without it have 0 there. `whole`: tensors of no layer, beside the embedding and the output. `head`: an MTP
     layer, beside the tensors that all of them have. `adds`: the last tensors of parts whose outputs are added
-    to the text's hidden states.
+    to the text's hidden states. `repeats_at`: the share of them at which greedy texts repeat themselves, with
+    changes now and then.
     """
 
     describe: tuple[Callable[[Sizes], Metadata], ...]
@@ -76,6 +77,7 @@ class Architecture:
     whole: Block = output
     head: Block | None = None
     adds: tuple[str, ...] = ADDS
+    repeats_at: float = 0.05
 
     def layer(self, index: int, num_layers: int, sizes: Sizes) -> Tensors:
         """The tensors of a layer; those from `num_layers` on are MTP layers."""
@@ -143,11 +145,11 @@ ARCHITECTURES = {
     "qwen3moe": Architecture((of_heads, of_experts), (mixture,)),
     "glm4moe": Architecture((of_heads, of_experts, of_glm), (glm_experts,), head=glm_experts),
     "mamba": Architecture((of_mamba, no_heads), (mamba,)),
-    "mamba2": Architecture((of_mamba2, no_heads), (mamba2,)),
-    "rwkv6": Architecture((of_rwkv6,), (rwkv6,), whole=rwkv_output),
-    "rwkv7": Architecture((of_rwkv7,), (rwkv7,), whole=rwkv_output),
+    "mamba2": Architecture((of_mamba2, no_heads), (mamba2,), repeats_at=0.03),
+    "rwkv6": Architecture((of_rwkv6,), (rwkv6,), whole=rwkv_output, repeats_at=0.3),
+    "rwkv7": Architecture((of_rwkv7,), (rwkv7,), whole=rwkv_output, repeats_at=1.0),
     "jamba": Architecture((of_jamba,), (jamba_mamba, dense), by_layer=KV_HEADS),
-    "falcon-h1": Architecture((of_heads, of_mamba2), (falcon_h1_layer,)),
+    "falcon-h1": Architecture((of_heads, of_mamba2), (falcon_h1_layer,), repeats_at=0.03),
     "granitehybrid": Architecture((of_heads, of_mamba2), (granite_mamba, dense), by_layer=KV_HEADS),
     "nemotron_h": Architecture(
         (of_heads, of_mamba2, layer_norm),

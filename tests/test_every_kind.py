@@ -1,0 +1,242 @@
+"""Every kind of model on every library that runs it: texts that repeat themselves, so that lookup drafts are
+accepted and rejected in turn, are those of plain decoding.
+
+What a model can take back is asked of the model itself.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from backends import FILES, IK, MAINLINE, NATIVE, Native, over
+from cli_helpers import call
+from engines import GREEDY, asked
+from kinds import KINDS
+from outrider.certify.plan import CertifyPlan
+from outrider.cli import verify
+from outrider.cli.settings import VerifySettings
+from outrider.core.contracts import Model
+from outrider.core.data import Completion, Request
+from outrider.core.errors import BackendError
+from outrider.core.params import Verification
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine import Engine
+from outrider.models.chat import ChatTemplate
+from outrider.policy import FixedPolicy
+from outrider.server.assembly import create_app
+from outrider.server.service import Service
+from outrider.server.worker import Worker
+from outrider.session import Session
+from serving import TEMPLATE
+
+LONG = FixedPolicy(draft_max=8, p_min=0.0)
+CONTEXT = 256
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "river": {"type": "string", "maxLength": 6, "pattern": "^[a-z ]*$"},
+        "numbers": {"type": "array", "items": {"enum": [1, 12, 123]}, "minItems": 2, "maxItems": 3},
+    },
+    "required": ["colour", "river", "numbers"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Native]:
+    """A library whose models repeat themselves."""
+    native = Native(
+        FILES[request.param], tmp_path_factory.mktemp("repeating"), repeating=True, confidence=6.0
+    )
+    yield native
+    native.close()
+
+
+QUICK = [
+    (name, kind) for name in MAINLINE[:1] for kind in ("dense", "window", "hybrid", "delta net snapshots")
+]
+"""One for each way in which a model is taken back."""
+every_kind = over(*KINDS, names=NATIVE, quick=QUICK)
+
+
+def requests(seed: int, count: int = 4) -> list[Request]:
+    """Prompts of letters, of several lengths."""
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(rng.integers(97, 123, 12 + 5 * i).tolist()) for i in range(count)]
+    return [asked(prompt, max_tokens=80, sampling=GREEDY, ignore_end=True) for prompt in prompts]
+
+
+def plain(backend: Native, kind: str, wanted: Sequence[Request]) -> list[tuple[int, ...]]:
+    """What each of them is answered alone, a token a call."""
+    with closing(backend.open(kind, CONTEXT)) as model:
+        engine = Engine(model)
+        return [engine.generate(request).tokens for request in wanted]
+
+
+def speculating(model: Model) -> Engine:
+    return Engine(model, [SuffixDrafter()], LONG)
+
+
+def run(engine: Engine, found: dict[int, Completion]) -> None:
+    """Go on to the end of all that runs."""
+    while engine.num_running:
+        found |= {u.record.request: u.completion for u in engine.step() if u.completion is not None}
+
+
+def assert_drafted(model: Model, completions: Sequence[Completion]) -> None:
+    """Drafts were accepted and rejected, wherever something can be taken back, and never longer than that."""
+    drafted = [
+        (len(record.draft), record.num_accepted)
+        for completion in completions
+        for record in completion.records
+        if record.draft
+    ]
+    if model.rewind == "none":
+        assert not drafted
+        return
+    assert any(accepted == length for length, accepted in drafted)
+    assert any(accepted < length for length, accepted in drafted)
+    assert max(length for length, _ in drafted) <= model.max_draft
+
+
+@every_kind
+@pytest.mark.parametrize("num_sequences", [1, 4])
+def test_lookup_drafts_change_no_text(backend: Native, kind: str, num_sequences: int) -> None:
+    wanted = requests(seed=num_sequences)
+    texts = plain(backend, kind, wanted)
+    with closing(backend.open(kind, CONTEXT, max_sequences=num_sequences)) as model:
+        engine = speculating(model)
+        found: dict[int, Completion] = {}
+        for start in range(0, len(wanted), num_sequences):
+            for request in wanted[start : start + num_sequences]:
+                engine.submit(request)
+            run(engine, found)
+        completions = [found[number] for number in sorted(found)]
+        assert [completion.tokens for completion in completions] == texts
+        assert_drafted(model, completions)
+
+
+@every_kind
+def test_a_call_that_fails_and_a_request_that_is_cancelled_change_no_other(
+    backend: Native, kind: str
+) -> None:
+    wanted = requests(seed=5)
+    texts = plain(backend, kind, wanted)
+    with closing(backend.open(kind, CONTEXT, max_sequences=4)) as model:
+        engine = speculating(model)
+        ids = [engine.submit(request) for request in wanted]
+        found: dict[int, Completion] = {}
+        for _ in range(12):
+            found |= {u.record.request: u.completion for u in engine.step() if u.completion is not None}
+        with backend.failing(model), pytest.raises(BackendError):
+            engine.step()
+        cancelled = engine.cancel(ids[1])
+        assert cancelled is not None and cancelled.tokens == texts[1][: len(cancelled.tokens)]
+        run(engine, found)
+        again = engine.submit(wanted[1])  # in the sequence that was given up
+        run(engine, found)
+        assert [found[number].tokens for number in (ids[0], again, *ids[2:])] == texts
+
+
+@every_kind
+def test_structured_text_is_that_of_plain_decoding(backend: Native, kind: str) -> None:
+    def answer(session: Session) -> Completion:
+        return session.generate(range(97, 121), max_tokens=120, sampling=GREEDY, schema=SCHEMA)
+
+    with closing(backend.open(kind, CONTEXT)) as model:
+        expected = answer(Session(model))
+    with closing(backend.open(kind, CONTEXT)) as model:
+        found = answer(Session(model, [SuffixDrafter()], LONG))
+        json.loads(found.text)
+        assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
+        num_calls = sum(record.kind == "decode" for record in found.records)
+        assert (num_calls < len(found.tokens)) == (model.rewind != "none")
+
+
+@contextmanager
+def served(model: Model) -> Iterator[TestClient]:
+    """A server over a model, for four requests at once."""
+    template = ChatTemplate(TEMPLATE, bos="", eos="")
+    session = Session(model, [SuffixDrafter()], LONG, template=template, max_running=4)
+    worker = Worker(session, max_waiting=16)
+    worker.start()
+    service = Service(session, worker)
+    try:
+        yield TestClient(create_app(service), raise_server_exceptions=False)
+    finally:
+        service.close()
+        worker.stop()
+
+
+@pytest.mark.slow
+@every_kind
+def test_a_server_answers_eight_at_four_sequences_as_one_at_a_time(backend: Native, kind: str) -> None:
+    together = threading.Barrier(8)
+    prompts = [f"the river and the road {i} the river and " * 2 for i in range(8)]
+
+    def ask(client: TestClient, prompt: str, *, at_once: bool) -> tuple[str, int]:
+        if at_once:
+            together.wait(30)
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        response = client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
+
+    with closing(backend.open(kind, CONTEXT)) as model:
+        engine = Engine(model)
+        encoded = [tuple(model.vocabulary.tokenize(prompt)) for prompt in prompts]
+        texts = [
+            engine.generate(asked(tokens, max_tokens=60, sampling=GREEDY, ignore_end=True)).text
+            for tokens in encoded
+        ]
+    with (
+        closing(backend.open(kind, CONTEXT, max_sequences=5)) as model,
+        served(model) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        answers = list(pool.map(lambda prompt: ask(client, prompt, at_once=True), prompts))
+        assert answers == [(text, 60) for text in texts]
+        # A turn that goes on from an answer that is stored.
+        longer = prompts[0] + texts[0]
+        assert ask(client, longer, at_once=False)[1] == 60
+
+
+@pytest.mark.slow
+@over(*KINDS, names=(*MAINLINE[:1], *IK))
+def test_the_certificate_of_a_command_holds(
+    backend: Native,
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """Greedy texts, texts of a seed, and samples against the distribution that plain decoding has."""
+    made, make_plan = KINDS[kind], verify.make_plan
+
+    def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
+        return replace(make_plan(settings, verification), samples=100, significance=1e-4)
+
+    monkeypatch.setattr(verify, "make_plan", small)
+    arguments = ["verify", "-m", backend.path(kind), "--llama-library", backend.file.path, "-t", 1, "-c", 256]
+    arguments += ["--quick", "-n", 40, "--no-bitwise", "--policy", "fixed", "--draft-max", 8, "--json"]
+    arguments += ["--no-swa-full"] if not made.full_window else []
+    arguments += ["--snapshots", made.snapshots] if made.snapshots else []
+    arguments += ["-p", "the river and the road " * 3, "-p", "a b c d a b c d"]
+    monkeypatch.chdir(tmp_path)
+    outcome = call(monkeypatch, capfdbinary, *map(str, arguments))
+    assert outcome.status == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["verdict"] == "holds" and document["speculated"] is True
