@@ -36,7 +36,7 @@ from outrider.models.chat import ChatTemplate
 from outrider.policy import FixedPolicy
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
-from outrider.server.worker import Worker
+from outrider.server.settings import ServeSettings
 from outrider.session import Session
 from serving import TEMPLATE
 
@@ -75,14 +75,25 @@ def requests(seed: int, count: int = 4) -> list[Request]:
     """Prompts of letters, of several lengths."""
     rng = np.random.default_rng(seed)
     prompts = [tuple(rng.integers(97, 123, 12 + 5 * i).tolist()) for i in range(count)]
-    return [asked(prompt, max_tokens=80, sampling=GREEDY, ignore_end=True) for prompt in prompts]
+    return [asked(p, max_tokens=80, sampling=GREEDY, ignore_end=True, logprobs=8) for p in prompts]
 
 
-def plain(backend: Native, kind: str, wanted: Sequence[Request]) -> list[tuple[int, ...]]:
+def plain(backend: Native, kind: str, wanted: Sequence[Request]) -> list[Completion]:
     """What each of them is answered alone, a token a call."""
     with closing(backend.open(kind, CONTEXT)) as model:
         engine = Engine(model)
-        return [engine.generate(request).tokens for request in wanted]
+        return [engine.generate(request) for request in wanted]
+
+
+def assert_like(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    """The same tokens, as far as they go, of the same probabilities: a state that is a little wrong seldom
+    changes a token."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens == other.tokens[: len(one.tokens)]
+        best = [
+            [[p for _, p in token.top] for token in of.logprobs[: len(one.tokens)]] for of in (one, other)
+        ]
+        np.testing.assert_allclose(best[0], best[1], rtol=0, atol=2e-3)
 
 
 def speculating(model: Model) -> Engine:
@@ -124,7 +135,8 @@ def test_lookup_drafts_change_no_text(backend: Native, kind: str, num_sequences:
                 engine.submit(request)
             run(engine, found)
         completions = [found[number] for number in sorted(found)]
-        assert [completion.tokens for completion in completions] == texts
+        assert_like(completions, texts)
+        assert [len(completion.tokens) for completion in completions] == [80] * 4
         assert_drafted(model, completions)
 
 
@@ -143,23 +155,25 @@ def test_a_call_that_fails_and_a_request_that_is_cancelled_change_no_other(
         with backend.failing(model), pytest.raises(BackendError):
             engine.step()
         cancelled = engine.cancel(ids[1])
-        assert cancelled is not None and cancelled.tokens == texts[1][: len(cancelled.tokens)]
+        assert cancelled is not None and 0 < len(cancelled.tokens) < 80
+        assert_like([cancelled], texts[1:2])
         run(engine, found)
         again = engine.submit(wanted[1])  # in the sequence that was given up
         run(engine, found)
-        assert [found[number].tokens for number in (ids[0], again, *ids[2:])] == texts
+        assert_like([found[number] for number in (ids[0], again, *ids[2:])], texts)
 
 
 @every_kind
 def test_structured_text_is_that_of_plain_decoding(backend: Native, kind: str) -> None:
     def answer(session: Session) -> Completion:
-        return session.generate(range(97, 121), max_tokens=120, sampling=GREEDY, schema=SCHEMA)
+        return session.generate(range(97, 121), max_tokens=120, sampling=GREEDY, schema=SCHEMA, logprobs=8)
 
     with closing(backend.open(kind, CONTEXT)) as model:
         expected = answer(Session(model))
     with closing(backend.open(kind, CONTEXT)) as model:
         found = answer(Session(model, [SuffixDrafter()], LONG))
         json.loads(found.text)
+        assert_like([found], [expected])
         assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
         num_calls = sum(record.kind == "decode" for record in found.records)
         assert (num_calls < len(found.tokens)) == (model.rewind != "none")
@@ -170,14 +184,13 @@ def served(model: Model) -> Iterator[TestClient]:
     """A server over a model, for four requests at once."""
     template = ChatTemplate(TEMPLATE, bos="", eos="")
     session = Session(model, [SuffixDrafter()], LONG, template=template, max_running=4)
-    worker = Worker(session, max_waiting=16)
-    worker.start()
-    service = Service(session, worker)
+    service = Service(session, ServeSettings(max_waiting=16))
+    service.start()
     try:
-        yield TestClient(create_app(service), raise_server_exceptions=False)
+        with TestClient(create_app(service), raise_server_exceptions=False) as client:
+            yield client
     finally:
         service.close()
-        worker.stop()
 
 
 @pytest.mark.slow
