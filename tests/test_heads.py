@@ -119,7 +119,7 @@ def test_a_copied_sequence_has_the_states_too(weights: Weights) -> None:
 def with_good_head(path: Path, arch: str) -> Path:
     """A model whose head says mostly what the model says next: its layers add little to the last token's
     embedding, and the head passes that on."""
-    write_tiny(path, arch=arch, mtp_layers=1, context_length=512, context_share=0.05)
+    write_tiny(path, arch=arch, mtp_layers=1, context_length=512, repeating=True)
     reader = GGUFReader(path, "r+")
     [tensor] = [tensor for tensor in reader.tensors if tensor.name.endswith("nextn.eh_proj.weight")]
     width = tensor.data.shape[0]

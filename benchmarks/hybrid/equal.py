@@ -33,7 +33,7 @@ from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.policy import FixedPolicy
 from outrider.session.pair import Pair
-from tiny_gguf import REPEATING, write_tiny
+from tiny_gguf import write_tiny
 
 NEAR = 1e-3
 CONTEXT, PROMPT_TOKENS, ANSWER_TOKENS = 160, 40, 100
@@ -54,7 +54,7 @@ def main() -> None:
                         Path(folder, "it.gguf"),
                         arch=kind.arch,
                         mtp_layers=kind.mtp_layers,
-                        context_share=REPEATING,
+                        repeating=True,
                     )
                     append(arguments.out, compare(file, name, kind, requests, sequences))
 
