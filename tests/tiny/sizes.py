@@ -29,7 +29,7 @@ class Sizes:
     delta_heads: int = 2
     delta_groups: int = 1
     wkv_head: int = 64
-    """With 32 llama.cpp's kernels for AVX-512 are wrong; no other width is in use."""
+    """With 32 llama-cpp-python 0.3.36 gives wrong logits on a processor with AVX-512."""
     wkv_rank: int = 8
     window: int = 16
     window_pattern: int = 6

@@ -4,8 +4,8 @@ The life of a step: the policy collects drafts; the target evaluates every seque
 draft (or a chunk of its prompt) in one call; the verification rule accepts a prefix of each draft; the
 tokens are committed, the KV is rewound to them, and the step is recorded.
 
-After each step, for every sequence that decodes: the target's stored length is the number of
-committed tokens minus one, and drafters have observed exactly the committed tokens.
+After each step, for every sequence that decodes: the target stores the committed tokens but the last (fewer
+where it went back to a checkpoint: `reread`), and drafters have observed exactly the committed tokens.
 """
 
 from __future__ import annotations

@@ -200,11 +200,12 @@ class HeadStates:
 
     def after_call(self, span: Span, own: State | None) -> None:
         """The tokens of such a part were read; `own` is the head's state of the last."""
-        with_targets = self._target.before(span.sequence, span.start) is not None
-        if with_targets and self._read.get(span.sequence, 0) == span.start:
-            self._read[span.sequence] = span.start + len(span.tokens)
+        read, end = self._read.get(span.sequence, 0), span.start + len(span.tokens)
+        if read >= span.start:  # after a failed call it may have been more
+            with_targets = self._target.before(span.sequence, span.start) is not None
+            self._read[span.sequence] = end if with_targets else span.start
         if own is not None:
-            self._own[span.sequence] = (span.start + len(span.tokens) - 1, own)
+            self._own[span.sequence] = (end - 1, own)
 
     def truncate(self, sequence: int, length: int) -> None:
         """The sequence stores only so many tokens now."""

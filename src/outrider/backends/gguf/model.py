@@ -275,7 +275,7 @@ class GgufModel:
         for span in spans:
             # Whether the call changed a recurrent state is not known: only a copy of it is sure.
             self._lengths[span.sequence] = span.start
-            removed = self.rewind != "snapshots" and self._restored(span.sequence, span.start)
+            removed = self.rewind not in ("snapshots", "none") and self._restored(span.sequence, span.start)
             if not removed or not self._holds_window(span.sequence, span.start):
                 self._forget(span.sequence, -1)
                 self._lengths[span.sequence] = 0
