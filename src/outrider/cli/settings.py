@@ -243,7 +243,7 @@ class TrimSettings(Hub, JsonOutput, Verbose, Context, Loading):
         "--for",
         metavar="TARGET",
         panel=MODELS,
-        help="The target that it drafts for: as DRAFT, or \"default\" for the embedded one.",
+        help='The target that it drafts for: as DRAFT, or "default" for the embedded one.',
     )
     vocabulary: Natural | None = setting(
         None,
