@@ -13,16 +13,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends import FILES, NATIVE
+from backends import FILES, MAINLINE, NATIVE
 from cli_helpers import call
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.context import show_log
-from outrider.backends.gguf.memory import HOST, Contexts, ModelSizes, check_memory, needed, read_sizes
+from outrider.backends.gguf.head_model import HeadModel
+from outrider.backends.gguf.memory import HOST, Contexts, check_memory, needed
+from outrider.backends.gguf.model import GgufModel
+from outrider.backends.gguf.rewinding import Rewinding
+from outrider.backends.gguf.sizes import Layer, ModelSizes, read_sizes
 from outrider.core.errors import OutOfMemory
+from tiny.architectures import ARCHITECTURES, WITH_HEADS
+from tiny.sizes import Sizes
 from tiny_gguf import write_tiny
 
 _MIB = 2**20
-_LOGGED = re.compile(r"(KV buffer|model buffer|CPU buffer) size = +([\d.]+) MiB")
+_LOGGED = re.compile(r"(KV|RS|model|CPU|reserve: +CPU compute) buffer size = +([\d.]+) MiB")
+_REPORTED = {"KV": "cache", "RS": "states", "model": "weights", "CPU": "weights"}
+MODELS = Path.home() / ".cache" / "outrider" / "models"
+
+
+def reported(model: Contexts, path: Path, capfd: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """MiB of the parts of a context, by the library's own account."""
+    show_log(shown=True)
+    try:
+        with closing(Weights(path, model.options)) as weights:
+            length = model.capacity_tokens // model.max_sequences
+            ways = Rewinding("snapshots" if model.options.snapshots else "free")
+            GgufModel(weights, length, model.max_sequences, rewinding=ways).close()
+    finally:
+        show_log(shown=False)
+    found = {"cache": 0.0, "states": 0.0, "weights": 0.0, "compute": 0.0}
+    for what, mib in _LOGGED.findall(capfd.readouterr().err):
+        found[_REPORTED.get(what, "compute")] += float(mib)
+    return found
 
 
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
@@ -33,25 +57,103 @@ def test_weights_and_cache_are_what_the_library_says(
 ) -> None:
     path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192)
     options = LoadOptions(threads=1, library=str(FILES[name].path), mmap=False, cache_type_k=cache)
-    options = replace(options, extra_buffer_types=False)
-    show_log(shown=True)
-    try:
-        with closing(Weights(path, options)) as weights:
-            weights.open(8192)
-    finally:
-        show_log(shown=False)
-    logged = {"KV buffer": 0.0, "weights": 0.0}
-    for what, mib in _LOGGED.findall(capfd.readouterr().err):
-        logged["KV buffer" if what == "KV buffer" else "weights"] += float(mib)
-    need = needed(Contexts(read_sizes(path), options, 8192), {})[HOST]
-    assert need.cache / _MIB == pytest.approx(logged["KV buffer"], abs=0.011 * 2)
+    model = Contexts(read_sizes(path), replace(options, extra_buffer_types=False), 8192)
+    need, logged = needed(model, {})[HOST], reported(model, path, capfd)
+    assert need.cache / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
     assert need.weights / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
 
 
-@pytest.mark.parametrize("arch", ["mamba", "jamba", "qwen35", "lfm2"])
-def test_what_keeps_no_kv_is_not_counted_as_if_it_did(arch: str, tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "m.gguf", arch=arch)
-    assert needed(Contexts(read_sizes(path), LoadOptions(), 8192), {})[HOST].cache == 0
+def check_contexts(model: Contexts, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Compare KV and states, which are exact, and compute buffers: no less, and not much more."""
+    need, logged = needed(model, {})[HOST], reported(model, path, capfd)
+    copies = 0 if model.snapshots else 2 * model.max_sequences * model.sizes.state_bytes
+    assert need.cache / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
+    assert (need.states - copies) / _MIB == pytest.approx(logged["states"], abs=0.011)
+    rows = min(model.micro_batch_tokens, model.options.max_rows) * model.sizes.vocabulary * 4
+    compute = (need.compute - rows) / _MIB
+    assert logged["compute"] <= compute <= 1.5 * logged["compute"] + 2, (compute, logged)
+
+
+def on_mainline(**given: Any) -> LoadOptions:
+    return LoadOptions(threads=1, library=str(FILES[MAINLINE[0]].path), **given)
+
+
+@pytest.mark.parametrize("attention", ["on", "off"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_contexts_of_every_kind_are_what_llama_cpp_says(
+    arch: str, attention: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192)
+    options = on_mainline(flash_attention=attention)
+    check_contexts(Contexts(read_sizes(path), options, 8192, 2), path, capfd)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "nemotron_h"])
+def test_snapshots_are_what_llama_cpp_says(
+    arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192)
+    sizes = read_sizes(path)
+    for count, sequences in ((4, 1), (16, 2)):
+        check_contexts(Contexts(sizes, on_mainline(snapshots=count), 512 * sequences, sequences), path, capfd)
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_a_window_is_what_llama_cpp_says(
+    sequences: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch="gemma3", context_length=8192)
+    options = on_mainline(full_window=False)
+    check_contexts(Contexts(read_sizes(path), options, 8192 * sequences, sequences), path, capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_compute_buffers_of_a_wide_model_are_estimated(
+    arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, sizes=Sizes.wide(512), context_length=8192)
+    sizes = read_sizes(path)
+    for attention, tokens in (("on", 8192), ("off", 2048)):
+        check_contexts(Contexts(sizes, on_mainline(flash_attention=attention), tokens), path, capfd)
+    check_contexts(Contexts(sizes, on_mainline(micro_batch_tokens=128, max_rows=512), 4096, 2), path, capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "gemma-3-270m", "qwen2.5-coder-0.5b"])
+def test_contexts_of_real_models_are_what_llama_cpp_says(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = next(MODELS.glob(f"{name}*.gguf"), None)
+    if path is None:
+        pytest.skip(f"{name} is not there")
+    sizes = read_sizes(path)
+    for attention, tokens in (("auto", 2048), ("auto", 8192), ("on", 32768), ("off", 4096)):
+        check_contexts(Contexts(sizes, on_mainline(flash_attention=attention), tokens), path, capfd)
+
+
+@pytest.mark.parametrize("arch", WITH_HEADS)
+def test_a_head_is_counted(arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192, mtp_layers=1)
+    sizes, options = read_sizes(path), on_mainline(mmap=False, extra_buffer_types=False)
+    with_head = needed(Contexts(sizes, options, 2048, 1, has_head=True, head_tokens=2048), {})[HOST]
+    without = needed(Contexts(sizes, options, 2048), {})[HOST]
+    show_log(shown=True)
+    try:
+        with closing(Weights(path, options)) as weights:
+            assert weights.num_heads == 1
+            target = GgufModel(weights, 2048, 1, rewinding=Rewinding("none"))
+            HeadModel(target, 2048).close()
+            target.close()
+    finally:
+        show_log(shown=False)
+    log = capfd.readouterr().err
+    logged = {"cache": 0.0, "states": 0.0, "weights": 0.0, "compute": 0.0}
+    for what, mib in _LOGGED.findall(log):
+        logged[_REPORTED.get(what, "compute")] += float(mib)
+    assert with_head.cache / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
+    assert with_head.weights / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
+    assert with_head.compute / _MIB > logged["compute"] > without.compute / _MIB
 
 
 GB = 10**9
@@ -63,11 +165,7 @@ SIZES = ModelSizes(
         **{f"blk.{i}.ffn_up_exps.weight": 6 * GB for i in range(4)},
         "output.weight": 3 * GB,
     },
-    num_layers=4,
-    num_cached=4,
-    key_values=125,
-    value_values=125,
-    window_tokens=0,
+    layers=[Layer(125, 125)] * 4,
     vocabulary=1000,
     trained_context=10**7,
 )
@@ -125,7 +223,7 @@ def test_the_cache_lies_with_its_layer_or_on_the_host() -> None:
     }
 
 
-SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, num_layers=1, num_cached=1)
+SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, layers=[Layer(125, 125)])
 
 
 @pytest.mark.parametrize(
@@ -134,13 +232,13 @@ SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, nu
         (
             [Contexts(SIZES, LoadOptions(gpu_layers=0), 2 * 10**6)],
             {HOST: 2 * GB},
-            "4.0 GB are needed (KV cache 4.0 GB, logits 0.5 MB), and 2.0 GB are free",
-            "What would fit: a smaller context (-c: 999680 tokens over all requests).",
+            "are needed (KV cache 4.0 GB, ",
+            "What would fit: a smaller context (-c: 998912 tokens over all requests).",
         ),
         (
             [Contexts(SIZES, LoadOptions(), 0)],
             {HOST: 100 * GB, "CUDA0": 24 * GB},
-            "43.0 GB are needed on CUDA0 (weights 43.0 GB, logits 0.5 MB), and 24.0 GB are free",
+            "43.0 GB are needed on CUDA0 (weights 43.0 GB), and 24.0 GB are free",
             "What would fit: 3 layers on the GPU (-ngl).",
         ),
         (
@@ -152,7 +250,7 @@ SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, nu
         (
             [Contexts(SIZES, LoadOptions(gpu_layers=0, mlock=True), 0)],
             {HOST: 24 * GB},
-            "45.0 GB are needed (weights 45.0 GB, logits 0.5 MB), and 24.0 GB are free",
+            "45.0 GB are needed (weights 45.0 GB), and 24.0 GB are free",
             "What would fit: weights that are mapped (--mmap, without --mlock).",
         ),
         (
@@ -172,6 +270,25 @@ def test_what_does_not_fit_is_refused_with_what_would(
     assert caught.value.what.startswith(" and ".join(model.sizes.name for model in models))
     tokens = models[0].capacity_tokens
     assert caught.value.what.endswith(f" with a context of {tokens} tokens") == bool(tokens)
+
+
+def test_fewer_snapshots_or_requests_or_a_smaller_cache_would_fit() -> None:
+    sizes = replace(SIZES, layers=[Layer(125, 125), Layer(state_bytes=GB)] * 2)
+
+    def way_out(free: float, tokens: int = 0, sequences: int = 1, head: bool = False, **given: Any) -> str:
+        of_head = replace(sizes, num_heads=1) if head else sizes
+        model = Contexts(of_head, LoadOptions(gpu_layers=0, **given), tokens, sequences, head, tokens)
+        with pytest.raises(OutOfMemory) as caught:
+            check_memory([model], {HOST: free * GB})
+        assert "recurrent states" in caught.value.why
+        return caught.value.way_out
+
+    assert way_out(14.5, snapshots=16) == "What would fit: --snapshots 6."
+    assert way_out(6.5, snapshots=16) == "What would fit: --snapshots 2."
+    assert way_out(3.9, snapshots=16).startswith("Choose a smaller quantization")
+    assert way_out(25, sequences=8) == "What would fit: 4 at once (--parallel), each with its context."
+    assert "smaller cache type (-ctk q8_0 -ctv q8_0)" in way_out(9.5, tokens=2 * 10**6)
+    assert "without its own head (--no-mtp)" in way_out(8, tokens=2 * 10**6, head=True)
 
 
 @given(
@@ -202,7 +319,7 @@ def test_what_is_said_to_fit_does(
             check_memory([replace(model, capacity_tokens=int(context[1]))], free)
         if fewer := re.search(r"(\d+) layers", error.way_out):
             check_memory([replace(model, options=replace(options, gpu_layers=int(fewer[1])))], free)
-            if int(fewer[1]) <= SIZES.num_layers:
+            if int(fewer[1]) <= len(SIZES.layers):
                 with pytest.raises(OutOfMemory):
                     check_memory(
                         [replace(model, options=replace(options, gpu_layers=int(fewer[1]) + 1))], free
@@ -213,12 +330,12 @@ def test_nothing_is_loaded_that_cannot_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     model = write_tiny(tmp_path / "target.gguf", context_length=8192)
-    monkeypatch.setattr("outrider.backends.gguf.memory.available_bytes", lambda: 1e6)
+    monkeypatch.setattr("outrider.backends.gguf.memory.available_bytes", lambda: 30e6)
     monkeypatch.setattr(
         "outrider.session.pair.load_weights", lambda *_args, **_options: pytest.fail("loaded")
     )
     done = call(monkeypatch, capfdbinary, "run", "-m", str(model), "-c", "8192", "--raw", "-p", "hi")
     assert done.status == 2 and done.said.startswith(
-        "error: target with a context of 8192 tokens: 2.2 MB are needed (KV cache 2.1 MB"
+        "error: target with a context of 8192 tokens: 54.5 MB are needed (KV cache 2.1 MB"
     )
     assert "What would fit: a smaller context (-c: " in done.said

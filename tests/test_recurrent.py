@@ -284,7 +284,7 @@ def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch
 def test_snapshots_take_a_part_of_the_memory_and_less_than_a_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outrider.backends.gguf.rewinding.available_bytes", lambda: 8 * 100e6)
+    monkeypatch.setattr("outrider.backends.gguf.rewinding.available_bytes", lambda: 100e6)
     known = Rewinding("snapshots", state_bytes=10_000_000)
     assert [known.snapshots(16, sequences, 512) for sequences in (1, 4, 20)] == [9, 1, 0]
     assert known.snapshots(3, 1, 512) == 3

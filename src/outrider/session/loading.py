@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
-from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, read_sizes
+from outrider.backends.gguf.heads import can_run_heads
+from outrider.backends.gguf.memory import Contexts, check_memory, free_memory
+from outrider.backends.gguf.sizes import read_sizes
 from outrider.backends.tuning.options import Progress, checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import ModelCard
+from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS
 
 
@@ -45,12 +48,14 @@ def check_fit(
     usual = min(DEFAULT_CONTEXT_TOKENS, sizes.trained_context)
     length = usual if room.context_length is None else room.context_length or sizes.trained_context
     capacity = room.capacity_tokens or length * room.max_sequences
-    models = [Contexts(sizes, options, capacity)]
+    library, count = next(candidates(options)), room.max_sequences
+    drafted = capacity + count * LONGEST_DRAFT
+    has_head = options.heads and sizes.num_heads > 0 and can_run_heads(library)
+    models = [Contexts(sizes, options, capacity, count, has_head, drafted)]
     if draft is not None:
         small = read_sizes(draft.path)
         length = room.draft_context_length or min(length, small.trained_context)
-        models.append(Contexts(small, draft_options, min(capacity, length * room.max_sequences)))
-    library = next(candidates(options))
+        models.append(Contexts(small, draft_options, max(length, min(drafted, length * count)), count))
     check_memory(models, free_memory(library, [model.options for model in models]))
 
 

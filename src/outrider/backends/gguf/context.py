@@ -67,15 +67,18 @@ def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: in
 
 
 def _is_cheaper_without(weights: Weights, options: LoadOptions, capacity_tokens: int) -> bool:
-    """Where the choice is open: on the processor alone, for models with narrow heads, as long as the scores
-    of a call over all of the context take little memory."""
     library, model = weights.library, weights.handle
-    is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
-    if not is_open or library.uses_gpu(options) or max(library.head_widths(model)) > _NARROW_HEAD:
-        return False
     rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
     scores_bytes = 4 * rows * capacity_tokens * library.hyperparameter(model, "head_count")
-    return scores_bytes <= _MAX_SCORES_BYTES
+    is_cheaper = attends_without_flash(options, max(library.head_widths(model)), scores_bytes)
+    return is_cheaper and not library.uses_gpu(options)
+
+
+def attends_without_flash(options: LoadOptions, head_width: int, scores_bytes: int) -> bool:
+    """Whether a processor computes attention without flash attention: where that is left open, for heads of
+    so many values, and as long as the scores of a call over all of the context take little memory."""
+    is_open = options.flash_attention == "auto" and options.cache_type_v in UNQUANTIZED
+    return is_open and head_width <= _NARROW_HEAD and scores_bytes <= _MAX_SCORES_BYTES
 
 
 def check_cache_types(weights: Weights, options: LoadOptions) -> None:

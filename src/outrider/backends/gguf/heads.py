@@ -58,7 +58,7 @@ HEAD_CONTEXT = 1
 """LLAMA_CONTEXT_TYPE_MTP"""
 _DECODE = 1
 """LLAMA_PROCESS_TYPE_DECODE"""
-_MAX_BYTES = 256 << 20
+MAX_STATES_BYTES = 256 << 20
 """of hidden states that are kept for a sequence: those of the oldest tokens go first"""
 
 
@@ -71,11 +71,16 @@ class _Known:
 def num_heads(library: Library, model: int) -> int:
     """How many layers of a loaded model predict tokens after the next one; 0 too where the library lacks a
     function for them."""
+    return int(library.functions.llama_model_n_layer_nextn(model)) if can_run_heads(library) else 0
+
+
+def can_run_heads(library: Library) -> bool:
+    """Whether a library has the functions for models' own heads."""
     try:
         library.declare(_SIGNATURES)
     except LibraryRefused:
-        return 0
-    return int(library.functions.llama_model_n_layer_nextn(model))
+        return False
+    return True
 
 
 class HiddenStates:
@@ -87,7 +92,7 @@ class HiddenStates:
         self.width = width = int(self._native.llama_model_n_embd(model))
         self.none: State = np.zeros(width, dtype=np.float32)
         self._known: dict[int, _Known] = {}
-        self._most = max(_MAX_BYTES // (4 * width), 2)
+        self._most = max(MAX_STATES_BYTES // (4 * width), 2)
 
     def after_call(self, spans: Sequence[Span]) -> None:
         """A call was made over these spans."""

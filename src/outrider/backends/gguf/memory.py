@@ -1,108 +1,98 @@
 """What models take on the host and on each GPU, counted from their headers before anything is loaded.
 
-Everything is the least that it can be: what is refused here cannot work, what passes may still fail in the
-library. Layers are given to devices as llama.cpp's `load_tensors` does it.
+Weights, KV and recurrent states are what the library will allocate, or less where a header does not say it;
+compute buffers are estimated a little high, from the widest of what exists at once in llama.cpp's graphs.
+Layers are given to devices as llama.cpp's `load_tensors` does it.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from outrider.backends.gguf.context import attends_without_flash
 from outrider.backends.gguf.devices import NO_DEVICE, free_bytes, list_devices
+from outrider.backends.gguf.heads import MAX_STATES_BYTES
 from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.rewinding import MAX_SEQUENCES
+from outrider.backends.gguf.sizes import FLOAT_BYTES, ModelSizes
 from outrider.backends.machine import available_bytes
 from outrider.core.errors import OutOfMemory
-from outrider.models.header import Header, read_header
-from outrider.models.reference import local_shards
 
 if TYPE_CHECKING:
     from outrider.backends.gguf.library import Library
 
 HOST = "host"
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_FLOAT_BYTES = 4
-_NO_PLAIN_CACHE = (".ssm.", ".shortconv.", ".wkv.", "_lora_rank", ".shared_kv_layers", "attention.indexer")
-"""Keys of models some of whose layers keep no KV, or another than by their heads."""
+_CHECKPOINTS = 2
+"""copies of a sequence's recurrent state"""
+_WINDOW_STEP = 256
+"""cells that a window's cache is rounded up to"""
+_SMALL_BYTES = 2**20
+"""for what is small in a compute buffer: positions, the choice of experts, gaps between tensors"""
 _MIN_CONTEXT = 256
 _GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSizes:
-    """What a model's header says of its size: bytes of each tensor, and values of K and V that a layer keeps
-    of a token (0 where layers differ)."""
-
-    name: str
-    tensors: Mapping[str, int]
-    num_layers: int
-    num_cached: int
-    """layers that keep KV"""
-    key_values: int
-    value_values: int
-    window_tokens: int
-    vocabulary: int
-    trained_context: int
-
-
-@dataclass(frozen=True, slots=True)
 class Contexts:
-    """One model with its load options and the KV cells that are opened on it."""
+    """One model with its load options, and what is opened on it: KV cells over all of `max_sequences`.
+    `has_head`: its own head is loaded, and has a context of `head_tokens`."""
 
     sizes: ModelSizes
     options: LoadOptions
     capacity_tokens: int = 0
+    max_sequences: int = 1
+    has_head: bool = False
+    head_tokens: int = 0
+
+    @property
+    def snapshots(self) -> int:
+        """How many are kept of each sequence's recurrent state."""
+        has_some = self.sizes.state_bytes and self.max_sequences <= MAX_SEQUENCES
+        return self.options.snapshots if has_some else 0
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens that are computed at once: with windows of several sequences whole calls
+        (`Library.open_context`)."""
+        options = self.options
+        whole = self.sizes.window_tokens > 0 and self.max_sequences > 1
+        least = options.max_rows if whole else 0
+        return min(max(options.micro_batch_tokens, least), max(options.batch_tokens, options.max_rows))
+
+    @property
+    def num_layers(self) -> int:
+        """Without those that predict tokens after the next one."""
+        return len(self.sizes.layers) - self.sizes.num_heads
 
 
 @dataclass(slots=True)
 class Need:
-    """Bytes on one device: weights, KV and the logits of a call."""
+    """Bytes on one device."""
 
     weights: int = 0
     cache: int = 0
-    logits: int = 0
+    states: int = 0
+    compute: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.logits
+        return self.weights + self.cache + self.states + self.compute
 
 
-def read_sizes(path: Path) -> ModelSizes:
-    """The sizes of a model, in however many files. Raises ModelFileError."""
-    headers = [read_header(file) for file in local_shards(path)]
-    first, tensors = headers[0], [tensor for header in headers for tensor in header.tensors]
-    arch = first.text(Keys.General.ARCHITECTURE) or ""
-
-    def number(key: str) -> int:
-        return first.number(key.format(arch=arch)) or 0
-
-    heads = number(Keys.Attention.HEAD_COUNT)
-    usual = number(Keys.LLM.EMBEDDING_LENGTH) // heads if heads else 0
-    kv_heads = 0 if _differs(first, arch) else number(Keys.Attention.HEAD_COUNT_KV)
-    embedding = next((t for t in tensors if t.name == "token_embd.weight"), None)
-    num_layers = number(Keys.LLM.BLOCK_COUNT)
-    return ModelSizes(
-        name=path.stem,
-        tensors={tensor.name: tensor.num_bytes or 0 for tensor in tensors},
-        num_layers=num_layers,
-        num_cached=num_layers - number(Keys.LLM.NEXTN_PREDICT_LAYERS),
-        key_values=kv_heads * (number(Keys.Attention.KEY_LENGTH) or usual),
-        value_values=kv_heads * (number(Keys.Attention.VALUE_LENGTH) or usual),
-        window_tokens=number(Keys.Attention.SLIDING_WINDOW),
-        vocabulary=embedding.shape[-1] if embedding else 0,
-        trained_context=number(Keys.LLM.CONTEXT_LENGTH),
-    )
-
-
-def _differs(header: Header, arch: str) -> bool:
-    return any(part in key for key in header.fields if key.startswith(arch) for part in _NO_PLAIN_CACHE)
+_PARTS = {
+    "weights": "weights",
+    "cache": "KV cache",
+    "states": "recurrent states",
+    "compute": "compute buffers",
+}
 
 
 def needed(model: Contexts, gpus: Mapping[str, int]) -> dict[str, Need]:
@@ -113,10 +103,11 @@ def needed(model: Contexts, gpus: Mapping[str, int]) -> dict[str, Need]:
     sizes, options = model.sizes, model.options
     found: dict[str, Need] = {HOST: Need()}
     shares = _shares(options, gpus)
-    places = _places(sizes.num_layers, options, shares)
+    num_layers = len(sizes.layers)
+    places = _places(num_layers, options, shares)
     is_shared = options.split_mode in ("row", "tensor")
 
-    def add(part: str, place: str, size: float, *, spread: bool) -> None:
+    def add(part: str, place: str, size: float, *, spread: bool = False) -> None:
         parts = (
             {name: round(size * share) for name, share in shares.items()} if spread else {place: round(size)}
         )
@@ -124,27 +115,71 @@ def needed(model: Contexts, gpus: Mapping[str, int]) -> dict[str, Need]:
             need = found.setdefault(name, Need())
             setattr(need, part, getattr(need, part) + amount)
 
-    keeps_weights, output = options.mlock or not options.mmap, places[sizes.num_layers]
-    for tensor, size in _held(sizes, output).items():
+    keeps_weights, output = options.mlock or not options.mmap, places[num_layers]
+    for tensor, size in _held(model, output).items():
         own = _own_place(tensor, options, gpus)
-        place = own or places[_layer_of(tensor, sizes.num_layers)]
+        place = own or places[_layer_of(tensor, num_layers)]
         if place != HOST or keeps_weights:
             add("weights", place, size, spread=is_shared and place != HOST and own is None)
-    cache = model.capacity_tokens * _cached_bytes(sizes, options)
-    for layer in range(sizes.num_cached):
+    for layer, kept in enumerate(sizes.layers):
         place = places[layer] if options.kv_offload else HOST
-        add("cache", place, cache, spread=options.split_mode == "tensor" and place != HOST)
-    rows = min(options.micro_batch_tokens, options.max_rows)
-    add("logits", output, rows * sizes.vocabulary * _FLOAT_BYTES, spread=False)
+        is_split = options.split_mode == "tensor" and place != HOST
+        add("cache", place, _cached_bytes(model, layer), spread=is_split)
+        if layer < model.num_layers:
+            states = kept.state_bytes * model.max_sequences
+            add("states", place, states * (1 + model.snapshots), spread=is_split)
+            add("states", HOST, 0 if model.snapshots else states * _CHECKPOINTS)
+    for place, buffer in _buffers(model, places, on_gpu=bool(shares)):
+        add("compute", place, buffer)
     return found
 
 
-def _held(sizes: ModelSizes, output: str) -> dict[str, int]:
+def _buffers(model: Contexts, places: Sequence[str], *, on_gpu: bool) -> Iterator[tuple[str, float]]:
+    """What calls are computed in, by place; the logits of a call, and the hidden states that a head reads,
+    are on the host."""
+    sizes, head = model.sizes, model.head_tokens if model.has_head else 0
+    for tokens in filter(None, (model.capacity_tokens, head)):
+        for place in {*places[:-1]}:
+            yield place, _compute_bytes(model, tokens, on_gpu=on_gpu, output=place == places[-2])
+        yield HOST, _rows(model) * sizes.vocabulary * FLOAT_BYTES
+    if head:
+        hidden = model.capacity_tokens * sizes.width * FLOAT_BYTES
+        yield HOST, min(hidden, model.max_sequences * MAX_STATES_BYTES)
+
+
+def _rows(model: Contexts) -> int:
+    return min(model.micro_batch_tokens, model.options.max_rows)
+
+
+def _compute_bytes(model: Contexts, tokens: int, *, on_gpu: bool, output: bool) -> float:
+    """An upper estimate of a compute buffer, as llama.cpp b11434 sizes it for a context of so many tokens:
+    the attention mask, and the most of what exists at once in the attention, in the rest of a layer and in
+    the output."""
+    sizes, options = model.sizes, model.options
+    calls = min(model.micro_batch_tokens, tokens)
+    head = sizes.attention // sizes.attention_heads if sizes.attention_heads else 0
+    scores = calls * tokens * sizes.attention_heads * FLOAT_BYTES
+    is_flash = options.flash_attention != "off"
+    is_flash = is_flash and not (not on_gpu and attends_without_flash(options, head, scores))
+    masks = calls * tokens * (FLOAT_BYTES // 2 if is_flash else FLOAT_BYTES) * (sizes.attention > 0)
+    if sizes.window_tokens:
+        masks *= 2
+    row = calls * FLOAT_BYTES
+    attention = 7 * row * max(sizes.width, sizes.attention) + (0 if is_flash else scores)
+    layer = row * (3 * sizes.widest + 6 * sizes.width)
+    kept = max(layer.state_bytes for layer in sizes.layers) * model.max_sequences * (2 + model.snapshots)
+    logits = _rows(model) * sizes.vocabulary * FLOAT_BYTES + 3 * row * sizes.width
+    return _SMALL_BYTES + max(masks + attention, masks + layer + kept, logits if output else 0)
+
+
+def _held(model: Contexts, output: str) -> dict[str, int]:
     """The tensors that are held: with tied embeddings a GPU that has the output layer holds them again."""
-    tied = "output.weight" not in sizes.tensors and output != HOST
-    again = {"output.weight": sizes.tensors.get("token_embd.weight", 0)} if tied else {}
-    left_out = tuple(f"blk.{layer}." for layer in range(sizes.num_cached, sizes.num_layers))
-    return {name: size for name, size in sizes.tensors.items() if not name.startswith(left_out)} | again
+    tensors = model.sizes.tensors
+    tied = "output.weight" not in tensors and output != HOST
+    again = {"output.weight": tensors.get("token_embd.weight", 0)} if tied else {}
+    heads = () if model.has_head else range(model.num_layers, len(model.sizes.layers))
+    left_out = tuple(f"blk.{layer}." for layer in heads)
+    return {name: size for name, size in tensors.items() if not name.startswith(left_out)} | again
 
 
 def _layer_of(tensor: str, num_layers: int) -> int:
@@ -188,12 +223,16 @@ def _own_place(tensor: str, options: LoadOptions, gpus: Mapping[str, int]) -> st
     return None
 
 
-def _cached_bytes(sizes: ModelSizes, options: LoadOptions) -> float:
-    """Bytes of K and V of a token in one layer."""
-    if sizes.window_tokens and not options.full_window:
-        return 0
-    parts = ((sizes.key_values, options.cache_type_k), (sizes.value_values, options.cache_type_v))
-    return sum(values * _bytes_per_value(kind) for values, kind in parts)
+def _cached_bytes(model: Contexts, layer: int) -> float:
+    """Bytes of K and V that a layer keeps."""
+    kept, options = model.sizes.layers[layer], model.options
+    is_head = layer >= model.num_layers
+    tokens = (model.head_tokens if model.has_head else 0) if is_head else model.capacity_tokens
+    if kept.has_window and not options.full_window:
+        window = model.sizes.window_tokens * model.max_sequences + model.micro_batch_tokens
+        tokens = min(tokens, -(-window // _WINDOW_STEP) * _WINDOW_STEP)
+    parts = ((kept.key_values, options.cache_type_k), (kept.value_values, options.cache_type_v))
+    return tokens * sum(values * _bytes_per_value(kind) for values, kind in parts)
 
 
 def _bytes_per_value(cache_type: str) -> float:
@@ -219,8 +258,9 @@ def check_memory(models: Sequence[Contexts], free: Mapping[str, float]) -> None:
     if short is None:
         return
     need, available = needs[short], free.get(short, 0)
-    parts = (("weights", need.weights), ("KV cache", need.cache), ("logits", need.logits))
-    shown = ", ".join(f"{what} {_shown(size)}" for what, size in parts if size)
+    shown = ", ".join(
+        f"{what} {_shown(size)}" for part, what in _PARTS.items() if (size := getattr(need, part))
+    )
     where = "" if short == HOST else f" on {short}"
     why = f"{_shown(need.total)} are needed{where} ({shown}), and {_shown(available)} are free"
     what = " and ".join(model.sizes.name for model in models)
@@ -238,10 +278,8 @@ def _total(models: Sequence[Contexts], free: Mapping[str, float]) -> dict[str, N
     found: dict[str, Need] = {}
     for model in models:
         for name, need in needed(model, gpus).items():
-            before = found.get(name, Need())
-            found[name] = Need(
-                before.weights + need.weights, before.cache + need.cache, before.logits + need.logits
-            )
+            pairs = zip(astuple(found.get(name, Need())), astuple(need), strict=True)
+            found[name] = Need(*map(sum, pairs))
     return found
 
 
@@ -250,40 +288,66 @@ def _fits(models: Sequence[Contexts], free: Mapping[str, float]) -> bool:
 
 
 def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
-    """Single changes that make everything fit, the most useful first."""
+    """Single changes that make everything fit, the most useful first; of numbers the largest that do."""
     target, *others = models
 
-    def fits_context(tokens: int) -> bool:
-        share = tokens / max(target.capacity_tokens, 1)
-        changed = [replace(model, capacity_tokens=int(model.capacity_tokens * share)) for model in models]
-        return _fits(changed, free)
+    def with_context(tokens: int) -> list[Contexts]:
+        return [_of_share(model, tokens / target.capacity_tokens) for model in models]
 
-    def fits_layers(layers: int) -> bool:
-        changed = replace(target, options=replace(target.options, gpu_layers=layers))
-        return _fits([changed, *others], free)
+    def with_sequences(count: int) -> list[Contexts]:
+        share = count / target.max_sequences
+        return [replace(_of_share(model, share), max_sequences=count) for model in models]
 
-    found, most = [], target.sizes.num_layers + 1
-    if (tokens := _largest(fits_context, _MIN_CONTEXT, target.capacity_tokens)) is not None:
-        tokens -= tokens % _MIN_CONTEXT
-        found.append(f"a smaller context (-c: {tokens} tokens over all requests)")
-    if len(free) > 1 and (layers := _largest(fits_layers, 0, most)) is not None:
-        found.append(f"{layers} layers on the GPU (-ngl)")
-    if others and _fits([target], free):
-        found.append("no draft model (-md none)")
+    def with_options(*changed: Contexts, **options: Any) -> list[Contexts]:
+        return [replace(model, options=replace(model.options, **options)) for model in changed]
+
+    layers = range(len(target.sizes.layers) + 2 if len(free) > 1 else 0)
+    numbers: list[tuple[str, range, Callable[[int], list[Contexts]]]] = [
+        (
+            "a smaller context (-c: {} tokens over all requests)",
+            range(_MIN_CONTEXT, target.capacity_tokens + 1, _MIN_CONTEXT),
+            with_context,
+        ),
+        ("{} at once (--parallel), each with its context", range(1, target.max_sequences), with_sequences),
+        (
+            "--snapshots {}",
+            range(1, target.snapshots),
+            lambda count: [*with_options(target, snapshots=count), *others],
+        ),
+        (
+            "{} layers on the GPU (-ngl)",
+            layers,
+            lambda count: [*with_options(target, gpu_layers=count), *others],
+        ),
+    ]
+    smaller = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+    can_shrink = target.options.cache_type_k == "f16" and target.options.flash_attention != "off"
     keeps = any(model.options.mlock or not model.options.mmap for model in models)
-    mapped = [replace(model, options=replace(model.options, mmap=True, mlock=False)) for model in models]
-    if keeps and _fits(mapped, free):
-        found.append("weights that are mapped (--mmap, without --mlock)")
+    changes: list[tuple[str, object, list[Contexts]]] = [
+        (
+            "a smaller cache type (-ctk q8_0 -ctv q8_0)",
+            can_shrink and target.capacity_tokens,
+            with_options(*models, **smaller) if can_shrink else [],
+        ),
+        ("no draft model (-md none)", others, [target]),
+        ("without its own head (--no-mtp)", target.has_head, [replace(target, has_head=False), *others]),
+        (
+            "weights that are mapped (--mmap, without --mlock)",
+            keeps,
+            with_options(*models, mmap=True, mlock=False),
+        ),
+    ]
+    found = []
+    for text, counts, change in numbers:
+        index = bisect_left(counts, True, key=lambda count: not _fits(change(count), free))
+        found += [text.format(counts[index - 1])] if index else []
+    found += [text for text, is_possible, changed in changes if is_possible and _fits(changed, free)]
     if not found:
         return "Choose a smaller quantization, or a smaller cache type (-ctk, -ctv)."
     return f"What would fit: {'; or '.join(found)}."
 
 
-def _largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The largest number from `least` to `most` that fits, if any; so do all that are smaller."""
-    if most < least or not fits(least):
-        return None
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return least
+def _of_share(model: Contexts, share: float) -> Contexts:
+    """With that share of its context."""
+    tokens, of_head = (int(count * share) for count in (model.capacity_tokens, model.head_tokens))
+    return replace(model, capacity_tokens=tokens, head_tokens=of_head)

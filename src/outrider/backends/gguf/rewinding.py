@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 MAX_SEQUENCES = 2
 """of a context with snapshots. Where three sequences and more have parts of different length in a call,
 llama.cpp 0.3.36 restores other states than those of before."""
-_MEMORY_SHARE = 1 / 8
-"""of the free memory that snapshots may take"""
 _TRIED_SNAPSHOTS = 4
 _TRIED_MICRO_BATCH = 8
 """so that the calls of a trial are split"""
@@ -62,7 +60,7 @@ class Rewinding:
         ends the process where a micro-batch has no room for them and more."""
         if self.kind != "snapshots":
             return 0
-        room = available_bytes() * _MEMORY_SHARE / max(self.state_bytes * max_sequences, 1)
+        room = available_bytes() / max(self.state_bytes * max_sequences, 1)
         return int(max(min(asked, room - 1, micro_batch_tokens - 2), 0))
 
 

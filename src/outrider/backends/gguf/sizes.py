@@ -1,0 +1,145 @@
+"""What a model's header says of its size: bytes of its tensors, what each layer keeps of a text, and how wide
+a call's intermediate values are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf.constants import Keys
+
+from outrider.models.header import Header, TensorInfo, read_header
+from outrider.models.reference import local_shards
+
+FLOAT_BYTES = 4
+_LAYER = re.compile(r"blk\.(\d+)\.(.*)")
+_WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4}
+"""One layer in so many has no window, by llama.cpp's own defaults for files that do not say it."""
+_MIXED_INPUTS = 4
+"""RWKV reads each token mixed with the one before it in up to 6 ways, of which so many exist at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What a layer keeps: values of K and V of a token, and bytes of a sequence's recurrent state.
+    `has_window`: of the last tokens alone, unless all are kept."""
+
+    key_values: int = 0
+    value_values: int = 0
+    state_bytes: int = 0
+    has_window: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Of a model: bytes of each tensor, its layers, and the widths of a token's intermediate values.
+
+    The last `num_heads` of the layers predict tokens after the next one (MTP). `width` is of the hidden
+    states, `widest` of what a layer makes of them, `attention` of all heads of attention.
+    """
+
+    name: str
+    tensors: Mapping[str, int]
+    layers: Sequence[Layer]
+    num_heads: int = 0
+    window_tokens: int = 0
+    vocabulary: int = 0
+    trained_context: int = 0
+    width: int = 0
+    widest: int = 0
+    attention: int = 0
+    attention_heads: int = 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a sequence's recurrent state."""
+        return sum(layer.state_bytes for layer in self.layers)
+
+
+def read_sizes(path: Path) -> ModelSizes:
+    """The sizes of a model, in however many files. Raises ModelFileError."""
+    headers = [read_header(file) for file in local_shards(path)]
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    return _Reader(headers[0], tensors).sizes(path.stem)
+
+
+class _Reader:
+    def __init__(self, header: Header, tensors: Sequence[TensorInfo]) -> None:
+        self._header = header
+        self._arch = header.text(Keys.General.ARCHITECTURE) or ""
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
+        """of each layer's tensors"""
+        for tensor in tensors:
+            if found := _LAYER.match(tensor.name):
+                self._shapes.setdefault(int(found[1]), {})[found[2].removesuffix(".weight")] = tensor.shape
+        self._window = self._number(Keys.Attention.SLIDING_WINDOW)
+        usual = _WINDOW_PERIODS.get(self._arch, 0)
+        self._period = self._number(Keys.Attention.SLIDING_WINDOW_PATTERN) or usual
+
+    def _number(self, key: str) -> int:
+        return self._header.number(key.format(arch=self._arch)) or 0
+
+    def sizes(self, name: str) -> ModelSizes:
+        num_layers, heads = self._number(Keys.LLM.BLOCK_COUNT), self._number(Keys.Attention.HEAD_COUNT)
+        num_cached = num_layers - self._number(Keys.Attention.SHARED_KV_LAYERS)
+        width = self._number(Keys.LLM.EMBEDDING_LENGTH)
+        embedding = self._tensors.get("token_embd.weight")
+        shapes = [shape for layer in self._shapes.values() for shape in layer.items()]
+        attention = max((shape[0] for name, shape in shapes if name == "attn_output"), default=0)
+        head = self._number(Keys.Attention.VALUE_LENGTH) or (width // heads if heads else attention)
+        return ModelSizes(
+            name=name,
+            tensors={name: tensor.num_bytes or 0 for name, tensor in self._tensors.items()},
+            layers=[self._layer(i) if i < num_cached else Layer() for i in range(num_layers)],
+            num_heads=self._number(Keys.LLM.NEXTN_PREDICT_LAYERS),
+            window_tokens=self._window,
+            vocabulary=embedding.shape[-1] if embedding else 0,
+            trained_context=self._number(Keys.LLM.CONTEXT_LENGTH),
+            width=width,
+            widest=max((self._made(name, shape) for name, shape in shapes), default=0),
+            attention=attention,
+            attention_heads=attention // head if head else 0,
+        )
+
+    def _made(self, name: str, shape: tuple[int, ...]) -> int:
+        """How many values of a token a tensor makes: the experts that are used make theirs at once."""
+        if name.startswith("time_mix"):
+            return _MIXED_INPUTS * shape[0]
+        if len(shape) < 2 or "conv" in name:
+            return 0
+        return shape[1] * (self._number(Keys.LLM.EXPERT_USED_COUNT) if len(shape) > 2 else 1)
+
+    def _layer(self, index: int) -> Layer:
+        shapes = self._shapes.get(index, {})
+        is_recurrent = any(name.startswith(("ssm_", "time_mix", "shortconv")) for name in shapes)
+        keys = values = 0
+        if "attn_k_b" in shapes:  # compressed (MLA): V is computed from what is kept as K
+            keys = shapes.get("attn_kv_a_mqa", (0, 0))[1]
+        elif "attn_k" in shapes:
+            keys, values = shapes["attn_k"][-1], shapes.get("attn_v", shapes["attn_k"])[-1]
+        elif "attn_qkv" in shapes and not is_recurrent:
+            kv_heads, heads = map(self._number, (Keys.Attention.HEAD_COUNT_KV, Keys.Attention.HEAD_COUNT))
+            usual = self._number(Keys.LLM.EMBEDDING_LENGTH) // heads if heads else 0
+            keys = kv_heads * (self._number(Keys.Attention.KEY_LENGTH) or usual)
+            values = kv_heads * (self._number(Keys.Attention.VALUE_LENGTH) or usual)
+        # Where the file's own pattern is a list, all are taken to have one: the least that it can be.
+        has_window = self._window > 0 and (not self._period or index % self._period < self._period - 1)
+        state = self._state_values() * FLOAT_BYTES if is_recurrent else 0
+        return Layer(keys, values, state, has_window)
+
+    def _state_values(self) -> int:
+        """Of a layer's recurrent state: llama.cpp's `llama_hparams::n_embd_r` and `n_embd_s`."""
+        width, inner = self._number(Keys.LLM.EMBEDDING_LENGTH), self._number(Keys.SSM.INNER_SIZE)
+        if size := self._number(Keys.WKV.HEAD_SIZE):
+            return (self._number(Keys.LLM.TOKEN_SHIFT_COUNT) or 2) * width + width * size
+        state = self._number(Keys.SSM.STATE_SIZE)
+        if length := self._number(Keys.ShortConv.L_CACHE):
+            return width * (length - 1)
+        kernel = max(self._number(Keys.SSM.CONV_KERNEL) - 1, 0)
+        if size := self._number("{arch}.kda.head_dim"):
+            heads = self._number(Keys.Attention.HEAD_COUNT)
+            return 3 * (kernel or 3) * heads * size + heads * size * size
+        return kernel * (inner + 2 * self._number(Keys.SSM.GROUP_COUNT) * state) + state * inner
