@@ -1,5 +1,6 @@
 """Forgetting and copying tokens, on every backend: how far it goes, and what is left then."""
 
+import random
 from bisect import bisect_left
 from contextlib import closing
 
@@ -206,6 +207,25 @@ def test_a_bad_truncation_is_refused_and_changes_nothing(
         model.truncate(sequence, length)
     assert (model.length(0), model.length(1)) == (4, 0)
     assert_near(next_rows(model, TEXT[4:5]), backend.expected(TEXT[:5])[-1:])
+    model.close()
+
+
+@over("window")
+def test_a_draft_can_always_be_taken_back_from_a_window(backend: Native, kind: str) -> None:
+    rng = random.Random(0)
+    model = backend.open(kind, 512, max_sequences=4)
+    for _ in range(60):
+        for sequence in range(4):
+            if model.length(sequence) > 400:
+                model.truncate(sequence, 0)
+        chosen = [sequence for sequence in range(4) if rng.random() < 0.8] or [0]
+        sizes = {sequence: rng.randrange(1, 33) for sequence in chosen}  # longer than the window, too
+        spans = [Span(s, tuple(rng.choices(TEXT, k=n)), model.length(s), 1) for s, n in sizes.items()]
+        model.decode(spans)
+        for span in spans:
+            length = span.start + rng.randrange(1, len(span.tokens) + 1)
+            assert model.reach(span.sequence, length) == length
+            model.truncate(span.sequence, length)
     model.close()
 
 

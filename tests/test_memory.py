@@ -291,6 +291,15 @@ def test_fewer_snapshots_or_requests_or_a_smaller_cache_would_fit() -> None:
     assert "without its own head (--no-mtp)" in way_out(8, tokens=2 * 10**6, head=True)
 
 
+def test_windows_alone_would_fit() -> None:
+    sizes = replace(SIZES, layers=[Layer(125, 125, has_window=i < 3) for i in range(4)], window_tokens=512)
+    model = Contexts(sizes, LoadOptions(gpu_layers=0), 10**6)
+    with pytest.raises(OutOfMemory) as caught:
+        check_memory([model], {HOST: GB})
+    assert caught.value.way_out.endswith("or the KV of its sliding windows alone (--no-swa-full).")
+    check_memory([replace(model, options=replace(model.options, full_window=False))], {HOST: GB})
+
+
 @given(
     layers=st.integers(-1, 5),
     split=st.lists(st.integers(0, 3), max_size=2),

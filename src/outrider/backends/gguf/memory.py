@@ -329,6 +329,11 @@ def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
             can_shrink and target.capacity_tokens,
             with_options(*models, **smaller) if can_shrink else [],
         ),
+        (
+            "the KV of its sliding windows alone (--no-swa-full)",
+            target.sizes.window_tokens and target.options.full_window,
+            with_options(*models, full_window=False),
+        ),
         ("no draft model (-md none)", others, [target]),
         ("without its own head (--no-mtp)", target.has_head, [replace(target, has_head=False), *others]),
         (
