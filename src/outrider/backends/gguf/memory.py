@@ -298,9 +298,6 @@ def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
         share = count / target.max_sequences
         return [replace(_of_share(model, share), max_sequences=count) for model in models]
 
-    def with_options(*changed: Contexts, **options: Any) -> list[Contexts]:
-        return [replace(model, options=replace(model.options, **options)) for model in changed]
-
     layers = range(len(target.sizes.layers) + 2 if len(free) > 1 else 0)
     numbers: list[tuple[str, range, Callable[[int], list[Contexts]]]] = [
         (
@@ -312,44 +309,53 @@ def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
         (
             "--snapshots {}",
             range(1, target.snapshots),
-            lambda count: [*with_options(target, snapshots=count), *others],
+            lambda count: [*_with_options(target, snapshots=count), *others],
         ),
         (
             "{} layers on the GPU (-ngl)",
             layers,
-            lambda count: [*with_options(target, gpu_layers=count), *others],
-        ),
-    ]
-    smaller = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
-    can_shrink = target.options.cache_type_k == "f16" and target.options.flash_attention != "off"
-    keeps = any(model.options.mlock or not model.options.mmap for model in models)
-    changes: list[tuple[str, object, list[Contexts]]] = [
-        (
-            "a smaller cache type (-ctk q8_0 -ctv q8_0)",
-            can_shrink and target.capacity_tokens,
-            with_options(*models, **smaller) if can_shrink else [],
-        ),
-        (
-            "the KV of its sliding windows alone (--no-swa-full)",
-            target.sizes.window_tokens and target.options.full_window,
-            with_options(*models, full_window=False),
-        ),
-        ("no draft model (-md none)", others, [target]),
-        ("without its own head (--no-mtp)", target.has_head, [replace(target, has_head=False), *others]),
-        (
-            "weights that are mapped (--mmap, without --mlock)",
-            keeps,
-            with_options(*models, mmap=True, mlock=False),
+            lambda count: [*_with_options(target, gpu_layers=count), *others],
         ),
     ]
     found = []
     for text, counts, change in numbers:
         index = bisect_left(counts, True, key=lambda count: not _fits(change(count), free))
         found += [text.format(counts[index - 1])] if index else []
-    found += [text for text, is_possible, changed in changes if is_possible and _fits(changed, free)]
+    found += [text for text, is_possible, changed in _changes(models) if is_possible and _fits(changed, free)]
     if not found:
         return "Choose a smaller quantization, or a smaller cache type (-ctk, -ctv)."
     return f"What would fit: {'; or '.join(found)}."
+
+
+def _changes(models: Sequence[Contexts]) -> list[tuple[str, object, list[Contexts]]]:
+    """What can be chosen otherwise: in words, whether it can be, and what it makes of the models."""
+    target, *others = models
+    smaller = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+    can_shrink = target.options.cache_type_k == "f16" and target.options.flash_attention != "off"
+    keeps = any(model.options.mlock or not model.options.mmap for model in models)
+    return [
+        (
+            "a smaller cache type (-ctk q8_0 -ctv q8_0)",
+            can_shrink and target.capacity_tokens,
+            _with_options(*models, **smaller) if can_shrink else [],
+        ),
+        (
+            "the KV of its sliding windows alone (--no-swa-full)",
+            target.sizes.window_tokens and target.options.full_window,
+            _with_options(*models, full_window=False),
+        ),
+        ("no draft model (-md none)", others, [target]),
+        ("without its own head (--no-mtp)", target.has_head, [replace(target, has_head=False), *others]),
+        (
+            "weights that are mapped (--mmap, without --mlock)",
+            keeps,
+            _with_options(*models, mmap=True, mlock=False),
+        ),
+    ]
+
+
+def _with_options(*models: Contexts, **options: Any) -> list[Contexts]:
+    return [replace(model, options=replace(model.options, **options)) for model in models]
 
 
 def _of_share(model: Contexts, share: float) -> Contexts:
