@@ -62,8 +62,9 @@ def _trim(small: Path, target: Path, seconds: float, options: Namespace) -> Repo
 
 def _row(report: Report) -> Row:
     whole = report.as_json()
-    names = ("known_tokens", "source_tokens", "types", "weight_s", "sizes", "step_ratio", "agreement_ratio")
+    names = ("known_tokens", "source_tokens", "types", "sizes", "step_ratio", "agreement_ratio")
     row = {name: whole[name] for name in (*names, "counted", "verdict", "seconds", "file_bytes")}
+    row["weight_ns"] = {kind: seconds * 1e9 for kind, seconds in whole["weight_s"].items()}
     for name in ("before", "after"):
         measured = dict(whole[name])
         judged = measured.pop("judged")
