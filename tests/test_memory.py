@@ -348,3 +348,16 @@ def test_nothing_is_loaded_that_cannot_fit(
         "error: target with a context of 8192 tokens: 54.5 MB are needed (KV cache 2.1 MB"
     )
     assert "What would fit: a smaller context (-c: " in done.said
+
+
+def test_snapshots_that_do_not_fit_are_refused_before_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    model = str(write_tiny(tmp_path / "hybrid.gguf", arch="qwen35"))
+    monkeypatch.setattr("outrider.backends.gguf.memory.available_bytes", lambda: 10e6)
+    line = ["run", "-m", model, "-c", "256", "--raw", "-p", "hi", "-n", "2", "--backend", "llama.cpp"]
+    done = call(monkeypatch, capfdbinary, *line, "--snapshots", "64")
+    assert done.status == 2 and "recurrent states 7.0 MB" in done.said
+    found = re.search(r"What would fit: --snapshots (\d+)\.", done.said)
+    assert found and 1 < int(found[1]) < 64
+    assert call(monkeypatch, capfdbinary, *line, "--snapshots", found[1]).status == 0
