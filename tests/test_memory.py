@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,6 +156,18 @@ def test_a_head_is_counted(arch: str, tmp_path: Path, capfd: pytest.CaptureFixtu
     assert with_head.cache / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
     assert with_head.weights / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
     assert with_head.compute / _MIB > logged["compute"] > without.compute / _MIB
+
+
+def test_a_header_that_says_little_is_counted_with_what_it_says(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "odd.gguf", "unheard-of")
+    for name in ("token_embd.weight", "blk.0.attn_k.weight", "blk.7.attn_k_b.weight", "blk.0.ssm_in.weight"):
+        writer.add_tensor(name, np.zeros(4, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    need = needed(Contexts(read_sizes(tmp_path / "odd.gguf"), LoadOptions(mmap=False), 8192), {})[HOST]
+    assert need.weights == 4 * 16 and need.compute >= _MIB
 
 
 GB = 10**9

@@ -167,7 +167,11 @@ def _compute_bytes(model: Contexts, tokens: int, *, on_gpu: bool, output: bool) 
     row = calls * FLOAT_BYTES
     attention = 7 * row * max(sizes.width, sizes.attention) + (0 if is_flash else scores)
     layer = row * (3 * sizes.widest + 6 * sizes.width)
-    kept = max(layer.state_bytes for layer in sizes.layers) * model.max_sequences * (2 + model.snapshots)
+    kept = (
+        max((layer.state_bytes for layer in sizes.layers), default=0)
+        * model.max_sequences
+        * (2 + model.snapshots)
+    )
     logits = _rows(model) * sizes.vocabulary * FLOAT_BYTES + 3 * row * sizes.width
     return _SMALL_BYTES + max(masks + attention, masks + layer + kept, logits if output else 0)
 

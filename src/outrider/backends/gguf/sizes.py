@@ -73,7 +73,7 @@ class _Reader:
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         """of each layer's tensors"""
         for tensor in tensors:
-            if found := _LAYER.match(tensor.name):
+            if tensor.shape and (found := _LAYER.match(tensor.name)):
                 self._shapes.setdefault(int(found[1]), {})[found[2].removesuffix(".weight")] = tensor.shape
         self._window = self._number(Keys.Attention.SLIDING_WINDOW)
         usual = _WINDOW_PERIODS.get(self._arch, 0)
@@ -96,7 +96,7 @@ class _Reader:
             layers=[self._layer(i) if i < num_cached else Layer() for i in range(num_layers)],
             num_heads=self._number(Keys.LLM.NEXTN_PREDICT_LAYERS),
             window_tokens=self._window,
-            vocabulary=embedding.shape[-1] if embedding else 0,
+            vocabulary=embedding.shape[-1] if embedding and embedding.shape else 0,
             trained_context=self._number(Keys.LLM.CONTEXT_LENGTH),
             width=width,
             widest=max((self._made(name, shape) for name, shape in shapes), default=0),
@@ -117,7 +117,7 @@ class _Reader:
         is_recurrent = any(name.startswith(("ssm_", "time_mix", "shortconv")) for name in shapes)
         keys = values = 0
         if "attn_k_b" in shapes:  # compressed (MLA): V is computed from what is kept as K
-            keys = shapes.get("attn_kv_a_mqa", (0, 0))[1]
+            keys = shapes.get("attn_kv_a_mqa", (0,))[-1]
         elif "attn_k" in shapes:
             keys, values = shapes["attn_k"][-1], shapes.get("attn_v", shapes["attn_k"])[-1]
         elif "attn_qkv" in shapes and not is_recurrent:
