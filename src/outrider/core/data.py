@@ -365,6 +365,8 @@ class Completion:
     """whether the text is all that its grammar asks for; without a grammar it always is"""
     parsed: Any = None
     """what the caller's schema made of a complete text; None where there was none"""
+    stop: str | None = None
+    """the stop string that ended it"""
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:

@@ -107,6 +107,7 @@ def complete(sequence: RunningRequest) -> Completion:
         lossy=sequence.request.verification.is_lossy,
         records=tuple(update.record for update in sequence.updates),
         is_complete=_is_complete(sequence),
+        stop=sequence.text.stopped,
     )
 
 

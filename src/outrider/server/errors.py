@@ -1,4 +1,5 @@
-"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`; under /v1/messages in
+Anthropic's.
 
 A message names the input, the reason and the way out, as the errors of `outrider.core.errors` do.
 """
@@ -39,6 +40,16 @@ _KNOWN: tuple[tuple[type[OutriderError], int, str], ...] = (
     (OutriderError, 500, "internal_error"),
 )
 """Status and code of Outrider's own errors; the first that fits holds."""
+_ANTHROPIC = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _WAYS_OUT = {
     "(--lenient-schema)": '("strict": false)',
     "(--raw)": "(/v1/completions)",
@@ -91,9 +102,25 @@ class Problem(Exception):
         )
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The answer that says it."""
-        return JSONResponse(self.body, self.status, headers=self.headers)
+    def response(self, path: str = "") -> Response:
+        """The answer that says it, in the shape of the endpoint at this path."""
+        body = anthropic_error(self.status, self.body) if path.startswith(_ANTHROPIC) else self.body
+        return JSONResponse(body, self.status, headers=self.headers)
+
+    def renamed(self, names: Mapping[str, str]) -> Problem:
+        """The same, where fields have other names."""
+        param = self.param or ""
+        name = param.split(".")[0].split("[")[0]
+        if name not in names:
+            return self
+        message, param = (text.replace(name, names[name], 1) for text in (self.message, param))
+        return Problem(self.status, message, code=self.code, type=self.type, param=param)
+
+
+def anthropic_error(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's error object in the shape of Anthropic's API."""
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
 
 
 def invalid_field(param: str, why: str, *, code: str = "invalid_value") -> Problem:
@@ -135,7 +162,7 @@ async def _answer(
     problem = convert(request, error)
     if observe is not None:
         observe(problem.status, problem.code)
-    return problem.response()
+    return problem.response(request.url.path)
 
 
 def _of_http(request: Request, error: HTTPException) -> Problem:

@@ -100,7 +100,7 @@ class Guard:
         except Problem as error:
             if self._observe_error is not None:
                 self._observe_error(error.status, error.code)
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
 
     # A name that an attacker owns can be pointed at 127.0.0.1 (DNS rebinding): so a server on loopback
     # answers only to names of loopback. And a page may send requests to any address, though it cannot read

@@ -8,16 +8,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from outrider.core.errors import InputError
+from outrider.server.answers.anthropic import MessageAnswer
 from outrider.server.answers.choice import spelling_of
 from outrider.server.answers.responses import ResponseAnswer
 from outrider.server.answers.text import ChatAnswer, CompletionAnswer
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.generation import answer
 from outrider.server.page import Page
+from outrider.server.prepare.anthropic import plan_message
 from outrider.server.prepare.chat import plan_chat, render, tokens_of
 from outrider.server.prepare.completions import plan_completions
 from outrider.server.prepare.responses import plan_response
 from outrider.server.protocol import answers
+from outrider.server.protocol.anthropic import CountTokensRequest, MessagesRequest
 from outrider.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -85,6 +88,18 @@ def text_router(service: Service) -> APIRouter:
     async def responses(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation; with `stream`, as typed events. Nothing is stored."""
         return await answer(service, request, body, plan_response, ResponseAnswer)
+
+    @router.post("/v1/messages", response_model=answers.AnthropicMessage)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Continue a conversation, as Anthropic's API; with `stream`, as typed events."""
+        return await answer(service, request, body, plan_message, MessageAnswer)
+
+    @router.post("/v1/messages/count_tokens", response_model=answers.InputTokens)
+    async def count_tokens(body: CountTokensRequest) -> Response:
+        """The tokens of a conversation, as Anthropic's API."""
+        service.check_model(body.model)
+        plan = await service.prepared(lambda: plan_message(service, body, ""))
+        return JSONResponse({"input_tokens": len(plan.requests[0].prompt)})
 
     return router
 

@@ -113,7 +113,7 @@ class Service:
 
     def check_model(self, model: str | None) -> None:
         """Raises Problem (404) for a model that is not served here."""
-        if model is not None and model not in self.names:
+        if model is not None and model not in self.names and not self.settings.any_model:
             message = f"there is no model {model[:200]} here. Say {' or '.join(self.names)}, or nothing."
             raise Problem(404, message, code="model_not_found", param="model")
 

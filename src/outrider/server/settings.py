@@ -84,6 +84,9 @@ class Server(Group):
     alias: Annotated[str, Field(min_length=1)] | None = setting(
         None, "-a", help="Name of the model in the API. Default: the file's."
     )
+    any_model: bool = setting(
+        False, help="Answer requests for a model of any name, for clients that have a fixed one."
+    )
     tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
     tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
     page: bool = setting(True, help="The web page at /. On by default.")

@@ -124,6 +124,12 @@ def _variables(service: Service, body: ChatRequest) -> tuple[dict[str, Any], lis
     return variables, [f"chat_template_kwargs: this model's template does not read {name}" for name in unread]
 
 
+def knows_reasoning(service: Service) -> bool:
+    """Whether the model's template knows how much it is to think."""
+    source = service.template.source if service.template else ""
+    return "reasoning_effort" in source or "enable_thinking" in source
+
+
 def _effort(effort: Effort, source: str) -> dict[str, Any]:
     """How much a model is to think, in its template's words."""
     if "reasoning_effort" in source and effort != "none":

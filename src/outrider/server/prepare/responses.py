@@ -49,13 +49,7 @@ def plan_response(service: Service, body: ResponseRequest, namespace: str) -> Ge
     try:
         return plan_chat(service, as_chat(body), namespace)
     except Problem as error:
-        param = error.param or ""
-        name = param.split(".")[0].split("[")[0]
-        if name not in _NAMES:
-            raise
-        renamed = param.replace(name, _NAMES[name], 1)
-        message = error.message.replace(name, _NAMES[name], 1)
-        raise Problem(error.status, message, code=error.code, type=error.type, param=renamed) from None
+        raise error.renamed(_NAMES) from None
 
 
 def as_chat(body: ResponseRequest) -> ChatRequest:

@@ -219,6 +219,26 @@ class Response(BaseModel):
     outrider: Account
 
 
+class AnthropicMessage(BaseModel):
+    """The answer to POST /v1/messages: Anthropic's object, and `outrider`."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
+    outrider: Account
+
+
+class InputTokens(BaseModel):
+    """The answer to POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
 # Tokens, models and state
 
 

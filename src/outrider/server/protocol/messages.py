@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -212,7 +213,8 @@ class ReasoningItem(_Item):
     content: Many[ReasoningText] | None = None
 
 
-def _type_of_item(data: Any) -> str | None:
+def type_of(data: Any) -> str | None:
+    """What kind of item or block it is."""
     if isinstance(data, dict):
         kind = data.get("type", "message")
         return kind if isinstance(kind, str) else None
@@ -225,13 +227,18 @@ Item = Annotated[
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(
-        _type_of_item,
+        type_of,
         custom_error_type="unsupported",
         custom_error_message="messages, function calls, their outputs and reasoning are read. Leave others",
     ),
 ]
 
 
-def text_of(content: str | list[TextPart] | list[Part] | list[ReasoningText] | None) -> str:
+class _HasText(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def text_of(content: str | Sequence[_HasText] | None) -> str:
     """Content as one text."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())

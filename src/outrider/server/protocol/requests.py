@@ -44,7 +44,7 @@ _MAX_METADATA = 64
 _STATELESS = "nothing is stored here. Give the whole conversation as `input`"
 _OF_CHAT = "it is a field of chat completions. Say "
 
-_REFUSED = {
+REFUSED = {
     "audio": "this server writes text alone. Leave audio out",
     "functions": "functions are no longer in use. Say tools",
     "function_call": "function_call is no longer in use. Say tool_choice",
@@ -65,7 +65,7 @@ class GenerationRequest(SamplingFields, Body):
     """What the endpoints of text share, with fields that clients send and that have nothing to act on here:
     these are accepted, without effect."""
 
-    refused: ClassVar = _REFUSED
+    refused: ClassVar = REFUSED
 
     model: str | None = None
     stream: bool | None = None
@@ -115,7 +115,7 @@ class ChatRequest(GenerationRequest, GrammarFields):
 class CompletionRequest(GenerationRequest, GrammarFields):
     """Texts to be continued as they stand, without a chat template."""
 
-    refused: ClassVar = _REFUSED | {
+    refused: ClassVar = REFUSED | {
         "suffix": "text is not filled in between two others. Leave it out",
         "prompt_embeds": "prompts are text or tokens. Leave it out",
         "use_beam_search": "beam search is not supported. Leave it out",
@@ -165,7 +165,7 @@ class Reasoning(Shape):
 class ResponseRequest(GenerationRequest):
     """A conversation to be continued, as items."""
 
-    refused: ClassVar = _REFUSED | {
+    refused: ClassVar = REFUSED | {
         "previous_response_id": _STATELESS,
         "conversation": _STATELESS,
         "prompt": "prompts are not kept here. Give `instructions` and `input`",

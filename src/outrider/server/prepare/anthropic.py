@@ -1,0 +1,148 @@
+"""A request for a message as a chat request: blocks become messages, and the rest is one way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from outrider.server.errors import Problem, invalid_field
+from outrider.server.prepare.chat import knows_reasoning, plan_chat
+from outrider.server.prepare.plan import GenerationPlan
+from outrider.server.protocol.anthropic import CountTokensRequest, TextBlock, ToolResultBlock, Turn
+from outrider.server.protocol.base import JsonSchemaFormat, NamedSchema, SamplingFields
+from outrider.server.protocol.messages import (
+    CalledFunction,
+    Function,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+    text_of,
+)
+from outrider.server.protocol.requests import ChatRequest
+from outrider.server.service import Service
+
+_NAMES = {
+    "response_format": "output_config.format",
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+}
+"""What the fields of a chat request are called here."""
+_MODES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> GenerationPlan:
+    """The request that is asked for. Raises Problem, in terms of this endpoint's fields."""
+    if body.messages[-1].role == "assistant":
+        why = "the last is the assistant's, and an answer is not continued here. End with one of the user's."
+        raise invalid_field(f"messages[{len(body.messages) - 1}].role", why, code="unsupported")
+    effort, notices = _effort(service, body)
+    try:
+        plan = plan_chat(service, as_chat(body, effort), namespace)
+    except Problem as error:
+        raise error.renamed(_NAMES) from None
+    return replace(plan, notices=(*plan.notices, *notices))
+
+
+def as_chat(body: CountTokensRequest, effort: Any = None) -> ChatRequest:
+    """The same request as one for a chat completion."""
+    shared = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    choice, config = body.tool_choice, body.output_config
+    named = choice is not None and choice.name is not None
+    schema = config.format.json_schema if config and config.format else None
+    return ChatRequest(
+        **shared | {"stop": body.stop_sequences or None},
+        model=body.model,
+        messages=[*_system(body), *(message for turn in body.messages for message in _messages(turn))],
+        max_completion_tokens=getattr(body, "max_tokens", None),
+        tools=[
+            Tool(
+                type="function",
+                function=Function(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.input_schema,
+                    strict=tool.strict,
+                ),
+            )
+            for tool in body.tools or ()
+        ],
+        tool_choice=NamedTool(type="function", function=NamedFunction(name=choice.name or ""))
+        if choice and named
+        else _MODES[choice.type]
+        if choice
+        else None,
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        response_format=schema
+        and JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(schema=schema)),
+        reasoning_effort=effort,
+    )
+
+
+def _effort(service: Service, body: CountTokensRequest) -> tuple[Any, list[str]]:
+    """How much the model is to think, where its template knows that, and what is not done of it."""
+    asked, thinking = body.output_config and body.output_config.effort, body.thinking
+    notices = []
+    if thinking and thinking.budget_tokens is not None:
+        notices.append("thinking.budget_tokens: it is not enforced")
+    wanted = "none" if thinking and thinking.type == "disabled" else asked
+    if thinking and thinking.type == "enabled":
+        wanted = wanted or "medium"
+    if wanted is None or knows_reasoning(service):
+        return wanted, notices
+    if wanted != "none":
+        notices.append("thinking, output_config.effort: this model's template does not read them")
+    return None, notices
+
+
+def _system(body: CountTokensRequest) -> list[Message]:
+    return [Message(role="system", content=text_of(body.system))] if body.system else []
+
+
+def _messages(turn: Turn) -> Iterator[Message]:
+    """A turn's messages: a user's holds what tools returned, which are messages of their own."""
+    if isinstance(turn.content, str):
+        yield Message(role=turn.role, content=turn.content)
+    elif turn.role == "assistant":
+        yield _assistant(turn)
+    else:
+        text = ""
+        for block in turn.content:
+            if isinstance(block, TextBlock):
+                text += block.text
+                continue
+            if text:
+                yield Message(role="user", content=text)
+            text = ""
+            if isinstance(block, ToolResultBlock):
+                yield Message(role="tool", tool_call_id=block.tool_use_id, content=_result(block))
+        if text or not turn.content:
+            yield Message(role="user", content=text)
+
+
+def _result(block: ToolResultBlock) -> str:
+    text = text_of(block.content)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _assistant(turn: Turn) -> Message:
+    said: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_use": []}
+    for block in turn.content:
+        said.setdefault(block.type, []).append(block)  # type: ignore[union-attr]
+    calls = [
+        ToolCall(
+            id=call.id,
+            function=CalledFunction(name=call.name, arguments=json.dumps(call.input, ensure_ascii=False)),
+        )
+        for call in said["tool_use"]
+    ]
+    return Message(
+        role="assistant",
+        content=text_of(said["text"]),
+        reasoning_content="".join(block.thinking for block in said["thinking"]) or None,
+        tool_calls=calls or None,
+    )
