@@ -10,6 +10,7 @@ from itertools import pairwise
 from threading import Timer
 from typing import Any, Literal
 
+import anthropic
 import jsonschema
 import openai
 import pytest
@@ -105,6 +106,26 @@ def check_usage(answer: ChatCompletion) -> None:
 
 
 # Text
+
+
+def test_anthropics_client_gets_the_engines_text(server: RealServer, expected: Completion) -> None:
+    address = server.base_url.removesuffix("/v1")
+    with anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0) as client:
+        with client.messages.stream(
+            model=NAME,
+            max_tokens=NUM_TOKENS,
+            messages=[{"role": "user", "content": QUESTION}],
+            extra_body={"temperature": 0},
+        ) as stream:
+            assert "".join(stream.text_stream) == expected.text
+            usage = stream.get_final_message().usage
+        assert usage.output_tokens == len(expected.tokens)
+        read_tokens = usage.input_tokens + (usage.cache_read_input_tokens or 0)
+        counted = client.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": QUESTION}])
+        assert read_tokens == counted.input_tokens == expected.prompt_tokens
+    with anthropic.Anthropic(base_url=address, api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(anthropic.AuthenticationError, match="not accepted"):
+            stranger.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": "Hi"}])
 
 
 def test_a_chat_says_what_the_engine_says(client: OpenAI, expected: Completion) -> None:

@@ -39,7 +39,7 @@ class MessageAnswer(Answer):
         """JSON text of the last block, a call"""
         self._is_open = False
         """whether the last block may still grow"""
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"msg_{uuid4().hex}",
             "type": "message",
             "role": "assistant",

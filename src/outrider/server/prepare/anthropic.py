@@ -10,7 +10,15 @@ from typing import Any
 from outrider.server.errors import Problem, invalid_field
 from outrider.server.prepare.chat import knows_reasoning, plan_chat
 from outrider.server.prepare.plan import GenerationPlan
-from outrider.server.protocol.anthropic import CountTokensRequest, TextBlock, ToolResultBlock, Turn
+from outrider.server.protocol.anthropic import (
+    Choice,
+    CountTokensRequest,
+    CustomTool,
+    OutputConfig,
+    TextBlock,
+    ToolResultBlock,
+    Turn,
+)
 from outrider.server.protocol.base import JsonSchemaFormat, NamedSchema, SamplingFields
 from outrider.server.protocol.messages import (
     CalledFunction,
@@ -22,7 +30,7 @@ from outrider.server.protocol.messages import (
     ToolCall,
     text_of,
 )
-from outrider.server.protocol.requests import ChatRequest
+from outrider.server.protocol.requests import ChatRequest, Effort
 from outrider.server.service import Service
 
 _NAMES = {
@@ -48,49 +56,52 @@ def plan_message(service: Service, body: CountTokensRequest, namespace: str) -> 
     return replace(plan, notices=(*plan.notices, *notices))
 
 
-def as_chat(body: CountTokensRequest, effort: Any = None) -> ChatRequest:
+def as_chat(body: CountTokensRequest, effort: Effort | None = None) -> ChatRequest:
     """The same request as one for a chat completion."""
     shared = {name: getattr(body, name) for name in SamplingFields.model_fields}
-    choice, config = body.tool_choice, body.output_config
-    named = choice is not None and choice.name is not None
-    schema = config.format.json_schema if config and config.format else None
     return ChatRequest(
         **shared | {"stop": body.stop_sequences or None},
         model=body.model,
         messages=[*_system(body), *(message for turn in body.messages for message in _messages(turn))],
         max_completion_tokens=getattr(body, "max_tokens", None),
-        tools=[
-            Tool(
-                type="function",
-                function=Function(
-                    name=tool.name,
-                    description=tool.description,
-                    parameters=tool.input_schema,
-                    strict=tool.strict,
-                ),
-            )
-            for tool in body.tools or ()
-        ],
-        tool_choice=NamedTool(type="function", function=NamedFunction(name=choice.name or ""))
-        if choice and named
-        else _MODES[choice.type]
-        if choice
-        else None,
-        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        response_format=schema
-        and JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(schema=schema)),
+        tools=[_tool(tool) for tool in body.tools or ()],
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        response_format=_format(body.output_config),
         reasoning_effort=effort,
     )
 
 
-def _effort(service: Service, body: CountTokensRequest) -> tuple[Any, list[str]]:
+def _tool(tool: CustomTool) -> Tool:
+    function = Function(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return Tool(type="function", function=function)
+
+
+def _choice(choice: Choice | None) -> Any:
+    if choice is None:
+        return None
+    if choice.name is not None:
+        return NamedTool(type="function", function=NamedFunction(name=choice.name))
+    return _MODES[choice.type]
+
+
+def _format(config: OutputConfig | None) -> JsonSchemaFormat | None:
+    if config is None or config.format is None:
+        return None
+    return JsonSchemaFormat(type="json_schema", json_schema=NamedSchema(schema=config.format.json_schema))
+
+
+def _effort(service: Service, body: CountTokensRequest) -> tuple[Effort | None, list[str]]:
     """How much the model is to think, where its template knows that, and what is not done of it."""
-    asked, thinking = body.output_config and body.output_config.effort, body.thinking
-    notices = []
+    thinking, notices = body.thinking, list[str]()
     if thinking and thinking.budget_tokens is not None:
         notices.append("thinking.budget_tokens: it is not enforced")
-    wanted = "none" if thinking and thinking.type == "disabled" else asked
-    if thinking and thinking.type == "enabled":
+    wanted = body.output_config.effort if body.output_config else None
+    if thinking and thinking.type == "disabled":
+        wanted = "none"
+    elif thinking and thinking.type == "enabled":
         wanted = wanted or "medium"
     if wanted is None or knows_reasoning(service):
         return wanted, notices

@@ -1,0 +1,270 @@
+"""POST /v1/messages: blocks, typed events and errors, as Anthropic's own client reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from outrider.server.protocol.answers import AnthropicMessage
+from outrider.server.settings import ServeSettings
+from serving import Serving, events, live, serving, user
+from test_server_api_structured import CALL, CLOCK, HERMES, SCHEMA, THINKING, WEATHER
+
+PATH = "/v1/messages"
+COUNT = f"{PATH}/count_tokens"
+TOOLS = [
+    {
+        "name": "weather",
+        "description": "Now.",
+        "input_schema": SCHEMA,
+        "cache_control": {"type": "ephemeral"},
+    },
+    {"name": "clock", "input_schema": {"type": "object", "properties": {}}},
+]
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(template=HERMES) as running:
+        yield running
+
+
+def fields(said: str, **more: Any) -> dict[str, Any]:
+    return {"messages": user(f"Say [[{said}]]"), "max_tokens": 300, "temperature": 0, **more}
+
+
+def message(served: Serving, said: str, **more: Any) -> dict[str, Any]:
+    response = served.post(PATH, **fields(said, **more))
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    AnthropicMessage.model_validate(body)
+    Message.model_validate(body)
+    return body
+
+
+def stream(served: Serving, said: str, **more: Any) -> list[dict[str, Any]]:
+    """The events of a stream, in an order that the API allows."""
+    response = served.post(PATH, **fields(said, stream=True, **more))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = events(response)
+    names = [line.removeprefix("event: ") for line in response.text.splitlines() if line.startswith("event:")]
+    kinds = [event["type"] for event in found]
+    assert names == kinds and "[DONE]" not in response.text
+    assert kinds[:2] == ["message_start", "ping"] and kinds[-2:] == ["message_delta", "message_stop"]
+    num_opened, is_open = 0, False
+    for event in found[2:-2]:
+        EVENT.validate_python(event)
+        if event["type"] == "content_block_start":
+            assert not is_open and event["index"] == num_opened
+            num_opened, is_open = num_opened + 1, True
+        else:
+            assert is_open and event["index"] == num_opened - 1
+            is_open = event["type"] != "content_block_stop"
+    assert not is_open
+    return found
+
+
+def blocks(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The content that the events of a stream add up to."""
+    content: list[dict[str, Any]] = []
+    for event in found:
+        if event["type"] == "content_block_start":
+            content.append({**event["content_block"], "json": ""})
+        elif event["type"] == "content_block_delta":
+            delta = dict(event["delta"])
+            kind = delta.pop("type")
+            name = "json" if kind == "input_json_delta" else next(iter(delta))
+            content[-1][name] += next(iter(delta.values()))
+    for block in content:
+        arguments = block.pop("json")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(arguments or "{}")
+    return content
+
+
+def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in block.items() if name != "id"} for block in content]
+
+
+def test_a_text_is_answered(served: Serving) -> None:
+    body = message(served, "Hello!", system="Be brief.")
+    assert body["content"] == [{"type": "text", "text": "Hello!"}]
+    assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
+    assert body["usage"]["output_tokens"] == 7 and body["outrider"]["generated_tokens"] == 7
+    turns = [{"role": "system", "content": "Be brief."}, *user("Say [[Hello!]]")]
+    prompt_tokens = served.post("/tokenize", messages=turns).json()["count"]
+    assert body["usage"]["input_tokens"] + body["usage"]["cache_read_input_tokens"] == prompt_tokens
+    counted = served.post(COUNT, messages=turns[1:], system=[{"type": "text", "text": "Be brief."}])
+    assert counted.json() == {"input_tokens": prompt_tokens}
+    again = message(served, "Hello!", system="Be brief.")
+    assert again["usage"]["cache_read_input_tokens"] > prompt_tokens // 2
+
+
+def test_stop_reasons(served: Serving) -> None:
+    body = message(served, "one two three", stop_sequences=["never", " three"])
+    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", " three")
+    assert body["content"][0]["text"] == "one two"
+    body = message(served, "one two three", max_tokens=3)
+    assert (body["stop_reason"], body["content"][0]["text"]) == ("max_tokens", "one")
+
+
+@pytest.mark.parametrize(
+    ("said", "more", "stop_reason"),
+    [
+        ("Hello, world. É 😀", {}, "end_turn"),
+        (f"Wait.{CALL}{CLOCK}", {"tools": TOOLS}, "tool_use"),
+        (CALL, {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "weather"}}, "tool_use"),
+        (CALL, {"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_use"),
+        ("No call.", {"tools": TOOLS, "tool_choice": {"type": "none"}}, "end_turn"),
+        (WEATHER, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "end_turn"),
+    ],
+)
+def test_a_stream_adds_up_to_the_message(
+    served: Serving, said: str, more: dict[str, Any], stop_reason: str
+) -> None:
+    body, found = message(served, said, **more), stream(served, said, **more)
+    assert without_ids(blocks(found)) == without_ids(body["content"])
+    assert found[-2]["delta"]["stop_reason"] == body["stop_reason"] == stop_reason
+    assert found[-2]["usage"]["output_tokens"] == body["usage"]["output_tokens"]
+    if stop_reason == "tool_use":
+        call = next(block for block in body["content"] if block["type"] == "tool_use")
+        assert (call["name"], call["input"]) == ("weather", json.loads(WEATHER))
+
+
+def test_thinking_is_a_block_of_its_own() -> None:
+    with serving(template=THINKING) as served:
+        body = message(served, "Hm.</think>Noon.")
+        thought, text = body["content"]
+        assert (thought["type"], thought["thinking"]) == ("thinking", "Hm.")
+        assert text == {"type": "text", "text": "Noon."}
+        found = stream(served, "Hm.</think>Noon.", thinking={"type": "enabled", "budget_tokens": 1024})
+        assert blocks(found) == body["content"]
+        assert "thinking.budget_tokens: it is not enforced" in found[-2]["outrider"]["notices"]
+
+
+def test_blocks_become_a_conversation(served: Serving) -> None:
+    """The prompt is that of the same conversation in OpenAI's shape."""
+    arguments = {"city": "Rome", "degrees": 31}
+    asked = {
+        "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+        "messages": [
+            {"role": "user", "content": "What time?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "text", "text": "Wait."},
+                    {"type": "tool_use", "id": "call_1", "name": "weather", "input": arguments},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1", "content": "no net", "is_error": True},
+                    {"type": "text", "text": "[[Noon.]]"},
+                ],
+            },
+        ],
+        "tools": TOOLS,
+    }
+    function = {"name": "weather", "arguments": json.dumps(arguments)}
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What time?"},
+        {
+            "role": "assistant",
+            "content": "Wait.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "Error: no net"},
+        {"role": "user", "content": "[[Noon.]]"},
+    ]
+    chat = served.post(
+        "/v1/chat/completions",
+        messages=turns,
+        tools=[
+            {"type": "function", "function": {"name": t["name"], "parameters": t["input_schema"]}
+             | ({"description": "Now."} if t["name"] == "weather" else {})}
+            for t in TOOLS
+        ],
+    ).json()  # fmt: skip
+    counted = served.post(COUNT, **asked)
+    assert counted.json() == {"input_tokens": chat["usage"]["prompt_tokens"]}
+    body = served.post(PATH, **asked, max_tokens=50, temperature=0).json()
+    assert body["content"] == [{"type": "text", "text": "Noon."}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "text, thinking"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b",
+                                                     "input": {}}]}]},
+         "tool_use is no block of the role user"),
+        ({"messages": [*user("Hi"), {"role": "assistant", "content": "It"}]}, "messages[1].role"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"stop": ["x"]}, "stop_sequences"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
+         "output_config.format"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"no_such_field": 1}, "no_such_field"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_is_refused_in_its_shape(served: Serving, wrong: dict[str, Any], said: str) -> None:
+    response = served.post(PATH, **fields("x") | wrong)
+    assert response.status_code == 400, response.text
+    body = response.json()
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert said in body["error"]["message"]
+    assert set(body["error"]) == {"type", "message"}
+
+
+def test_a_failing_stream_ends_with_an_error() -> None:
+    with serving(template=HERMES) as served:
+        served.model.fail_from_call = len(served.model.calls) + 4
+        found = events(served.post(PATH, **fields("A long answer that breaks off.", stream=True)))
+    assert found[-1]["type"] == "error" and found[-1]["error"]["type"] == "api_error"
+
+
+def test_a_model_of_any_name_is_answered_where_that_is_said(served: Serving) -> None:
+    refused = served.post(PATH, **fields("x", model="claude-9"))
+    assert refused.status_code == 404 and refused.json()["error"]["type"] == "not_found_error"
+    settings = ServeSettings.model_validate({"any_model": True})
+    with serving(settings=settings, template=HERMES) as lenient:
+        assert message(lenient, "Hello!", model="claude-9")["model"] == "claude-9"
+
+
+def test_anthropics_client(served: Serving) -> None:
+    with live(served.app) as address:
+        client = anthropic.Anthropic(base_url=address, api_key="none", max_retries=0)
+        with client.messages.stream(
+            model=served.service.name,
+            max_tokens=300,
+            messages=[{"role": "user", "content": f"Say [[Wait.{CALL}]]"}],
+            tools=TOOLS,  # type: ignore[arg-type]
+            temperature=0,
+        ) as found:
+            assert "".join(found.text_stream) == "Wait."
+            final = found.get_final_message()
+        call = final.content[-1]
+        assert call.type == "tool_use" and call.input == json.loads(WEATHER)
+        assert final.stop_reason == "tool_use" and final.usage.output_tokens > 0
+        counted = client.messages.count_tokens(
+            model=served.service.name, messages=[{"role": "user", "content": "Hi"}]
+        )
+        assert counted.input_tokens > 0
+        with pytest.raises(anthropic.NotFoundError, match="there is no model"):
+            client.messages.create(model="other", max_tokens=1, messages=[{"role": "user", "content": "Hi"}])
