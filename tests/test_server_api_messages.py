@@ -255,7 +255,7 @@ def test_anthropics_client(served: Serving) -> None:
             max_tokens=300,
             messages=[{"role": "user", "content": f"Say [[Wait.{CALL}]]"}],
             tools=TOOLS,  # type: ignore[arg-type]
-            temperature=0,
+            extra_body={"temperature": 0},
         ) as found:
             assert "".join(found.text_stream) == "Wait."
             final = found.get_final_message()

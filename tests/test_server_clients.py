@@ -123,9 +123,9 @@ def test_anthropics_client_gets_the_engines_text(server: RealServer, expected: C
         read_tokens = usage.input_tokens + (usage.cache_read_input_tokens or 0)
         counted = client.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": QUESTION}])
         assert read_tokens == counted.input_tokens == expected.prompt_tokens
-    with anthropic.Anthropic(base_url=address, api_key="wrong", max_retries=0) as stranger:
-        with pytest.raises(anthropic.AuthenticationError, match="not accepted"):
-            stranger.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": "Hi"}])
+    stranger = anthropic.Anthropic(base_url=address, api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(anthropic.AuthenticationError, match="not accepted"):
+        stranger.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": QUESTION}])
 
 
 def test_a_chat_says_what_the_engine_says(client: OpenAI, expected: Completion) -> None:
