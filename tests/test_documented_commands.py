@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -100,6 +101,7 @@ TEXTS = {
     "request.txt": "Write it again.",
     "edit_request.txt": "Rename it.",
     "mine.jsonl": '{"prompt": "Hello"}\n{"prompt": "Name a river."}\n',
+    "requests.log": '{"prompt": "Hello"}\n{"prompt": "Name a sea."}\n',
 }
 """Files that the documents name; models are tiny ones."""
 MEANT = {
@@ -120,7 +122,7 @@ LEFT_OUT = {
     "hf:": "needs the hub",
     "--contestant": "needs other engines",
 }
-STATUSES = {"--inject": (1,), "check": (0, 1)}
+STATUSES = {"--inject": (1,), "check": (0, 1), "trim": (0, 1)}
 """Exit statuses that may not be 0: a broken rule is found, and random models make no draft that pays."""
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -193,4 +195,8 @@ def test_the_program_carries_it_out(line: str, swept: Path) -> None:
         words += ["-m", "target.gguf"]  # not the embedded default, which takes minutes
     if words[0] == "bench" and "-n" in words:
         words += ["--out", f"sweep-{abs(hash(line))}"]  # a folder holds one sweep
+    trimmed = swept / "small.trimmed.gguf"
+    trimmed.unlink(missing_ok=True)
+    if words[0] != "trim":  # what it writes is there for the others
+        shutil.copy(swept / "small.gguf", trimmed)
     typed(swept, words, next((found for part, found in STATUSES.items() if part in words), (0,)))

@@ -104,7 +104,9 @@ def test_a_text_is_answered(served: Serving) -> None:
     counted = served.post(COUNT, messages=turns[1:], system=[{"type": "text", "text": "Be brief."}])
     assert counted.json() == {"input_tokens": prompt_tokens}
     again = message(served, "Hello!", system="Be brief.")
-    assert again["usage"]["cache_read_input_tokens"] > prompt_tokens // 2
+    cached_tokens = again["usage"]["cache_read_input_tokens"]
+    assert cached_tokens > prompt_tokens // 2
+    assert again["usage"]["input_tokens"] == prompt_tokens - cached_tokens
 
 
 def test_stop_reasons(served: Serving) -> None:

@@ -178,6 +178,8 @@ def test_the_document_describes_what_is_there(served: Serving) -> None:
     assert set(document["paths"]) == {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/responses",
         "/v1/models",
         "/v1/models/{model}",
