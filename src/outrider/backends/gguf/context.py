@@ -38,8 +38,6 @@ _BLOCK_VALUES = 32
 """of every quantized type that a cache can have"""
 _MAX_CELLS = 2**31 - 1
 """Positions are 32-bit."""
-_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q5_1": 5, "q5_0": 5}
-"""Bits per value, rounded down; 4 for the others."""
 _MAX_SEQUENCES = 256
 """Mainline's own limit (LLAMA_MAX_SEQ)."""
 SMALLER_CONTEXT = "Give a smaller context (-c, -cd) or a smaller cache type (-ctk, -ctv)."
@@ -52,8 +50,10 @@ def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: in
     """
     library = weights.library
     if not library.flash_mixes_sequences:
-        is_cheaper = _is_cheaper_without(weights, options, capacity_tokens)
-        return "off" if is_cheaper else options.flash_attention
+        rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
+        scores_bytes = 4 * rows * capacity_tokens * weights.sizes.attention_heads
+        is_cheaper = attends_without_flash(options, max(weights.sizes.head_widths), scores_bytes)
+        return "off" if is_cheaper and not library.uses_gpu(options) else options.flash_attention
     # It takes the cells of a sequence to lie in order and without gaps, and those of a window at the end.
     if max_sequences == 1 and weights.window_tokens == 0 and not weights.adapters:
         return options.flash_attention
@@ -64,14 +64,6 @@ def choose_attention(weights: Weights, options: LoadOptions, capacity_tokens: in
         why = f"{title} is right for a single sequence without a sliding window and LoRA only"
         raise SettingError(what, why, "Choose --backend llama.cpp, or leave it at its default.")
     return "off"
-
-
-def _is_cheaper_without(weights: Weights, options: LoadOptions, capacity_tokens: int) -> bool:
-    library, model = weights.library, weights.handle
-    rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
-    scores_bytes = 4 * rows * capacity_tokens * library.hyperparameter(model, "head_count")
-    is_cheaper = attends_without_flash(options, max(library.head_widths(model)), scores_bytes)
-    return is_cheaper and not library.uses_gpu(options)
 
 
 def attends_without_flash(options: LoadOptions, head_width: int, scores_bytes: int) -> bool:
@@ -87,9 +79,10 @@ def check_cache_types(weights: Weights, options: LoadOptions) -> None:
     process otherwise."""
     library = weights.library
     right_types = library.cache_types(options.flash_attention)
-    widths = library.head_widths(weights.handle)
     types = (options.cache_type_k, options.cache_type_v)
-    for name, cache_type, right, width in zip("kv", types, right_types, widths, strict=True):
+    for name, cache_type, right, width in zip(
+        "kv", types, right_types, weights.sizes.head_widths, strict=True
+    ):
         what, blocks = f"cache type {name}", f"{cache_type} comes in blocks of {_BLOCK_VALUES} values"
         if cache_type not in right:
             attention = "without" if options.flash_attention == "off" else "with"
@@ -103,18 +96,32 @@ def check_cache_types(weights: Weights, options: LoadOptions) -> None:
 
 
 def check_room(
-    weights: Weights, options: LoadOptions, context_length: int, max_sequences: int, capacity_tokens: int
+    weights: Weights,
+    options: LoadOptions,
+    context_length: int,
+    max_sequences: int,
+    capacity_tokens: int,
+    *,
+    of_head: bool,
 ) -> None:
     """Raise OutOfMemory when the KV cache needs more than the machine has.
 
-    What is compared is the least that it can need: what passes here may still fail in the library.
+    What is compared is the least that it can need on the host: without what a window alone keeps, and without
+    what may lie on another device. What passes here may still fail in the library.
     """
     what = f"{weights.name} with a context of {context_length} tokens"
     if max_sequences > 1:
         what += f" for each of {max_sequences} sequences, {capacity_tokens} in all"
     if capacity_tokens > _MAX_CELLS:
         raise OutOfMemory(what, f"llama.cpp cannot number more than {_MAX_CELLS} positions", SMALLER_CONTEXT)
-    needed, available = capacity_tokens * _bytes_per_token(weights, options), available_bytes()
+    sizes, on_gpu = weights.sizes, weights.library.uses_gpu(options)
+    num_layers = len(sizes.layers) - sizes.num_heads
+    layers = sizes.layers[num_layers:] if of_head else sizes.layers[:num_layers]
+    cell_bytes: float = _CELL_BYTES if any(layer.key_values for layer in layers) else 0
+    for layer in layers:
+        if not on_gpu and (options.full_window or not layer.has_window):
+            cell_bytes += layer.cached_bytes(options.cache_type_k, options.cache_type_v)
+    needed, available = capacity_tokens * cell_bytes, available_bytes()
     if needed > available:
         reason = f"its KV cache needs {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free"
         raise OutOfMemory(what, reason, SMALLER_CONTEXT)
@@ -141,7 +148,7 @@ def open_context(
         why = f"{max_sequences} cannot be served at once"
         raise SettingError("sequences", why, f"Give 1 to {_MAX_SEQUENCES}.")
     check_cache_types(weights, options)
-    check_room(weights, options, context_length, max_sequences, capacity_tokens)
+    check_room(weights, options, context_length, max_sequences, capacity_tokens, of_head=of_head)
     library = weights.library
     library.take_log()
     clear_log()
@@ -154,24 +161,6 @@ def open_context(
     if reason and not speaks_of_memory(reason):
         raise BackendError(what, reason, "Choose other settings for the context.")
     raise OutOfMemory(what, reason or f"{library.title} could not create it", SMALLER_CONTEXT)
-
-
-def _bytes_per_token(weights: Weights, options: LoadOptions) -> int:
-    """The least that a token takes on the host. K and V are left out where some layers keep none, only a
-    window of them, or compress them, and where they may lie on another device."""
-    library, model = weights.library, weights.handle
-    native = library.functions
-    if native.llama_model_is_recurrent(model):
-        return 0
-    has_windows = weights.window_tokens > 0 and not options.full_window
-    arch = weights.metadata("general.architecture")
-    differ = any(weights.metadata(f"{arch}.attention.{key}") for key in ("kv_lora_rank", "shared_kv_layers"))
-    if native.llama_model_is_hybrid(model) or has_windows or differ or library.uses_gpu(options):
-        return _CELL_BYTES
-    # Without the number of heads in its metadata, layers differ in it.
-    values = library.hyperparameter(model, "head_count_kv") * min(library.head_widths(model))
-    bits = _BITS.get(options.cache_type_k, 4) + _BITS.get(options.cache_type_v, 4)
-    return int(_CELL_BYTES + native.llama_model_n_layer(model) * values * bits // 8)
 
 
 # A model call's spans, laid out as the library reads them.

@@ -85,17 +85,19 @@ def check_build(
             f"{version} crashes in its repacked kernels with {model_kind}: its plain ones are used, "
             f'which can be slower. To fix it, rebuild it with CFLAGS="{_FLAGS}" (CXXFLAGS alike)'
         )
-        return replace(options, extra_buffer_types=False), notice
-    if outcome == _SMALL:
+    elif outcome == _SMALL:
         notice = (
             f"{version} computes long calls wrongly with {model_kind}: prompts are read "
             f"{_SMALL_BATCH} tokens at a time"
         )
-        return _in_small_batches(options), notice
-    return options, damaged
+    else:
+        return options, damaged
+    return _without_fault(options, outcome), notice
 
 
-def _in_small_batches(options: LoadOptions) -> LoadOptions:
+def _without_fault(options: LoadOptions, outcome: str) -> LoadOptions:
+    if outcome == _PLAIN:
+        return replace(options, extra_buffer_types=False)
     return replace(options, micro_batch_tokens=min(_SMALL_BATCH, options.micro_batch_tokens))
 
 
@@ -106,7 +108,7 @@ def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> s
     if status == 0:
         return _WORKS
     if status == WRONG:
-        if _first_calls(path, _in_small_batches(options), run) == 0:
+        if _first_calls(path, _without_fault(options, _SMALL), run) == 0:
             return _SMALL
         why = f"{version} computes it wrongly: calls over few and over many tokens disagree"
         raise BackendCrash(str(path), why, f"{_CHOOSE.capitalize()}.")
@@ -114,7 +116,7 @@ def _try_out(path: Path, options: LoadOptions, version: str, run: RunChild) -> s
         return None
     with_them = ""
     if options.extra_buffer_types:
-        if _first_calls(path, replace(options, extra_buffer_types=False), run) == 0:
+        if _first_calls(path, _without_fault(options, _PLAIN), run) == 0:
             return _PLAIN
         with_them = ", with its repacked kernels and without"
     why = f"{version} dies at its first call ({_signal_name(-status)}){with_them}"

@@ -94,7 +94,7 @@ class Handle:
     """A native object, freed once: when it is closed, or when nobody refers to it any more. The object that
     it depends on (`keeps`) lives at least as long as it does."""
 
-    def __init__(self, name: str, pointer: Any, free: Callable[[Any], None], keeps: object = None) -> None:
+    def __init__(self, name: str, pointer: int, free: Callable[[int], None], keeps: object = None) -> None:
         self._name = name
         self._pointer = pointer
         self._finalizer = weakref.finalize(self, lambda pointer, _keeps: free(pointer), pointer, keeps)
@@ -102,7 +102,7 @@ class Handle:
         self._finalizer.atexit = False
 
     @property
-    def pointer(self) -> Any:
+    def pointer(self) -> int:
         """The native pointer. Raises BackendError when it was closed."""
         if not self._finalizer.alive:
             raise BackendError(self._name, "the model was closed", "Load it again.")
@@ -285,12 +285,6 @@ class Library(ABC):
         arch = self.metadata(model, "general.architecture")
         value = self.metadata(model, f"{arch}.attention.{name}")
         return int(value) if value.isdigit() else 0
-
-    def head_widths(self, model: int) -> tuple[int, int]:
-        """Values of one attention head in K and in V."""
-        usual = self.functions.llama_model_n_embd(model) // max(self.hyperparameter(model, "head_count"), 1)
-        key, value = (self.hyperparameter(model, f"{name}_length") for name in ("key", "value"))
-        return key or usual, value or usual
 
     def open_context(
         self,

@@ -14,8 +14,6 @@ from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from outrider.backends.gguf.context import attends_without_flash
 from outrider.backends.gguf.devices import NO_DEVICE, free_bytes, list_devices
 from outrider.backends.gguf.heads import MAX_STATES_BYTES
@@ -157,10 +155,9 @@ def _compute_bytes(model: Contexts, tokens: int, *, on_gpu: bool, output: bool) 
     the output."""
     sizes, options = model.sizes, model.options
     calls = min(model.micro_batch_tokens, tokens)
-    head = sizes.attention // sizes.attention_heads if sizes.attention_heads else 0
     scores = calls * tokens * sizes.attention_heads * FLOAT_BYTES
     is_flash = options.flash_attention != "off"
-    is_flash = is_flash and not (not on_gpu and attends_without_flash(options, head, scores))
+    is_flash = is_flash and not (not on_gpu and attends_without_flash(options, sizes.head_widths[1], scores))
     masks = calls * tokens * (FLOAT_BYTES // 2 if is_flash else FLOAT_BYTES) * (sizes.attention > 0)
     if sizes.window_tokens:
         masks *= 2
@@ -235,13 +232,7 @@ def _cached_bytes(model: Contexts, layer: int) -> float:
     if kept.has_window and not options.full_window:
         window = model.sizes.window_tokens * model.max_sequences + model.micro_batch_tokens
         tokens = min(tokens, -(-window // _WINDOW_STEP) * _WINDOW_STEP)
-    parts = ((kept.key_values, options.cache_type_k), (kept.value_values, options.cache_type_v))
-    return tokens * sum(values * _bytes_per_value(kind) for values, kind in parts)
-
-
-def _bytes_per_value(cache_type: str) -> float:
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[cache_type.upper()]]
-    return size / block
+    return tokens * kept.cached_bytes(options.cache_type_k, options.cache_type_v)
 
 
 # What is there, and what would fit

@@ -25,6 +25,7 @@ from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding, Snapshots, find_rewinding
+from outrider.backends.gguf.sizes import ModelSizes, read_sizes
 from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.core.calls import check_copy, check_spans
 from outrider.core.contracts import UNLIMITED, Model, RewindKind
@@ -81,6 +82,11 @@ class Weights:
         return is_causal and decodes and not self.library.is_diffusion(model)
 
     @cached_property
+    def sizes(self) -> ModelSizes:
+        """What the file says of the model's size."""
+        return read_sizes(self.path)
+
+    @cached_property
     def rewinding(self) -> Rewinding:
         """How contexts are taken back to an earlier token; tried at the first use where that is not known."""
         return find_rewinding(self)
@@ -103,8 +109,7 @@ class Weights:
     @property
     def handle(self) -> int:
         """The native model. Raises BackendError when it was closed."""
-        pointer: int = self.native.pointer
-        return pointer
+        return self.native.pointer
 
     def metadata(self, key: str) -> str:
         """A value of the GGUF's metadata as text; empty when it is absent."""
@@ -117,19 +122,14 @@ class Weights:
         max_sequences: int = 1,
         capacity_tokens: int = 0,
         options: LoadOptions | None = None,
+        rewinding: Rewinding | None = None,
     ) -> GgufModel:
         """A context of `context_length` tokens per sequence (0: as trained), of `capacity_tokens` over all
-        sequences (0: as many as each of them may have); `options`: its own, if any."""
+        sequences (0: as many as each of them may have); `options`: its own, if any; `rewinding`: how it is to
+        be taken back, right or not, instead of as these weights' contexts can be."""
         length = context_length or self.trained_context
-        rewinding = self.rewinding.of(max_sequences)
+        rewinding = rewinding or self.rewinding.of(max_sequences)
         return GgufModel(self, length, max_sequences, options, capacity_tokens, rewinding=rewinding)
-
-    def open_trial(
-        self, context_length: int, kind: RewindKind, snapshots: int, micro_batch_tokens: int
-    ) -> GgufModel:
-        """A small context of two sequences that is taken back in this way, whether or not it is right."""
-        options = replace(self.options, micro_batch_tokens=micro_batch_tokens, snapshots=snapshots)
-        return GgufModel(self, context_length, 2, options, rewinding=Rewinding(kind))
 
     def close(self) -> None:
         """Free the weights, and the contexts that are open on them. Closing twice is harmless."""
@@ -388,8 +388,7 @@ class GgufModel:
     @property
     def native_context(self) -> int:
         """The native context. Raises BackendError when it was closed."""
-        pointer: int = self._native.pointer
-        return pointer
+        return self._native.pointer
 
     def close(self) -> None:
         self._native.close()

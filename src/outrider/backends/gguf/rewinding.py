@@ -156,7 +156,9 @@ def _tried(weights: Weights, kind: RewindKind) -> Rewinding:
     if not weights.library.keeps_states:
         return Rewinding("none")
     try:
-        with closing(weights.open_trial(128, kind, _TRIED_SNAPSHOTS, _TRIED_MICRO_BATCH)) as model:
+        asked = replace(weights.options, micro_batch_tokens=_TRIED_MICRO_BATCH, snapshots=_TRIED_SNAPSHOTS)
+        trial = weights.open(128, max_sequences=MAX_SEQUENCES, options=asked, rewinding=Rewinding(kind))
+        with closing(trial) as model:
             if not model.max_draft:
                 return Rewinding("none", notice=f"{name}: {title} keeps no snapshots of its kind of state")
             difference = _difference(model)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf.constants import Keys
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
 
 from outrider.models.header import Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
@@ -31,13 +31,20 @@ class Layer:
     state_bytes: int = 0
     has_window: bool = False
 
+    def cached_bytes(self, type_k: str, type_v: str) -> float:
+        """Of a token's K and V, in caches of these types."""
+        parts = ((self.key_values, type_k), (self.value_values, type_v))
+        sizes = ((values, GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]) for values, kind in parts)
+        return sum(values * size / block for values, (block, size) in sizes)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """Of a model: bytes of each tensor, its layers, and the widths of a token's intermediate values.
 
     The last `num_heads` of the layers predict tokens after the next one (MTP). `width` is of the hidden
-    states, `widest` of what a layer makes of them, `attention` of all heads of attention.
+    states, `widest` of what a layer makes of them, `attention` of all heads of attention; `head_widths` are
+    those of one head in K and in V.
     """
 
     name: str
@@ -51,6 +58,7 @@ class ModelSizes:
     widest: int = 0
     attention: int = 0
     attention_heads: int = 0
+    head_widths: tuple[int, int] = (0, 0)
 
     @property
     def state_bytes(self) -> int:
@@ -89,7 +97,10 @@ class _Reader:
         embedding = self._tensors.get("token_embd.weight")
         shapes = [shape for layer in self._shapes.values() for shape in layer.items()]
         attention = max((shape[0] for name, shape in shapes if name == "attn_output"), default=0)
-        head = self._number(Keys.Attention.VALUE_LENGTH) or (width // heads if heads else attention)
+        usual = width // heads if heads else attention
+        keys, head = (
+            self._number(key) or usual for key in (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH)
+        )
         return ModelSizes(
             name=name,
             tensors={name: tensor.num_bytes or 0 for name, tensor in self._tensors.items()},
@@ -102,6 +113,7 @@ class _Reader:
             widest=max((self._made(name, shape) for name, shape in shapes), default=0),
             attention=attention,
             attention_heads=attention // head if head else 0,
+            head_widths=(keys, head),
         )
 
     def _made(self, name: str, shape: tuple[int, ...]) -> int:
