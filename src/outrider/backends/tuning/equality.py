@@ -4,7 +4,7 @@ or as a few calls find now."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 
 from outrider.backends.bitwise import BitwiseModel, Equality, find_equality
@@ -53,10 +53,8 @@ def open_target(
         if bitwise or (price is not None and max(price.step, price.prompt) < MAX_DEFAULT_PRICE):
             lanes = max(capacity_tokens // context_length, 1) if capacity_tokens else max_sequences
             try:
-                return (
-                    _lanes(weights, found, context_length, min(max_sequences, lanes), capacity_tokens),
-                    found,
-                )
+                lanes = min(max_sequences, lanes)
+                return _lanes(weights, found, context_length, lanes, capacity_tokens), found
             except OutOfMemory:  # it takes a little more than a shared context
                 if bitwise:
                     raise
@@ -87,17 +85,16 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
     if reason := _why_not(weights):
         return Equality(None, reason)
     options = weights.options
-    attentions = [options]
+    attentions = [options.flash_attention]
     if options.flash_attention == "auto":
-        with closing(weights.open(_CONTEXT_TOKENS)) as model, suppress(SettingError):
-            # A quantized cache needs flash attention.
-            other = "on" if model.flash_attention == "off" else "off"
-            attentions.append(replace(options, flash_attention=other))
+        with closing(weights.open(_CONTEXT_TOKENS)) as model:
+            attentions.append("on" if model.flash_attention == "off" else "off")
     best = Equality(None, "single tokens need padding")
-    for options in attentions:
+    for attention in attentions:
         try:
-            opened = weights.open(_CONTEXT_TOKENS, options=options)
-        except SettingError:  # the library is not right with the other kind
+            # A quantized cache needs flash attention, and some libraries are not right with it.
+            opened = weights.open(_CONTEXT_TOKENS, options=replace(options, flash_attention=attention))
+        except SettingError:
             continue
         with closing(opened) as model:
             if not needs_no_padding(model) and (hasty or best.sizes):
@@ -105,7 +102,7 @@ def _find(weights: Weights, progress: Progress, *, hasty: bool) -> Equality:
             found = find_equality(model, progress=progress)
         is_unpadded = found.sizes is not None and found.sizes.sizes[0] == 1
         if is_unpadded or not best.sizes:
-            best = replace(found, flash_attention=options.flash_attention)
+            best = replace(found, flash_attention=attention)
         if is_unpadded:
             break
     if not best.sizes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -79,17 +80,13 @@ def tuned_options(path: Path, options: LoadOptions, *, draft: bool = False) -> T
     def chosen(tuned: dict[str, Any]) -> LoadOptions:
         return replace(options, **{name: tuned[name] for name in _TUNED})
 
+    def trial(found: dict[str, Any]) -> Trial:
+        costs = CallCosts.from_json(found["costs"], "trial")
+        return Trial(str(found["changed"]), chosen(found["options"]), costs, float(found["score"]))
+
     try:
-        trials = [
-            Trial(
-                str(trial["changed"]),
-                chosen(trial["options"]),
-                CallCosts.from_json(trial["costs"], "trial"),
-                float(trial["score"]),
-            )
-            for trial in data.get("trials", ())
-        ]
-        found = Tuning(chosen(data["tuned"]), tuple(trials), str(data.get("compared", "")))
+        trials = tuple(map(trial, data.get("trials", ())))
+        found = Tuning(chosen(data["tuned"]), trials, str(data.get("compared", "")))
     except (SettingError, TypeError, KeyError, ValueError):
         return None
     here = {str(library.file.path) for library in candidates(options)}
@@ -116,7 +113,7 @@ def choose_options(
     if read_card(path).file_bytes < _MIN_FILE_BYTES:
         return Tuning(options, ())
     libraries = _libraries(path, options)
-    if len(libraries) == 1 and not _without(libraries[0], *_KERNELS):
+    if len(libraries) == 1 and not _without(libraries[0], _KERNELS):
         return Tuning(options, ())
     seconds = _QUICK_SECONDS * (_DRAFT_SHARE if draft else 1.0)
     return tune(path, options, draft=draft, seconds=seconds, progress=progress, quick=True)
@@ -140,22 +137,16 @@ def tune(
     Raises ModelFileError, OutOfMemory or BackendError.
     """
     libraries = _libraries(path, options)
-    survived = best = libraries[0]
+    kernels = [("kernels", tuple(_KERNELS))]
+    if not quick:  # time for each by itself
+        kernels = [("kernels", ("extra_buffer_types",)), ("attention", ("flash_attention",))]
     stages: dict[str, Stage] = {"libraries": lambda _best: libraries}
-    if quick:  # no time for both in turn
-        stages["kernels"] = lambda best: _without(best, *_KERNELS)
-    else:
-        stages["kernels"] = lambda best: _without(best, "extra_buffer_types")
-        stages["attention"] = lambda best: _without(best, "flash_attention")
-        stages["threads"] = _threads
+    stages |= {what: partial(_without, kernels=names) for what, names in kernels}
+    stages |= {} if quick else {"threads": _threads}
+    survived = best = libraries[0]
     stages = {what: stage for what, stage in stages.items() if any(tried != best for tried in stage(best))}
     trials, gained, compared = list[Trial](), 1.0, ""
     for i, (what, stage) in enumerate(stages.items()):
-
-        def report(part: float, done: int = i, what: str = what) -> None:
-            if progress is not None:
-                progress(what, (done + part) / len(stages))
-
         needs_context = what == "attention" or (quick and what == "kernels")
         costs = _measure(
             path,
@@ -164,34 +155,34 @@ def tune(
             draft=draft,
             context=_CONTEXT_TOKENS if needs_context else 0,
             sizes=FEW_SIDE_SIZES if quick else SIDE_SIZES,
-            report=report,
+            report=_part(i, len(stages), partial(progress or _silent, what)),
         )
         survived = survived if survived in costs else next(iter(costs))
         best, reached, new = choose_best(survived, list(costs), list(costs.values()), draft)
         trials += [replace(trial, score=trial.score * gained) for trial in new[1 if trials else 0 :]]
         gained *= reached
         compared = compared or compare_libraries(best, new)
-    found = Tuning(best, tuple(trials), compared)
-    return replace(found, notice=_keep(_place(path, options, draft), path.name, found))
+    record = {"model": path.name, "tuned": _tuned(best), "compared": compared}
+    kept = [_trial_as_json(trial) for trial in trials]
+    notice = write_entry(_place(path, options, draft), {**record, "trials": kept})
+    return Tuning(best, tuple(trials), compared, notice)
 
 
-def _keep(place: Path, model: str, found: Tuning) -> str | None:
-    """Write what was found, for `tuned_options`; a line where that fails."""
+def _tuned(options: LoadOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in _TUNED}
 
-    def tuned(options: LoadOptions) -> dict[str, Any]:
-        return {name: getattr(options, name) for name in _TUNED}
 
-    trials = [
-        {
-            "changed": trial.changed,
-            "options": tuned(trial.options),
-            "costs": trial.costs.as_json(),
-            "score": trial.score,
-        }
-        for trial in found.trials
-    ]
-    record = {"model": model, "tuned": tuned(found.options), "compared": found.compared, "trials": trials}
-    return write_entry(place, record)
+def _trial_as_json(trial: Trial) -> dict[str, Any]:
+    own = {"options": _tuned(trial.options), "costs": trial.costs.as_json()}
+    return {"changed": trial.changed, **own, "score": trial.score}
+
+
+def _silent(_what: str, _part: float) -> None: ...
+
+
+def _part(index: int, count: int, report: Callable[[float], None]) -> Callable[[float], None]:
+    """Reports how much of the whole is done, called with what is done of one of its equal parts."""
+    return lambda part: report((index + part) / count)
 
 
 def _place(path: Path, options: LoadOptions, draft: bool) -> Path:
@@ -238,7 +229,7 @@ def checked_options(
     )
 
 
-def _without(options: LoadOptions, *kernels: str) -> list[LoadOptions]:
+def _without(options: LoadOptions, kernels: Iterable[str]) -> list[LoadOptions]:
     """Sets that lack one of these kernels each, as far as the user left the choice open."""
     found = []
     for name in kernels:
@@ -279,10 +270,6 @@ def _measure(
     groups = [list(sharing.values())] if has_room else [[sharers] for sharers in sharing.values()]
     found: dict[LoadOptions, CallCosts] = {}
     for i, group in enumerate(groups):
-
-        def show(part: float, done: int = i) -> None:
-            report((done + part) / len(groups))
-
         models: dict[LoadOptions, Model] = {}
         with ExitStack() as opened:
             for sharers in group:
@@ -296,7 +283,7 @@ def _measure(
                     seconds=seconds / len(groups),
                     rows="last" if draft else "all",
                     context=context,
-                    progress=show,
+                    progress=_part(i, len(groups), report),
                     sizes=sizes,
                     pause_s=_PAUSE_S if len({options.library for options in models}) > 1 else 0.0,
                 )
