@@ -21,6 +21,8 @@ from outrider.core.errors import ModelFileError, OutriderError, SettingError, Vo
 from outrider.distill.checkpoint import ARCHITECTURES, Checkpoint, read_gguf
 from outrider.distill.export import Written, read_provenance, read_subset, write_gguf
 from outrider.distill.starting import keep_layers, narrow, random_weights, restrict
+from outrider.models.fields import fields_of
+from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS
 from outrider.models.vocab import align, tokenizer_id
 from outrider.models.vocab.subset import OTHER, Subset
@@ -237,14 +239,15 @@ def test_special_tokens_that_are_lost_become_the_other_token(target: Target, tmp
 
 def with_padding_token(target: Target, folder: Path) -> Mapping[str, Any]:
     """The target's metadata with fields that a tiny model lacks: a token for padding, a list of ids."""
-    writer = GGUFWriter(folder / "more.gguf", "llama")
+    path = folder / "more.gguf"
+    writer = GGUFWriter(path, "llama")
     writer.add_pad_token_id(END_ID)
     writer.add_array("tokenizer.ggml.suppress_tokens", [1, 2])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    more = GGUFReader(folder / "more.gguf").fields
-    return {**target.checkpoint.metadata, **{k: v for k, v in more.items() if k.startswith("tokenizer.")}}
+    more = fields_of(path, read_header(path), ("tokenizer.",))
+    return {**target.checkpoint.metadata, **more}
 
 
 def test_ids_that_llama_cpp_takes_for_granted_are_said(target: Target, tmp_path: Path) -> None:

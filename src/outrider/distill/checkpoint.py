@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, ReaderField
+from gguf import GGUFReader
 from gguf.constants import Keys
 from gguf.quants import dequantize
 
 from outrider.core.errors import ModelFileError
-from outrider.models.header import read_header
+from outrider.models.fields import Field, fields_of
+from outrider.models.header import Header, read_header
 
 Array = npt.NDArray[np.float32]
 
@@ -76,14 +77,14 @@ class Checkpoint:
 
     shape: Shape
     weights: Mapping[str, Array]
-    metadata: Mapping[str, ReaderField]
+    metadata: Mapping[str, Field]
     """the fields of the file about its tokenizer, name and licence, for an export"""
 
     @property
     def licence(self) -> str | None:
         """As the file names it, for instance "apache-2.0"."""
         field = self.metadata.get(Keys.General.LICENSE)
-        return None if field is None else str(field.contents())
+        return None if field is None else field.text
 
     def with_weights(self, shape: Shape, weights: Mapping[str, Array]) -> Checkpoint:
         """The same tokenizer with another model."""
@@ -128,7 +129,7 @@ def read_gguf(path: Path) -> Checkpoint:
         raise ModelFileError(str(path), reason, "Join them: llama-gguf-split --merge.")
     try:
         reader = GGUFReader(path)
-        shape = _gguf_shape(path, reader)
+        shape = _gguf_shape(path, header)
         # A copy: what needs no conversion would be a view of the file.
         weights = {
             tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(
@@ -141,21 +142,20 @@ def read_gguf(path: Path) -> Checkpoint:
         raise ModelFileError(str(path), reason, "Get it in another quantization.") from error
     check_weights(path, shape, weights)
     weights = {name: rotation_layout(name, w, shape, to_gguf=False) for name, w in weights.items()}
-    kept = {k: field for k, field in reader.fields.items() if k.startswith(("tokenizer.", "general."))}
-    return Checkpoint(shape, weights, kept)
+    return Checkpoint(shape, weights, fields_of(path, header, ("tokenizer.", "general.")))
 
 
-def _gguf_shape(path: Path, reader: GGUFReader) -> Shape:
-    fields, tensors = reader.fields, {tensor.name: tensor for tensor in reader.tensors}
-    architecture = fields[name].contents() if (name := Keys.General.ARCHITECTURE) in fields else ""
+def _gguf_shape(path: Path, header: Header) -> Shape:
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    architecture = header.fields.get(Keys.General.ARCHITECTURE, "")
 
     def entry(key: str, default: Any = None) -> tuple[str, Any]:
         key = key.format(arch=architecture)
-        return key, fields[key].contents() if key in fields else default
+        return key, header.fields.get(key, default)
 
     embedding = tensors.get("token_embd.weight")
     found = {field: entry(key) for field, key in SHAPE_KEYS.items()}
-    found["vocabulary"] = ("token_embd.weight", None if embedding is None else int(embedding.shape[1]))
+    found["vocabulary"] = ("token_embd.weight", None if embedding is None else embedding.shape[-1])
     shape = shape_of(path, architecture, found, {})
     if entry(Keys.Rope.SCALING_TYPE, "none")[1] != "none" or "rope_freqs.weight" in tensors:
         reason = "its rotary positions are scaled, which cannot be trained here"

@@ -20,7 +20,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.files import check_writable, reason_of
 from outrider.distill.checkpoint import SHAPE_KEYS, Checkpoint, rotation_layout
-from outrider.models.fields import Field, read_field
+from outrider.models.fields import Field
 from outrider.models.header import read_header
 from outrider.models.reduced import OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, WINDOW
 from outrider.models.vocab import align, tokenizer_id
@@ -115,7 +115,7 @@ def write_gguf(
         reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
     check_writable(path, "draft")
-    metadata = {key: read_field(found) for key, found in checkpoint.metadata.items()}
+    metadata = checkpoint.metadata
     fields, notes = tokenizer_fields(metadata, subset, target.size)
     fields |= {key: metadata[key] for key in _LICENCE_KEYS if key in metadata}
     if subset.has_other:

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from outrider.core.errors import ModelFileError, SettingError
 from outrider.core.files import reason_of
 from outrider.distill.checkpoint import ANOTHER, Array, Checkpoint, Shape, check_weights, shape_of
-from outrider.models.fields import read_field, token_spellings
 from outrider.models.vocab.subset import OTHER
 
 DataType = Literal["F32", "F16", "BF16"]
@@ -98,8 +97,8 @@ def write_safetensors(checkpoint: Checkpoint, folder: Path, kind: DataType = "BF
 
 
 def _check_layout(checkpoint: Checkpoint) -> None:
-    shape, tokens = checkpoint.shape, token_spellings(checkpoint.metadata)
-    if len(tokens) != shape.vocabulary or tokens[-1] == OTHER.encode():
+    shape, tokens = checkpoint.shape, checkpoint.metadata.get(Keys.Tokenizer.LIST)
+    if tokens is None or len(tokens.value) != shape.vocabulary or tokens.value[-1] == OTHER.encode():
         reason = (
             "a reduced vocabulary needs a map to its target's tokens, which other engines do not know: their "
             "drafts have the target's own tokens"
@@ -125,7 +124,7 @@ def _config_of(checkpoint: Checkpoint, kind: DataType) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in checkpoint.weights,
         "torch_dtype": str(_TYPES[kind]).removeprefix("torch."),
         "use_cache": True,
-        **{name: read_field(field).value for name, field in given.items()},
+        **{name: field.value for name, field in given.items()},
         **({} if shape.architecture == "qwen2" else {"attention_bias": False}),
     }
 

@@ -28,7 +28,7 @@ _DOWNLOAD_AGAIN = "Download it again."
 _BROKE_OFF = "The download broke off: download it again."
 _POSITIVE = ".block_count"
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_FORMATS = {
+_CODES = {
     "UINT8": "B",
     "INT8": "b",
     "UINT16": "H",
@@ -36,9 +36,13 @@ _FORMATS = {
     "UINT32": "I",
     "INT32": "i",
     "UINT64": "Q",
+    "INT64": "q",
+    "FLOAT32": "f",
+    "FLOAT64": "d",
+    "BOOL": "?",
 }
-_FORMATS |= {"INT64": "q", "FLOAT32": "f", "FLOAT64": "d", "BOOL": "?"}
-_SCALARS = {GGUFValueType[name]: struct.Struct(f"<{code}") for name, code in _FORMATS.items()}
+SCALARS = {GGUFValueType[name]: struct.Struct(f"<{code}") for name, code in _CODES.items()}
+"""The layout of each kind of value but strings and arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ class _Reader:
         if kind is GGUFValueType.ARRAY:
             return key, kind, self._array()
         is_text = kind is GGUFValueType.STRING
-        value: Value = self._string(_MAX_STRING_BYTES) if is_text else self._next(_SCALARS[kind])
+        value: Value = self._string(_MAX_STRING_BYTES) if is_text else self._next(SCALARS[kind])
         return key, kind, value
 
     def _array(self) -> Array:
@@ -175,8 +179,8 @@ class _Reader:
         if kind is GGUFValueType.STRING:
             self._skip_strings(length)
         else:
-            self._check_room(length, _SCALARS[kind].size, "array entries")
-            self._at += length * _SCALARS[kind].size
+            self._check_room(length, SCALARS[kind].size, "array entries")
+            self._at += length * SCALARS[kind].size
         return Array(length, kind, start, self._at - start)
 
     def _skip_strings(self, count: int) -> None:
