@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -22,7 +23,7 @@ from outrider.core.errors import HubError, ModelFileError
 from outrider.models.embedded import embedded_draft
 from outrider.models.families import Relative, relative_of
 from outrider.models.gguf import ModelCard, read_card
-from outrider.models.hub import HubOptions, list_sizes
+from outrider.models.hub import HubOptions, list_files
 from outrider.models.reference import (
     is_companion,
     is_sidecar,
@@ -180,7 +181,7 @@ class _Search:
         quantizations may have such a name, too."""
         try:
             repository = repository_of(reference)
-            sizes = {} if repository is None else list_sizes(repository, self._hub)
+            sizes = {} if repository is None else list_files(repository, self._hub, with_sizes=True)
         except HubError:  # the target itself came out of the cache
             return
         here = {PurePosixPath(path.name).name for path in _gguf_files(self._snapshot, is_deep=True)}
@@ -211,13 +212,8 @@ def _gguf_files(folder: Path | None, *, is_deep: bool) -> Iterator[Path]:
     """GGUF files of a folder, of those below it too where it `is_deep`; of what may not be read none."""
     if folder is None:
         return
-    if is_deep:
-        walked = sorted(os.walk(folder))
-    else:
-        walked = []
-        with suppress(OSError):
-            walked = [(str(folder), [], os.listdir(folder))]
-    for place, _, names in walked:
+    walk = os.walk(folder)
+    for place, _, names in sorted(walk) if is_deep else islice(walk, 1):
         yield from (Path(place, name) for name in sorted(names) if name.lower().endswith(".gguf"))
 
 

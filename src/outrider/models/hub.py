@@ -44,17 +44,13 @@ class HubOptions:
     endpoint: str | None = None
 
 
-def list_files(name: str, options: HubOptions) -> tuple[str, ...]:
-    """The files of repository `name`, sorted; only the cached ones when the hub does not answer.
+def list_files(name: str, options: HubOptions, *, with_sizes: bool = False) -> dict[str, int | None]:
+    """The files of repository `name`, sorted, and their bytes where asked for (None: the hub does not
+    say); only the cached ones when the hub does not answer.
 
     Raises HubError when the repository cannot be found or seen.
     """
-    return tuple(_Repository(name, options).files())
-
-
-def list_sizes(name: str, options: HubOptions) -> dict[str, int | None]:
-    """As `list_files`, with the bytes of each file (None: the hub does not say)."""
-    return _Repository(name, options).files(with_sizes=True)
+    return _Repository(name, options).files(with_sizes=with_sizes)
 
 
 def fetch(name: str, files: Sequence[str], options: HubOptions) -> tuple[Path, ...]:
@@ -80,8 +76,7 @@ class _Repository:
         self._cache = Path(options.cache_dir or constants.HF_HUB_CACHE).expanduser()
         self._folder = self._cache / f"models--{name.replace('/', '--')}"
 
-    def files(self, *, with_sizes: bool = False) -> dict[str, int | None]:
-        """The names of its files, sorted, and their bytes where they are asked for."""
+    def files(self, *, with_sizes: bool) -> dict[str, int | None]:
         from huggingface_hub import HfApi
 
         what, snapshot = f"hf:{self._name}", self._snapshot()
@@ -166,13 +161,13 @@ class _Repository:
             if blob.exists():
                 return
             partial = blob.with_name(f"{etag}.incomplete")
-            self._download_rest(url, partial, found.size, what)
+            self._go_on(url, partial, found.size, what)
             if re.fullmatch(r"[0-9a-f]{64}", etag) and file_sha256(partial) != etag:
                 partial.unlink()
                 raise HubError(what, "the download was damaged on its way", "Run the same command again.")
             partial.replace(blob)
 
-    def _download_rest(self, url: str, partial: Path, size_bytes: int, what: str) -> None:
+    def _go_on(self, url: str, partial: Path, size_bytes: int, what: str) -> None:
         """Go on with a download to `partial` until it has all of its bytes."""
         import httpx2
         from huggingface_hub.file_download import http_get

@@ -60,7 +60,7 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
         return local_shards(Path(os.path.expanduser(reference)))[0]
     options, (repository, file, quantization) = hub or HubOptions(), _parse(reference)
     if file is None:
-        file = choose_file(list_files(repository, options), quantization, what=reference)
+        file = choose_file([*list_files(repository, options)], quantization, what=reference)
     return fetch(repository, shard_names(file), options)[0]
 
 

@@ -165,25 +165,26 @@ class _Calls(AbstractContextManager["_Calls"]):
     def fill(self, calls: Iterable[tuple[int, int]]) -> Digests:
         """Read the text by these calls; the bits of its rows. What a call holds beyond the tokens that are
         kept is forgotten again."""
-        digests: Digests = []
-        for size, kept in calls:
-            start = len(digests)
-            kept = min(kept, self.room - start)
-            filler = (self._rng.choice(self._text) for _ in range(size - kept))
-            digests += self._rows((*self._text[start : start + kept], *filler))[:kept]
-            self._model.truncate(0, len(digests))
-            if len(digests) == self.room:
-                break
-        return digests
+        return self._read(calls, self.room)
 
     def chain(self, size: int) -> Digests:
         """A dozen rows at least, of calls of one size after what is stored."""
         start = self._model.length(0)
-        digests: Digests = []
-        while len(digests) < _CHAIN_TOKENS:
-            place = start + len(digests)
-            digests += self._rows(self._text[place : place + size])
+        digests = self._read(repeat((size, size)), -(-_CHAIN_TOKENS // size) * size)
         self._model.truncate(0, start)
+        return digests
+
+    def _read(self, calls: Iterable[tuple[int, int]], count: int) -> Digests:
+        digests: Digests = []
+        first = self._model.length(0)
+        for size, kept in calls:
+            start = first + len(digests)
+            kept = min(kept, count - len(digests))
+            filler = (self._rng.choice(self._text) for _ in range(size - kept))
+            digests += self._rows((*self._text[start : start + kept], *filler))[:kept]
+            self._model.truncate(0, start + kept)
+            if len(digests) == count:
+                break
         return digests
 
     def _rows(self, tokens: Sequence[int]) -> Digests:

@@ -47,8 +47,7 @@ def installed() -> tuple[LibraryFile, ...]:
     built = native_library()
     found = [LibraryFile(built, "ik_llama.cpp for this CPU", IK.version)] if built else []
     for row in DIALECTS:
-        files = (_file_of(distribution, module) for distribution, module in row.packages)
-        found += [file for file in files if file][:1]
+        found += [file for names in row.packages if (file := _file_of(*names))][:1]
     return tuple(found)
 
 

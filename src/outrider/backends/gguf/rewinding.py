@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ from outrider.backends.machine import available_bytes
 from outrider.core.contracts import RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import OutriderError
+from outrider.costs.timer import ordinary_tokens
 
 if TYPE_CHECKING:
     from outrider.backends.gguf.model import GgufModel, Weights
@@ -174,8 +176,8 @@ def _tried(weights: Weights, kind: RewindKind) -> Rewinding:
 def _difference(model: GgufModel) -> float:
     """The difference that going back leaves in the logits, in parts of that between two positions: after a
     call in several parts and one in a single part, twice in a row, beside another sequence."""
-    text = _tokens(model, 20)
-    wrong = _tokens(model, 28)[20:]
+    tokens = tuple(dict.fromkeys(ordinary_tokens(model.vocabulary, Random(0))))
+    text, wrong = tokens[:20], tokens[20:28]
     model.decode([Span(0, text[:4], 0, 0), Span(1, wrong, 0, 0)])
     rows = [*_went_back(model, text[:13], 9, wrong[:4])]
     rows += _went_back(model, text[:18], 5, wrong[:2])
@@ -203,14 +205,3 @@ def _distance(a: Logits, b: Logits) -> float:
     """Root mean square of the differences; infinite where something is no number."""
     distance = float(np.sqrt(np.mean((a.astype(np.float64) - b) ** 2)))
     return distance if np.isfinite(distance) else np.inf
-
-
-def _tokens(model: GgufModel, count: int) -> tuple[int, ...]:
-    """Ordinary tokens, no two alike in a row."""
-    vocabulary = model.vocabulary
-    found: Sequence[int] = [
-        token
-        for token in (7919 * i % vocabulary.size for i in range(1, 8 * count))
-        if not vocabulary.is_control(token) and not vocabulary.ends_generation(token)
-    ]
-    return tuple(found[:count])

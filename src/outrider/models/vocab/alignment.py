@@ -28,6 +28,19 @@ source code is every fifth piece: few drafts of usual length would be accepted w
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """How two tokenizers cut the sample texts: pieces of the finer cut, and those in both."""
+
+    common_pieces: int
+    pieces: int
+
+    @property
+    def ratio(self) -> float:
+        """Common pieces / pieces, 0-1; 1 where nothing was cut."""
+        return self.common_pieces / self.pieces if self.pieces else 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class AlignmentReport:
     """How far two vocabularies agree. Counts are tokens unless the name says otherwise."""
 
@@ -42,8 +55,8 @@ class AlignmentReport:
     text_tokens: int
     """text tokens of the side that has fewer of them"""
     common_text_tokens: int
-    cuts: Cuts
-    differences: tuple[str, ...]
+    cuts: Cuts = Cuts(0, 0)
+    differences: tuple[str, ...] = ()
     """the first tokens of the smaller vocabulary without a counterpart, text before control: what each side
     has at that id, for people"""
     is_reduced: bool = False
@@ -224,19 +237,6 @@ _SAMPLES = (
     "a  b   c    d\n\n\n\te\t\tf   \n  g     \n\n    h",
     "<div class=\"row\"><a href='https://example.org/a_b?c=1&d=%20'>link</a></div> | **bold** | $x^2$",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """How two tokenizers cut the sample texts: pieces of the finer cut, and those in both."""
-
-    common_pieces: int
-    pieces: int
-
-    @property
-    def ratio(self) -> float:
-        """Common pieces / pieces, 0-1; 1 where nothing was cut."""
-        return self.common_pieces / self.pieces if self.pieces else 1.0
 
 
 def compare_cuts(target: Vocabulary, draft: Vocabulary) -> Cuts:

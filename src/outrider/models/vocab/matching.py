@@ -16,7 +16,7 @@ aligned by the map in its file (`reduced`).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from outrider.models.vocab.alignment import (
     MIN_TEXT_RATIO,
     Alignment,
     AlignmentReport,
-    Cuts,
     Ids,
     Pieces,
     compare_cuts,
@@ -84,8 +83,11 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
     to_draft = inverse(to_target, target.size)
     names, found = (target_names, to_draft) if target.size < draft.size else (draft_names, to_target)
     lacking = sorted(np.flatnonzero(found < 0).tolist(), key=lambda i: names[i][1])
-    report = replace(
-        _report(target, draft, draft_names, to_target),
+    report = _report(
+        target,
+        draft,
+        draft_names,
+        to_target,
         text_tokens=min(_count_text(target_names), _count_text(draft_names)),
         cuts=compare_cuts(target, draft),
         differences=tuple(
@@ -104,7 +106,7 @@ def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alig
     fault = fault_of(target, draft, part, ids)
     if fault is not None:
         ids = np.full(draft.size, -1, dtype=np.int64)
-    report = replace(_report(target, draft, _names(draft), ids), is_reduced=True, map_fault=fault)
+    report = _report(target, draft, _names(draft), ids, is_reduced=True, map_fault=fault)
     other = part.other_token if fault is None else None
     to_draft = _frozen(inverse(ids, target.size))
     pieces = Pieces(target, draft) if part.reads_pieces and other is not None else None
@@ -112,9 +114,9 @@ def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alig
 
 
 def _report(
-    target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids
+    target: Vocabulary, draft: Vocabulary, draft_names: list[_Name], to_target: Ids, **more: Any
 ) -> AlignmentReport:
-    """The counts of a map; text is the draft's, and the target's tokenizer cuts for both."""
+    """The counts of a map, and `more`; text is the draft's where nothing else is given."""
     mapped = np.flatnonzero(to_target >= 0)
     return AlignmentReport(
         target_kind=target.kind,
@@ -123,10 +125,8 @@ def _report(
         draft_tokens=draft.size,
         common_tokens=len(mapped),
         same_id_tokens=int((to_target[mapped] == mapped).sum()),
-        text_tokens=_count_text(draft_names),
         common_text_tokens=_count_text([draft_names[i] for i in mapped]),
-        cuts=Cuts(0, 0),
-        differences=(),
+        **({"text_tokens": _count_text(draft_names)} | more),
     )
 
 

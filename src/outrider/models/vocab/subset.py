@@ -85,13 +85,14 @@ def ranked(counts: npt.NDArray[Any], needed: Ids) -> Ids:
 def needed_tokens(vocabulary: Vocabulary) -> Ids:
     """Control tokens, tokens of a single byte and all that end an answer: without them some text cannot be
     written at all."""
-    return np.array([t for t in range(vocabulary.size) if _is_needed(vocabulary, t)], dtype=np.int64)
-
-
-def _is_needed(vocabulary: Vocabulary, token: int) -> bool:
-    if vocabulary.is_control(token) or vocabulary.ends_generation(token):
-        return True
-    return len(vocabulary.piece(token)) <= 1
+    needed = [
+        token
+        for token in range(vocabulary.size)
+        if vocabulary.is_control(token)
+        or vocabulary.ends_generation(token)
+        or len(vocabulary.piece(token)) <= 1
+    ]
+    return np.array(needed, dtype=np.int64)
 
 
 def coverage(subset: Subset, texts: Iterable[npt.NDArray[np.int32]]) -> float:
