@@ -20,7 +20,16 @@ from cli_helpers import call
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.context import show_log
 from outrider.backends.gguf.head_model import HeadModel
-from outrider.backends.gguf.memory import HOST, Contexts, check_memory, needed
+from outrider.backends.gguf.memory import (
+    CACHE,
+    COMPUTE,
+    HOST,
+    STATES,
+    WEIGHTS,
+    Contexts,
+    check_memory,
+    needed,
+)
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.rewinding import Rewinding
 from outrider.backends.gguf.sizes import Layer, ModelSizes, read_sizes
@@ -61,18 +70,18 @@ def test_weights_and_cache_are_what_the_library_says(
     options = LoadOptions(threads=1, library=str(FILES[name].path), mmap=False, cache_type_k=cache)
     model = Contexts(read_sizes(path), replace(options, extra_buffer_types=False), 8192)
     need, logged = needed(model, {})[HOST], reported(model, path, capfd)
-    assert need.cache / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
-    assert need.weights / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
+    assert need[CACHE] / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
+    assert need[WEIGHTS] / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
 
 
 def check_contexts(model: Contexts, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Compare KV and states, which are exact, and compute buffers: no less, and not much more."""
     need, logged = needed(model, {})[HOST], reported(model, path, capfd)
     copies = 0 if model.snapshots else 2 * model.max_sequences * model.sizes.state_bytes
-    assert need.cache / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
-    assert (need.states - copies) / _MIB == pytest.approx(logged["states"], abs=0.011)
+    assert need[CACHE] / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
+    assert (need[STATES] - copies) / _MIB == pytest.approx(logged["states"], abs=0.011)
     rows = min(model.micro_batch_tokens, model.options.max_rows) * model.sizes.vocabulary * 4
-    compute = (need.compute - rows) / _MIB
+    compute = (need[COMPUTE] - rows) / _MIB
     assert logged["compute"] <= compute <= 1.5 * logged["compute"] + 2, (compute, logged)
 
 
@@ -153,9 +162,9 @@ def test_a_head_is_counted(arch: str, tmp_path: Path, capfd: pytest.CaptureFixtu
     logged = {"cache": 0.0, "states": 0.0, "weights": 0.0, "compute": 0.0}
     for what, mib in _LOGGED.findall(log):
         logged[_REPORTED.get(what, "compute")] += float(mib)
-    assert with_head.cache / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
-    assert with_head.weights / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
-    assert with_head.compute / _MIB > logged["compute"] > without.compute / _MIB
+    assert with_head[CACHE] / _MIB == pytest.approx(logged["cache"], abs=0.011 * 2)
+    assert with_head[WEIGHTS] / _MIB == pytest.approx(logged["weights"], abs=0.011 * 2)
+    assert with_head[COMPUTE] / _MIB > logged["compute"] > without[COMPUTE] / _MIB
 
 
 def test_a_header_that_says_little_is_counted_with_what_it_says(tmp_path: Path) -> None:
@@ -167,7 +176,7 @@ def test_a_header_that_says_little_is_counted_with_what_it_says(tmp_path: Path) 
     writer.write_tensors_to_file()
     writer.close()
     need = needed(Contexts(read_sizes(tmp_path / "odd.gguf"), LoadOptions(mmap=False), 8192), {})[HOST]
-    assert need.weights == 4 * 16 and need.compute >= _MIB
+    assert need[WEIGHTS] == 4 * 16 and need[COMPUTE] >= _MIB
 
 
 GB = 10**9
@@ -190,7 +199,7 @@ GPUS = {"CUDA0": 30 * GB, "CUDA1": 10 * GB}
 def weights_of(**given: Any) -> dict[str, float]:
     """Gigabytes of weights by device."""
     found = needed(Contexts(SIZES, LoadOptions(**given)), GPUS)
-    return {name: need.weights / GB for name, need in found.items() if need.weights}
+    return {name: need[WEIGHTS] / GB for name, need in found.items() if need[WEIGHTS]}
 
 
 @pytest.mark.parametrize(
@@ -220,13 +229,13 @@ def test_a_gpu_holds_tied_embeddings_again() -> None:
     tensors = {name: size for name, size in SIZES.tensors.items() if name != "output.weight"}
     tied = replace(SIZES, tensors=tensors)
     found = needed(Contexts(tied, LoadOptions(devices=("CUDA0",), mmap=False)), GPUS)
-    assert (found["CUDA0"].weights, found[HOST].weights) == (42 * GB, 2 * GB)
+    assert (found["CUDA0"][WEIGHTS], found[HOST][WEIGHTS]) == (42 * GB, 2 * GB)
 
 
 def test_the_cache_lies_with_its_layer_or_on_the_host() -> None:
     def cache(**given: Any) -> dict[str, float]:
         found = needed(Contexts(SIZES, LoadOptions(**given), 10**6), GPUS)
-        return {name: need.cache / GB for name, need in found.items() if need.cache}
+        return {name: need[CACHE] / GB for name, need in found.items() if need[CACHE]}
 
     assert cache(tensor_split=(1.0, 1.0)) == {"CUDA0": 1.5, "CUDA1": 0.5}
     assert cache(gpu_layers=2) == {HOST: 1.5, "CUDA0": 0.5}
@@ -331,10 +340,10 @@ def test_what_is_said_to_fit_does(
     model = Contexts(SIZES, options, tokens)
     free = {HOST: float(host * GB), **{f"CUDA{i}": float(size * GB) for i, size in enumerate(gpus)}}
     found = needed(model, {name: int(size) for name, size in free.items() if name != HOST})
-    assert sum(need.weights for need in found.values()) == pytest.approx(
+    assert sum(need[WEIGHTS] for need in found.values()) == pytest.approx(
         45 * GB
     )  # nothing twice, nothing lost
-    assert sum(need.cache for need in found.values()) == pytest.approx(2000 * tokens)
+    assert sum(need[CACHE] for need in found.values()) == pytest.approx(2000 * tokens)
     try:
         check_memory([model], free)
     except OutOfMemory as error:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -71,26 +72,10 @@ class Contexts:
         return len(self.sizes.layers) - self.sizes.num_heads
 
 
-@dataclass(slots=True)
-class Need:
-    """Bytes on one device."""
+WEIGHTS, CACHE, STATES, COMPUTE = "weights", "KV cache", "recurrent states", "compute buffers"
 
-    weights: int = 0
-    cache: int = 0
-    states: int = 0
-    compute: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache + self.states + self.compute
-
-
-_PARTS = {
-    "weights": "weights",
-    "cache": "KV cache",
-    "states": "recurrent states",
-    "compute": "compute buffers",
-}
+Need = Counter[str]
+"""Bytes on one device, of each of these."""
 
 
 def needed(model: Contexts, gpus: Mapping[str, int]) -> dict[str, Need]:
@@ -99,36 +84,31 @@ def needed(model: Contexts, gpus: Mapping[str, int]) -> dict[str, Need]:
     Weights that are only mapped are not counted on the host: the system reads them as it finds room.
     """
     sizes, options = model.sizes, model.options
-    found: dict[str, Need] = {HOST: Need()}
+    found = {HOST: Need()}
     shares = _shares(options, gpus)
     num_layers = len(sizes.layers)
     places = _places(num_layers, options, shares)
-    is_shared = options.split_mode in ("row", "tensor")
 
     def add(part: str, place: str, size: float, *, spread: bool = False) -> None:
-        parts = (
-            {name: round(size * share) for name, share in shares.items()} if spread else {place: round(size)}
-        )
-        for name, amount in parts.items():
-            need = found.setdefault(name, Need())
-            setattr(need, part, getattr(need, part) + amount)
+        for name, share in shares.items() if spread and place != HOST else ((place, 1.0),):
+            found.setdefault(name, Need())[part] += round(size * share)
 
     keeps_weights, output = options.mlock or not options.mmap, places[num_layers]
+    is_shared, is_split = options.split_mode in ("row", "tensor"), options.split_mode == "tensor"
     for tensor, size in _held(model, output).items():
         own = _own_place(tensor, options, gpus)
         place = own or places[_layer_of(tensor, num_layers)]
         if place != HOST or keeps_weights:
-            add("weights", place, size, spread=is_shared and place != HOST and own is None)
+            add(WEIGHTS, place, size, spread=is_shared and own is None)
     for layer, kept in enumerate(sizes.layers):
         place = places[layer] if options.kv_offload else HOST
-        is_split = options.split_mode == "tensor" and place != HOST
-        add("cache", place, _cached_bytes(model, layer), spread=is_split)
+        add(CACHE, place, _cached_bytes(model, layer), spread=is_split)
         if layer < model.num_layers:
             states = kept.state_bytes * model.max_sequences
-            add("states", place, states * (1 + model.snapshots), spread=is_split)
-            add("states", HOST, 0 if model.snapshots else states * _CHECKPOINTS)
+            add(STATES, place, states * (1 + model.snapshots), spread=is_split)
+            add(STATES, HOST, 0 if model.snapshots else states * _CHECKPOINTS)
     for place, buffer in _buffers(model, places, on_gpu=bool(shares)):
-        add("compute", place, buffer)
+        add(COMPUTE, place, buffer)
     return found
 
 
@@ -249,15 +229,13 @@ def check_memory(models: Sequence[Contexts], free: Mapping[str, float]) -> None:
     """Raise OutOfMemory where models need more of a device than it has free (`free`: of HOST and of each
     GPU), with what would fit. The first model is the target."""
     needs = _total(models, free)
-    short = next((name for name, need in needs.items() if need.total > free.get(name, 0)), None)
+    short = next((name for name, need in needs.items() if need.total() > free.get(name, 0)), None)
     if short is None:
         return
     need, available = needs[short], free.get(short, 0)
-    shown = ", ".join(
-        f"{what} {_shown(size)}" for part, what in _PARTS.items() if (size := getattr(need, part))
-    )
+    parts = [f"{what} {_shown(need[what])}" for what in (WEIGHTS, CACHE, STATES, COMPUTE) if need[what]]
     where = "" if short == HOST else f" on {short}"
-    why = f"{_shown(need.total)} are needed{where} ({shown}), and {_shown(available)} are free"
+    why = f"{_shown(need.total())} are needed{where} ({', '.join(parts)}), and {_shown(available)} are free"
     what = " and ".join(model.sizes.name for model in models)
     if tokens := models[0].capacity_tokens:
         what += f" with a context of {tokens} tokens"
@@ -273,78 +251,78 @@ def _total(models: Sequence[Contexts], free: Mapping[str, float]) -> dict[str, N
     found: dict[str, Need] = {}
     for model in models:
         for name, need in needed(model, gpus).items():
-            pairs = zip(astuple(found.get(name, Need())), astuple(need), strict=True)
-            found[name] = Need(*map(sum, pairs))
+            found.setdefault(name, Need()).update(need)
     return found
 
 
 def _fits(models: Sequence[Contexts], free: Mapping[str, float]) -> bool:
-    return all(need.total <= free.get(name, 0) for name, need in _total(models, free).items())
+    return all(need.total() <= free.get(name, 0) for name, need in _total(models, free).items())
+
+
+_Change = tuple[str, range, Callable[[int], list[Contexts]]]
+"""What can be chosen otherwise: in words, the numbers that it can have (one where it has none), and what each
+makes of the models."""
 
 
 def _way_out(models: Sequence[Contexts], free: Mapping[str, float]) -> str:
     """Single changes that make everything fit, the most useful first; of numbers the largest that do."""
-    target, *others = models
-
-    def with_context(tokens: int) -> list[Contexts]:
-        return [_of_share(model, tokens / target.capacity_tokens) for model in models]
-
-    def with_sequences(count: int) -> list[Contexts]:
-        share = count / target.max_sequences
-        return [replace(_of_share(model, share), max_sequences=count) for model in models]
-
-    layers = range(len(target.sizes.layers) + 2 if len(free) > 1 else 0)
-    numbers: list[tuple[str, range, Callable[[int], list[Contexts]]]] = [
-        (
-            "a smaller context (-c: {} tokens over all requests)",
-            range(_MIN_CONTEXT, target.capacity_tokens + 1, _MIN_CONTEXT),
-            with_context,
-        ),
-        ("{} at once (--parallel), each with its context", range(1, target.max_sequences), with_sequences),
-        (
-            "--snapshots {}",
-            range(1, target.snapshots),
-            lambda count: [*_with_options(target, snapshots=count), *others],
-        ),
-        (
-            "{} layers on the GPU (-ngl)",
-            layers,
-            lambda count: [*_with_options(target, gpu_layers=count), *others],
-        ),
-    ]
     found = []
-    for text, counts, change in numbers:
+    for text, counts, change in _changes(models, has_gpus=len(free) > 1):
         index = bisect_left(counts, True, key=lambda count: not _fits(change(count), free))
         found += [text.format(counts[index - 1])] if index else []
-    found += [text for text, is_possible, changed in _changes(models) if is_possible and _fits(changed, free)]
     if not found:
         return "Choose a smaller quantization, or a smaller cache type (-ctk, -ctv)."
     return f"What would fit: {'; or '.join(found)}."
 
 
-def _changes(models: Sequence[Contexts]) -> list[tuple[str, object, list[Contexts]]]:
-    """What can be chosen otherwise: in words, whether it can be, and what it makes of the models."""
+def _changes(models: Sequence[Contexts], *, has_gpus: bool) -> list[_Change]:
     target, *others = models
-    smaller = {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
-    can_shrink = target.options.cache_type_k == "f16" and target.options.flash_attention != "off"
+    options, sizes, tokens, most = target.options, target.sizes, target.capacity_tokens, target.max_sequences
+
+    def of_target(**given: Any) -> list[Contexts]:
+        return [*_with_options(target, **given), *others]
+
+    def with_sequences(count: int) -> list[Contexts]:
+        return [replace(_of_share(model, count / most), max_sequences=count) for model in models]
+
+    def one(text: str, is_possible: object, change: Callable[[], list[Contexts]]) -> _Change:
+        return text, range(bool(is_possible)), lambda _count: change()
+
+    can_shrink = tokens and options.cache_type_k == "f16" and options.flash_attention != "off"
     keeps = any(model.options.mlock or not model.options.mmap for model in models)
     return [
         (
+            "a smaller context (-c: {} tokens over all requests)",
+            range(_MIN_CONTEXT, tokens + 1, _MIN_CONTEXT),
+            lambda count: [_of_share(model, count / tokens) for model in models],
+        ),
+        ("{} at once (--parallel), each with its context", range(1, most), with_sequences),
+        ("--snapshots {}", range(1, target.snapshots), lambda count: of_target(snapshots=count)),
+        (
+            "{} layers on the GPU (-ngl)",
+            range(len(sizes.layers) + 2 if has_gpus else 0),
+            lambda count: of_target(gpu_layers=count),
+        ),
+        one(
             "a smaller cache type (-ctk q8_0 -ctv q8_0)",
-            can_shrink and target.capacity_tokens,
-            _with_options(*models, **smaller) if can_shrink else [],
+            can_shrink,
+            lambda: _with_options(*models, cache_type_k="q8_0", cache_type_v="q8_0"),
         ),
-        (
+        one(
             "the KV of its sliding windows alone (--no-swa-full)",
-            target.sizes.window_tokens and target.options.full_window,
-            _with_options(*models, full_window=False),
+            sizes.window_tokens and options.full_window,
+            lambda: _with_options(*models, full_window=False),
         ),
-        ("no draft model (-md none)", others, [target]),
-        ("without its own head (--no-mtp)", target.has_head, [replace(target, has_head=False), *others]),
-        (
+        one("no draft model (-md none)", others, lambda: [target]),
+        one(
+            "without its own head (--no-mtp)",
+            target.has_head,
+            lambda: [replace(target, has_head=False), *others],
+        ),
+        one(
             "weights that are mapped (--mmap, without --mlock)",
             keeps,
-            _with_options(*models, mmap=True, mlock=False),
+            lambda: _with_options(*models, mmap=True, mlock=False),
         ),
     ]
 
