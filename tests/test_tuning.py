@@ -12,9 +12,9 @@ import pytest
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights, candidates
 from outrider.backends.tuning import options, scoring
 from outrider.backends.tuning.options import choose_options, tune, tuned_options
-from outrider.backends.tuning.scoring import costs_of, keep_costs, subject_of
+from outrider.backends.tuning.scoring import costs_of, subject_of
 from outrider.core.contracts import Model
-from outrider.costs import CallCosts, CallPoint
+from outrider.costs import CallCosts, CallPoint, store_refined
 from tiny_gguf import write_tiny
 
 Speed = Callable[[LoadOptions, int], float]
@@ -308,7 +308,7 @@ def test_a_session_teaches_the_stored_curve(model: Path) -> None:
     costs, _ = costs_of(target, seconds=0.2)
     for _ in range(50):
         costs.observe(1, 100 * costs.points[0].seconds, context=0)
-    assert keep_costs(target, costs) is None
+    assert store_refined(subject_of(target, "all"), costs) is None
     again, _ = costs_of(target)
     assert again.call_s(1, context=0) > 1.5 * costs.points[0].seconds
     weights.close()

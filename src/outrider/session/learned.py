@@ -17,13 +17,13 @@ from outrider.backends.gguf import GgufModel
 from outrider.backends.tuning.scoring import (
     Loaded,
     costs_of,
-    keep_costs,
     native_of,
     rare_settings,
     spare_cores,
+    subject_of,
 )
 from outrider.core.errors import SettingError
-from outrider.costs import PairCosts, export_costs, fingerprint, import_costs
+from outrider.costs import PairCosts, export_costs, fingerprint, import_costs, store_refined
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, read_entry, write_entry
 from outrider.costs.timer import Rows
@@ -167,10 +167,10 @@ class Learned:
         """Store what the session has learned; nothing where it learned little."""
         knowledge = self.policy.knowledge
         if not self._exported:  # else the costs in force may be another machine's
-            keep_costs(self._models["target"][0], knowledge.costs, rows="all")
+            store_refined(subject_of(self._models["target"][0], "all"), knowledge.costs)
             if "draft" in self._models:
                 draft = knowledge.draft_costs[ModelDrafter.name]
-                keep_costs(self._models["draft"][0], draft, rows="last")
+                store_refined(subject_of(self._models["draft"][0], "last"), draft)
         verified = sum(known.tokens for known in knowledge.calibration.values())
         if verified >= _MIN_VERIFIED:
             write_entry(self._place(), knowledge.as_json())

@@ -21,7 +21,6 @@ from outrider.costs import (
     calibrate,
     fingerprint,
     known_costs,
-    store_refined,
     token_s,
 )
 from outrider.costs.calibrate import DEFAULT_SECONDS, Progress
@@ -186,11 +185,6 @@ def costs_of(
 def spare_cores(model: GgufModel) -> float:
     """Cores that the model's threads leave to other programs."""
     return num_cores() - max(model.threads, model.threads_batch)
-
-
-def keep_costs(model: Loaded, costs: CallCosts, *, rows: Rows = "all") -> str | None:
-    """At the end of a session: let the stored curve learn from its calls. A line where that fails."""
-    return store_refined(subject_of(model, rows), costs)
 
 
 def subject_of(model: Loaded, rows: Rows) -> Subject:
