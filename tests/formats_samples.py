@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 
 from outrider.formats import (
+    AnswerReader,
     ChatFormat,
     ContentDelta,
     Event,
-    Reader,
     ReasoningDelta,
     ToolArgumentsDelta,
     ToolCallStart,
@@ -130,7 +130,7 @@ def _plain(event: Event) -> tuple[str, int, str]:
 class Read:
     """What a reader made of texts, all in all."""
 
-    def __init__(self, reader: Reader, *texts: str) -> None:
+    def __init__(self, reader: AnswerReader, *texts: str) -> None:
         self.events = [event for text in texts for event in reader.push((text, "target"))] + reader.end()
         self.content = self._joined(ContentDelta)
         self.reasoning = self._joined(ReasoningDelta)

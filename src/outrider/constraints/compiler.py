@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -77,12 +78,18 @@ class Compiler:
     def _compile(self, grammar: Grammar) -> Compiled:
         tokenizer = tokenizer_for(self._vocabulary)
         body, notices = lark_source(grammar)
+        sources = {"": body}
+        if grammar.content is not None:
+            sources["content"], more = lark_source(grammar.content)
+            notices = (*notices, *more)
+            _matcher(tokenizer, grammar.content, {"": sources["content"]}, forces=False)
         forces = grammar.fast_forward == "canonical"
-        head = None
         if grammar.after is not None:
+            # A body that is wrong is so at once.
+            _matcher(tokenizer, grammar, sources, forces=forces)
             head = after(grammar.after, self._vocabulary, tokenizer.controls, optional=grammar.optional)
-            _matcher(tokenizer, grammar, None, body, forces=forces)  # a body that is wrong is so at once
-        make = partial(_matcher, tokenizer, grammar, head, body)
+            sources = {"": head, "body": body, **{k: v for k, v in sources.items() if k}}
+        make = partial(_matcher, tokenizer, grammar, sources)
         masks = SharedMatcher(self._vocabulary, make, forces=forces, by_mask=forces)
         guide = masks if forces else None
         if grammar.fast_forward == "exact":
@@ -91,13 +98,13 @@ class Compiler:
 
 
 def _matcher(
-    tokenizer: Tokenizer, grammar: Grammar, head: str | None, body: str, *, forces: bool
+    tokenizer: Tokenizer, grammar: Grammar, sources: Mapping[str, str], *, forces: bool
 ) -> LLMatcher:
-    """A matcher that has worked out its first mask: copies of it need not."""
-    source = body if forces else body + _NO_FORCING
-    if head is not None:
-        head = head if forces else head + _NO_FORCING
-        source = json.dumps({"grammars": [{"lark_grammar": head}, {"name": "body", "lark_grammar": source}]})
+    """A matcher that has worked out its first mask: copies of it need not. `sources` are Lark grammars by
+    the names that others use them under; that without a name is the whole."""
+    texts = {name: text if forces else text + _NO_FORCING for name, text in sources.items()}
+    parts = [{"name": name or None, "lark_grammar": text} for name, text in texts.items()]
+    source = json.dumps({"grammars": parts}) if len(parts) > 1 else texts[""]
     limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
     matcher = LLMatcher(tokenizer.native, source, log_level=0, limits=limits)
     if not matcher.is_error() and not matcher.is_stopped():

@@ -213,6 +213,7 @@ class Grammar:
     after: str | None = None
     optional: bool = False
     fast_forward: FastForward = "exact"
+    content: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

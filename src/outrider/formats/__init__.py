@@ -11,9 +11,10 @@ from outrider.formats.conversation import (
     ToolChoice,
     ToolSpec,
 )
-from outrider.formats.reader import Reader
+from outrider.formats.reader import AnswerReader, Reader
 
 __all__ = [
+    "AnswerReader",
     "ChatFormat",
     "ContentDelta",
     "Event",

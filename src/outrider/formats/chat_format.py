@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from outrider.core.contracts import Vocabulary
@@ -16,28 +17,33 @@ from outrider.formats.conversation import (
     ReasoningMarkers,
     ToolChoice,
     ToolSpec,
-    described,
+    calls_as_text,
     one_call_each,
     plain_messages,
+    results_as_text,
     tool_entry,
     with_argument_texts,
+    with_guide,
     with_short_ids,
 )
-from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar, arguments_schema
-from outrider.formats.reader import Reader
-from outrider.formats.syntaxes import SYNTAXES, CallSyntax, Mistral, Objects
+from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar
+from outrider.formats.harmony import CONTENT, HARMONY, ChannelReader, Harmony, harmony_grammar
+from outrider.formats.reader import AnswerReader, Reader
+from outrider.formats.syntaxes import JSON, PROBE, CallSyntax, Mistral, syntax_of
 from outrider.models.chat import ChatTemplate
 
 _REASONING = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "[/THINK]"))
-_PLAIN = Objects("json", "arguments", "\n")
 
 
 class ToolSupport(NamedTuple):
-    """How a template takes calls of earlier turns: their arguments as objects (or as JSON text), several
-    in one message (or one)."""
+    """What a template puts into the prompt: lists of tools, calls of earlier turns, their results; and how it
+    takes calls: their arguments as objects (or as JSON text), several in one message (or one)."""
 
-    objects: bool
-    several: bool
+    tools: bool = False
+    calls: bool = False
+    results: bool = False
+    objects: bool = True
+    several: bool = True
 
 
 class ChatFormat:
@@ -49,12 +55,12 @@ class ChatFormat:
 
     def __init__(
         self,
-        syntax: CallSyntax,
+        syntax: CallSyntax | Harmony,
         control: Mapping[str, int],
         markers: ReasoningMarkers,
         *,
         reasons: bool,
-        support: ToolSupport | None,
+        support: ToolSupport,
     ) -> None:
         self.name = syntax.name
         self.visible = tuple(control.values())
@@ -74,16 +80,20 @@ class ChatFormat:
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Messages and tools for `ChatTemplate.render`. With the choice "none" the model is given no
         tools. Raises PromptError for calls and contents that cannot be put in."""
-        plain = plain_messages(messages)
+        plain, can = plain_messages(messages), self._support
         given = () if choice == "none" else tools
-        if self._support is None:
-            return described(plain, given, _PLAIN.as_text, parallel=parallel), None
-        if not self._support.several:
+        if not can.calls:
+            plain = calls_as_text(plain, self._syntax.written)
+        if not can.results:
+            plain = results_as_text(plain)
+        if not can.several:
             plain = one_call_each(plain)
-        if not self._support.objects:
+        if not can.objects:
             plain = with_argument_texts(plain)
         if isinstance(self._syntax, Mistral):
             plain = with_short_ids(plain)
+        if not can.tools:
+            return with_guide(plain, given, self._syntax.written, parallel=parallel), None
         return plain, [tool_entry(tool) for tool in given] or None
 
     def grammar(
@@ -94,8 +104,9 @@ class ChatFormat:
         parallel: bool,
         fast_forward: FastForward = "exact",
         prompt: str = "",
+        content: Grammar | None = None,
     ) -> Grammar | None:
-        """What the answer has to be; None: anything.
+        """What the answer has to be; None: anything. `content` limits an answer that calls no tool.
 
         A named tool is called once; otherwise there are up to `MAX_CALLS` calls, or one unless
         `parallel`. With "auto" text is free until a call begins, and over with the calls. The model may
@@ -104,25 +115,41 @@ class ChatFormat:
         """
         allowed = _allowed(tools, choice)
         if not allowed:
-            return None
+            return content and replace(content, after=self.content_follows(prompt))
         required, state, rules = choice != "auto", self._state(prompt), Rules(self._control)
-        max_calls = MAX_CALLS if parallel and not isinstance(choice, Named) else 1
-        calls = self._syntax.calls(rules, allowed, max_calls, free=not required)
-        answer = rules.choice(calls if required else [*calls, "free"])
-        reasoning = None if state == "over" else self._markers
-        text = answer_grammar(rules, answer, required=required, reasoning=reasoning, opened=state == "opened")
-        return Grammar("lark", text, fast_forward=fast_forward)
+        text = None if required else "free" if content is None else "@content"
+        if isinstance(self._syntax, Harmony):
+            source = harmony_grammar(rules, allowed, text)
+        else:
+            max_calls = MAX_CALLS if parallel and not isinstance(choice, Named) else 1
+            calls = self._syntax.calls(rules, allowed, max_calls, free=text == "free")
+            reasoning = None if state == "over" else self._markers
+            source = answer_grammar(rules, calls, text, reasoning=reasoning, opened=state == "opened")
+        return Grammar(
+            "lark", source, fast_forward=fast_forward, content=content if text == "@content" else None
+        )
+
+    def content_follows(self, prompt: str) -> str | None:
+        """The text that has to come before the content of an answer; None: it may come at once."""
+        if isinstance(self._syntax, Harmony):
+            return CONTENT
+        return self._markers.closer if self._state(prompt) == "opened" else None
 
     def notices(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         """What of the tools' schemas is not enforced."""
-        return tuple(notice for tool in tools for notice in arguments_schema(tool)[1])
+        rules = Rules(self._control)
+        if tools:
+            self._syntax.calls(rules, tools, 1, free=False)
+        return tuple(rules.notices)
 
-    def reader(self, tools: Sequence[ToolSpec], *, reasoning: bool, prompt: str = "") -> Reader:
+    def reader(self, tools: Sequence[ToolSpec], *, reasoning: bool, prompt: str = "") -> AnswerReader:
         """Reads one answer; without tools no calls are looked for. `reasoning` False leaves it in the
         content."""
-        names = [tool.name for tool in tools]
+        if isinstance(self._syntax, Harmony):
+            return ChannelReader([tool.name for tool in tools], separates=reasoning)
         opened = self._state(prompt) == "opened"
-        return Reader(self._syntax, names, self._markers, separates=reasoning, opened=opened)
+        by_name = {tool.name: tool for tool in tools}
+        return Reader(self._syntax, by_name, self._markers, separates=reasoning, opened=opened)
 
     def _state(self, prompt: str) -> Literal["opened", "over", "possible"]:
         """Whether an answer to the prompt begins inside reasoning, after it, or may begin with it."""
@@ -133,17 +160,15 @@ class ChatFormat:
 
 
 def format_of(template: ChatTemplate | None, vocabulary: Vocabulary) -> ChatFormat:
-    """The chat format of a template. One without tools, or that writes calls in a way that is not known
-    here, is given tools in a system message and answers in plain JSON."""
+    """The chat format of a template. A model whose template says nothing of calls, or in a way that is not
+    known here, is given tools in a system message and answers in plain JSON."""
     source = "" if template is None else template.source
-    support = None if template is None else _tool_support(template)
-    known = next(filter(None, (syntax.of(source) for syntax in SYNTAXES)), None) if support else None
-    syntax = known or _PLAIN
+    syntax, support = (JSON, ToolSupport()) if template is None else _tried(template)
     mentioned = [m for m in _REASONING if m.opener in source or m.closer in source]
     reasoning = mentioned[-1] if mentioned else _REASONING[0]
     markers = (*syntax.markers, *reasoning)
     control = {marker: token for marker in markers if (token := _control(marker, vocabulary)) is not None}
-    return ChatFormat(syntax, control, reasoning, reasons=bool(mentioned), support=support if known else None)
+    return ChatFormat(syntax, control, reasoning, reasons=bool(mentioned), support=support)
 
 
 def _control(marker: str, vocabulary: Vocabulary) -> int | None:
@@ -169,31 +194,39 @@ def _allowed(tools: Sequence[ToolSpec], choice: ToolChoice) -> list[ToolSpec]:
 
 # What a template does with tools is found out by rendering small conversations.
 
-_TOOL = ToolSpec(
-    "probe_tool", "A probe.", {"type": "object", "properties": {"probe_key": {"type": "string"}}}
-)
-_ARGUMENTS = {"probe_key": "probe value"}
 _USER = {"role": "user", "content": "user probe"}
+_RESULT = {"role": "tool", "tool_call_id": "probe1234", "name": PROBE.name, "content": "probe result"}
 
 
-def _tool_support(template: ChatTemplate) -> ToolSupport | None:
-    """None where tools, their calls or their results do not get into the text: then they have to be
-    described in other words."""
-    if _TOOL.name not in _render(template, [_USER], tools=[tool_entry(_TOOL)]):
-        return None
+def _tried(template: ChatTemplate) -> tuple[CallSyntax | Harmony, ToolSupport]:
+    """How the model calls tools, and what its template does of that."""
+    tool = ToolSpec(
+        PROBE.name, "A probe.", {"properties": {key: {"type": "string"} for key in PROBE.arguments}}
+    )
+    lists = tool.name in _render(template, [_USER], tools=[tool_entry(tool)])
     for objects in (True, False):
         text = _render(template, _turns(1, objects))
-        if '"probe_key"' in text and _TOOL.name in text and "probe result" in text:
-            several = _render(template, _turns(2, objects)).count('"probe_key"') == 2
-            return ToolSupport(objects, several)
-    return None
+        is_quoted = '\\"probe_key' in text
+        if PROBE.name in text and not is_quoted and (syntax := _syntax_of(template, text)):
+            several = _render(template, _turns(2, objects)).count("probe_key") == 2 * text.count("probe_key")
+            return syntax, ToolSupport(lists, True, "probe result" in text, objects, several)
+    if syntax := _syntax_of(template, "") if lists else None:
+        said = {"role": "assistant", "content": "probe call"}
+        results = "probe result" in _render(template, [_USER, said, _RESULT])
+        return syntax, ToolSupport(lists, results=results)
+    return _syntax_of(template, None) or JSON, ToolSupport()
+
+
+def _syntax_of(template: ChatTemplate, rendered: str | None) -> CallSyntax | Harmony | None:
+    if HARMONY.is_of(template.source):
+        return HARMONY
+    return None if rendered is None else syntax_of(template.source, rendered)
 
 
 def _turns(num_calls: int, objects: bool) -> list[dict[str, Any]]:
-    function = {"name": _TOOL.name, "arguments": _ARGUMENTS if objects else json.dumps(_ARGUMENTS)}
+    function = {"name": PROBE.name, "arguments": PROBE.arguments if objects else json.dumps(PROBE.arguments)}
     calls = [{"id": "probe1234", "type": "function", "function": function}] * num_calls
-    result = {"role": "tool", "tool_call_id": "probe1234", "name": _TOOL.name, "content": "probe result"}
-    return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}, *[result] * num_calls]
+    return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}, *[_RESULT] * num_calls]
 
 
 def _render(

@@ -125,56 +125,60 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
     return split + waiting
 
 
-def described(
-    messages: Sequence[Message],
-    tools: Sequence[ToolSpec],
-    as_text: Callable[[str, str], str],
-    *,
-    parallel: bool,
-) -> list[Message]:
-    """A conversation for templates without tools: they are listed in the system message, calls of earlier
-    turns are text as `as_text` writes it, and results come from the user."""
+def calls_as_text(messages: Sequence[Message], written: Written) -> list[Message]:
+    """Calls of earlier turns as text of the assistant."""
+    turns = []
+    for message in messages:
+        calls = [Call(**call["function"]) for call in message.get("tool_calls", ())]
+        texts = [message["content"], written(calls) if calls else ""]
+        others = {key: value for key, value in message.items() if key != "tool_calls"}
+        turns.append({**others, "content": "\n".join(filter(None, texts))})
+    return turns
+
+
+def results_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Results of calls as text of the user."""
     turns: list[Message] = []
     was_result = False
     for given in messages:
         is_result = given.get("role") == "tool"
-        message = _result_text(given) if is_result else _calls_text(given, as_text)
+        result = f"Result of {given.get('name', 'the function')}: {given['content']}"
+        message = {"role": "user", "content": result} if is_result else dict(given)
         # Templates want users and assistants to take turns.
         if (is_result or was_result) and turns and turns[-1]["role"] == message["role"] == "user":
             message["content"] = f"{turns.pop()['content']}\n\n{message['content']}"
         turns.append(message)
         was_result = is_result
-    if tools:
-        guide = _guide(tools, as_text, parallel)
-        if turns and turns[0]["role"] == "system":
-            turns[0]["content"] += f"\n\n{guide}"
-        else:
-            turns.insert(0, {"role": "system", "content": guide})
     return turns
 
 
-def _result_text(message: Message) -> Message:
-    name = message.get("name", "the function")
-    return {"role": "user", "content": f"Result of {name}: {message['content']}"}
+def with_guide(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], written: Written, *, parallel: bool
+) -> list[Message]:
+    """The messages with the tools, and how to call them, in the system message."""
+    if not tools:
+        return list(messages)
+    guide = _guide(tools, written, parallel)
+    if messages and messages[0]["role"] == "system":
+        first, *others = messages
+        return [{**first, "content": f"{first['content']}\n\n{guide}"}, *others]
+    return [{"role": "system", "content": guide}, *messages]
 
 
-def _calls_text(message: Message, as_text: Callable[[str, str], str]) -> Message:
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    lines = [as_text(f["name"], json.dumps(f["arguments"], ensure_ascii=False)) for f in functions]
-    others = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**others, "content": "\n".join(filter(None, [message["content"], *lines]))}
-
-
-def _guide(tools: Sequence[ToolSpec], as_text: Callable[[str, str], str], parallel: bool) -> str:
+def _guide(tools: Sequence[ToolSpec], written: Written, parallel: bool) -> str:
     listed = (json.dumps(tool_entry(tool)["function"], ensure_ascii=False) for tool in tools)
-    several = " For several calls, write one such line each." if parallel else ""
+    sample = written([Call("<function>", {"<argument>": "<value>"})])
+    is_json = sample.startswith("{")
+    if is_json:
+        sample = sample.replace('{"<argument>": "<value>"}', "{<its arguments>}")
+    several = " For several calls, write one such line each." if parallel and is_json else ""
     return "\n".join(
         [
             "You can call these functions:",
             *listed,
             "",
-            "To call one, answer with a line that is nothing but a JSON object:",
-            as_text("<function>", "{<its arguments>}"),
+            f"To call one, answer with {'a line that is nothing but a JSON object' if is_json else 'this'}:",
+            sample,
             f"Its result is then told to you.{several} If no function is of use, answer in plain text.",
         ]
     )
@@ -203,6 +207,16 @@ class Named:
 
     name: str
 
+
+class Call(NamedTuple):
+    """A call of a tool."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+Written = Callable[[Sequence[Call]], str]
+"""How a model writes calls."""
 
 ToolChoice = Literal["none", "auto", "required"] | Named
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,6 +13,7 @@ from outrider.constraints.json_schema import prepare
 from outrider.core.errors import GrammarError
 from outrider.formats.conversation import ReasoningMarkers, ToolSpec
 
+ANY_ID = "{id}"
 MAX_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""
 
@@ -21,31 +23,34 @@ _SCHEMAS = frozenset(("additionalProperties", "anyOf", "items", "oneOf", "prefix
 _SCHEMA_MAPS = frozenset(("$defs", "definitions", "patternProperties", "properties"))
 
 
-def arguments_schema(tool: ToolSpec) -> tuple[str, tuple[str, ...]]:
-    """The schema as `%json` takes it, and notices about parts that are not enforced.
+def _schema_of(tool: ToolSpec, schema: Any, place: str, fallback: str) -> tuple[str, tuple[str, ...]]:
+    """A schema as `%json` takes it, and notices about parts that are not enforced. `place` says what of the
+    tool it is of, and `fallback` is used where it cannot be enforced.
 
-    Raises GrammarError, which names the tool, where a strict one cannot be enforced.
+    Raises GrammarError, which names the tool, where that of a strict one cannot be enforced.
     """
     try:
-        text = json.dumps(tool.parameters)
+        text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         why = f"the schema of its arguments is no JSON ({error})"
         raise GrammarError(f"tool {tool.name}", why, "Give plain data.") from None
-    return _prepared(tool.name, text, tool.strict)
+    return _prepared(tool.name, text, tool.strict, place, fallback)
 
 
 @lru_cache(maxsize=512)
-def _prepared(name: str, text: str, strict: bool) -> tuple[str, tuple[str, ...]]:
+def _prepared(name: str, text: str, strict: bool, place: str, fallback: str) -> tuple[str, tuple[str, ...]]:
     try:
-        schema, notices = prepare(json.dumps(_object(json.loads(text))), "spaced", lenient=not strict)
+        schema = json.loads(text)
+        schema = closed(schema) if place else _object(schema)
+        prepared, notices = prepare(json.dumps(schema), "spaced", lenient=not strict)
     except GrammarError as error:
         if strict:
             way_out = f"{error.way_out} Or leave out strict.".strip()
             raise GrammarError(f"tool {name}", f"{error.what} {error.why}", way_out) from None
-        schema, _ = prepare('{"type": "object"}', "spaced", lenient=False)
-        why = f"{error.what} {error.why}"
-        return schema, (f"tool {name}: {why}; its arguments may be any object",)
-    return schema, tuple(f"tool {name}: {notice}" for notice in notices)
+        prepared, _ = prepare(fallback, "spaced", lenient=False)
+        what = f"{place or 'its arguments'} may be any {'value' if place else 'object'}"
+        return prepared, (f"tool {name}: {error.what} {error.why}; {what}",)
+    return prepared, tuple(f"tool {name}: {place and place + ': '}{notice}" for notice in notices)
 
 
 def _object(schema: dict[str, Any]) -> Any:
@@ -75,28 +80,40 @@ def closed(schema: Any) -> Any:
 
 @dataclass(slots=True)
 class Rules:
-    """The rules of one grammar. `control` are the markers that the vocabulary has control tokens for."""
+    """The rules of one grammar. `control` are the markers that the vocabulary has control tokens for,
+    `notices` what of the tools' schemas is not enforced."""
 
     control: Mapping[str, int]
     lines: list[str] = field(default_factory=lambda: ["free: /(?s:.*)/"])
+    notices: list[str] = field(default_factory=list)
 
     def marker(self, text: str) -> str:
-        """A marker, as the vocabulary writes it."""
-        return f"<[{self.control[text]}]>" if text in self.control else json.dumps(text)
+        """A text as the vocabulary writes it, with `ANY_ID` for any id."""
+        return " ".join(self._parts(text))
 
-    def up_to(self, text: str) -> str:
-        """Any text up to a marker's first occurrence, and the marker."""
-        if text in self.control:
-            return f"free {self.marker(text)}"
-        return self.lazy("/(?s:.*)/", text)
+    def _parts(self, text: str) -> list[str]:
+        special = "|".join(map(re.escape, [*self.control, ANY_ID]))
+        parts = filter(None, re.split(f"({special})", text))
+        known = {ANY_ID: "/[a-zA-Z0-9_-]+/", **{name: f"<[{i}]>" for name, i in self.control.items()}}
+        return [known.get(part) or json.dumps(part) for part in parts]
+
+    def text_up_to(self, pattern: str, tag: str) -> str:
+        """A text of that pattern up to the first occurrence of a tag, and the tag."""
+        if tag in self.control:
+            return f"{self.named(pattern)} {self.marker(tag)}"
+        return self.named(f"{pattern} {json.dumps(tag)}", "[lazy]")
 
     def opener(self, text: str, *, free: bool) -> str:
-        """A marker, `free`: after any text in which it does not occur."""
-        return self.up_to(text) if free else self.marker(text)
-
-    def lazy(self, before: str, text: str) -> str:
-        """A regular expression and a text, over as soon as the text is complete."""
-        return self.named(f"{before} {json.dumps(text)}", "[lazy]")
+        """A text with markers, `free`: after any text in which its beginning does not occur. That is its
+        first line, or what comes before the first control token."""
+        if not free:
+            return self.marker(text)
+        head, *others = self._parts(text)
+        if head.startswith("<["):
+            return " ".join(["free", head, *others])
+        line, newline, rest = str(json.loads(head)).partition("\n")
+        first = self.text_up_to("/(?s:.*)/", line)
+        return " ".join([first, *([json.dumps(newline + rest)] if newline else []), *others])
 
     def named(self, body: str, flags: str = "") -> str:
         """A rule of its own."""
@@ -107,7 +124,24 @@ class Rules:
     def arguments(self, tool: ToolSpec) -> str:
         """An object that the tool's schema describes. Raises GrammarError where a strict one cannot be
         enforced."""
-        return self.named(f"%json {arguments_schema(tool)[0]}")
+        schema, notices = _schema_of(tool, tool.parameters, "", '{"type": "object"}')
+        self.notices += notices
+        return self.named(f"%json {schema}")
+
+    def parameter(self, tool: ToolSpec, name: str, schema: Any) -> str:
+        """A value of one of its parameters, likewise."""
+        prepared, notices = _schema_of(tool, schema, name, "{}")
+        self.notices += notices
+        return self.named(f"%json {prepared}")
+
+    def leave_out(self, tool: ToolSpec, name: str, keywords: Sequence[str]) -> None:
+        """Say that keywords of a parameter's schema are not enforced. Raises GrammarError where the tool is
+        strict."""
+        why = "cannot be enforced where text is written without quotes"
+        for keyword in keywords:
+            if tool.strict:
+                raise GrammarError(f"tool {tool.name}", f"{name}: {keyword} {why}", "Leave out strict.")
+            self.notices.append(f"tool {tool.name}: {name}: {keyword} {why}")
 
     def objects(self, tools: Sequence[ToolSpec], key: str = "arguments") -> str:
         """A call of one of the tools in JSON."""
@@ -136,24 +170,32 @@ def bare_calls(
     between = json.dumps(f', "{key}": ')
     found = []
     for tool in tools:
-        prefix = rules.lazy(_TO_THE_NAME, json.dumps(tool.name, ensure_ascii=False))
+        prefix = rules.text_up_to(_TO_THE_NAME, json.dumps(tool.name, ensure_ascii=False))
         found.append(repeated(f'{prefix} {between} {rules.arguments(tool)} "}}"', following, max_calls))
     return found
 
 
 def answer_grammar(
-    rules: Rules, answer: str, *, required: bool, reasoning: ReasoningMarkers | None, opened: bool
+    rules: Rules,
+    calls: Sequence[str],
+    content: str | None,
+    *,
+    reasoning: ReasoningMarkers | None,
+    opened: bool,
 ) -> str:
-    """The grammar of an answer that has to call tools (`required`) or may, as `answer` says. With
-    `reasoning` it may reason first; where the prompt `opened` the reasoning, it ends that first."""
+    """The grammar of an answer that calls tools or is `content`, a part of a grammar; None: it has to
+    call tools. With `reasoning` it may reason first; where the prompt `opened` the reasoning, it ends that
+    first."""
+    answer = rules.choice(calls if content is None else [*calls, content])
     if reasoning is not None:
-        gap = rules.named(r"(/[ \n]{1,4}/)?") if required else ""
-        after = f"{rules.up_to(reasoning.closer)} {gap} {answer}"
-        if not required:
+        gap = "" if content == "free" else rules.named(r"(/[ \n]{1,4}/)?")
+        after = f"{rules.opener(reasoning.closer, free=True)} {gap} {answer}"
+        if content == "free":
             after = rules.choice([after, "free"])
         if not opened:
             is_token = reasoning.opener in rules.control
-            opener = rules.marker(reasoning.opener) if is_token else rules.lazy(r"/\s*/", reasoning.opener)
-            after = f"{opener} {after} | {answer}"
+            opener = reasoning.opener
+            begun = rules.marker(opener) if is_token else rules.text_up_to(r"/\s*/", opener)
+            after = f"{begun} {after} | {answer}"
         answer = after
     return "\n".join([f"start: {answer}", *rules.lines, ""])

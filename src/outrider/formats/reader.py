@@ -6,10 +6,10 @@ Text is held back only as long as it may turn out to be something else than cont
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import Literal, Protocol
 
 from outrider.formats.conversation import (
     ContentDelta,
@@ -18,6 +18,7 @@ from outrider.formats.conversation import (
     ReasoningMarkers,
     ToolArgumentsDelta,
     ToolCallStart,
+    ToolSpec,
 )
 from outrider.formats.scan import BLANKS, Refused, Scan, expect, one_of
 from outrider.formats.syntaxes import CallSyntax
@@ -53,6 +54,16 @@ class EventBuffer:
         ]
 
 
+class AnswerReader(Protocol):
+    """What splits an answer while it is being written."""
+
+    def push(self, *pieces: Character) -> list[Event]:
+        """The events that are certain now that these texts have come, each with who drafted it."""
+
+    def end(self) -> list[Event]:
+        """The events of what was held back, when no text will follow."""
+
+
 @dataclass(slots=True)
 class Reader:
     """One answer, read as it is written, in pieces of any size: the events that come of them, joined, are
@@ -60,14 +71,14 @@ class Reader:
 
     Reasoning may come before the answer. `separates` says whether it is split off; if not, it is content like
     the rest, in which no call is looked for. `opened` says that the prompt ends inside it; an opener is then
-    passed over. Calls are looked for if there are `names` of tools. A call is certain with its name and the
+    passed over. Calls are looked for if there are `tools`. A call is certain with its name and the
     first character of its arguments. What turns out to be no call is content, and a call that breaks off
     keeps what has come of it. White space next to markers and calls belongs to them, unless there is text on
     both sides.
     """
 
     syntax: CallSyntax
-    names: Collection[str]
+    tools: Mapping[str, ToolSpec]
     markers: ReasoningMarkers
     separates: bool
     opened: InitVar[bool]
@@ -103,7 +114,7 @@ class Reader:
         if opened:
             self._phase, self._expected, self._skips_blanks = "reasoning", self.markers, self.separates
 
-    def push(self, *pieces: tuple[str, str]) -> list[Event]:
+    def push(self, *pieces: Character) -> list[Event]:
         """The events that are certain now that these texts have come, each with who drafted it."""
         for text, source in pieces:
             self._read([(character, source) for character in text])
@@ -113,8 +124,8 @@ class Reader:
         """The events of what was held back, when no text will follow."""
         self._skips_blanks = self._skips_blanks and self._phase == "answer"
         while self._scan is not None and not self._is_open:
-            is_over = self.is_after_call and self._is_last_call
-            if is_over and self.syntax.closer.startswith("".join(text for text, _ in self._held)):
+            held = "".join(text for text, _ in self._held).strip()
+            if self._is_last_call and any(closer.startswith(held) for closer in self.syntax.closers):
                 break
             self._read(self._give_up())
         if not (self._is_last_call or self._skips_blanks):
@@ -196,7 +207,7 @@ class Reader:
             begun = [marker for marker in self._expected if marker.startswith(first)]
             return self._scan_marker(begun) if begun else None
         may_begin = self.syntax.begins + (self.syntax.begins_line if self._line_start else "")
-        return self.syntax.scan(first, self, self.names) if self.names and first in may_begin else None
+        return self.syntax.scan(first, self, self.tools) if self.tools and first in may_begin else None
 
     def _scan_marker(self, begun: list[str]) -> Scan[None]:
         last = begun[0][-1]
@@ -221,7 +232,7 @@ class Reader:
 
     def _write(self, character: Character) -> None:
         """A character of the reasoning or the content."""
-        if character[0] in BLANKS and (self.names or self._skips_blanks or self._phase != "answer"):
+        if character[0] in BLANKS and (self.tools or self._skips_blanks or self._phase != "answer"):
             self._blanks.append(character)
             self._line_start = self._line_start or character[0] == "\n"
             return

@@ -6,7 +6,7 @@ Every scan is a coroutine that is sent characters. It ends with the last one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Protocol, TypeVar
 
 _Result = TypeVar("_Result")
@@ -14,7 +14,8 @@ Scan = Generator[None, str, _Result]
 
 BLANKS = " \t\r\n"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_KEYS = ("name", "arguments", "parameters", "type", "id")
+_KEYS = ("name", "tool_name", "arguments", "parameters", "type", "id")
+_MAX_SHORT = 512
 _OUTSIDE_STRINGS = frozenset("{}[],:+-." + BLANKS)
 
 
@@ -69,6 +70,40 @@ def one_of(words: Collection[str], closing: str) -> Scan[str]:
         expect(any(known.startswith(word) for known in words))
     expect(word in words)
     return word
+
+
+def either(texts: Sequence[str], read: str = "") -> Scan[int]:
+    """Which of these texts comes next; `read` has come of it. White space does not matter."""
+    wanted = ["".join(text.split()) for text in texts]
+    found = read.strip()
+    while found not in wanted:
+        expect(any(text.startswith(found) for text in wanted))
+        found += (yield).strip()
+    return wanted.index(found)
+
+
+def until(end: str) -> Scan[str]:
+    """A short text up to this one, which comes after it."""
+    text = ""
+    while not text.endswith(end):
+        text += yield
+        expect(len(text) <= _MAX_SHORT)
+    return text.removesuffix(end)
+
+
+def text_up_to(before: str, end: str, take: Callable[[str], None], read: str = "") -> Scan[None]:
+    """Any text up to `end`; `before` belongs to the end where it comes before it, and `read` has come
+    already. `take` is given pieces of the text as soon as they are no part of the end."""
+    held = read
+    while not held.endswith(end):
+        for i in range(len(held) + 1):
+            if (before + end).startswith(held[i:]) or end.startswith(held[i:]):
+                break
+        if i:
+            take(held[:i])
+        held = held[i:] + (yield)
+    if text := held.removesuffix(end).removesuffix(before):
+        take(text)
 
 
 def string(take: Callable[[str], None]) -> Scan[None]:
@@ -131,7 +166,7 @@ def call(sink: Sink, names: Collection[str] | None) -> Scan[None]:
         key = yield from _text(known)
         expect((yield from blank()) == ":")
         character = yield from blank()
-        if key == "name":
+        if key in ("name", "tool_name"):
             expect(character == '"')
             sink.name((yield from _text(names)))
             character = yield from blank()

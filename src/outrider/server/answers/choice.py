@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request, TokenLogprob, Update
-from outrider.formats import ContentDelta, Event, Reader, ReasoningDelta, ToolCallStart
+from outrider.formats import AnswerReader, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from outrider.policy import AutoPolicy
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.service import Service
@@ -42,7 +42,7 @@ class Choice:
     index: int
     request: Request
     vocabulary: Vocabulary
-    reader: Reader | None = None
+    reader: AnswerReader | None = None
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)

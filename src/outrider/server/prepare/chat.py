@@ -23,7 +23,6 @@ from outrider.server.protocol.messages import Message, NamedTool
 from outrider.server.protocol.requests import ChatRequest, Effort
 from outrider.server.service import Service
 
-_REASONING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"})
 
 
@@ -144,26 +143,18 @@ def _grammar(
     service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
 ) -> tuple[Grammar | None, tuple[str, ...]]:
     """What limits the answer, compiled, and what of it is not enforced."""
-    grammar, field = grammar_of(body, service.settings)
-    if choice != "none":
-        if grammar is not None:
-            why = "an answer that may call tools cannot be limited by it. Leave it out, or the tools."
-            raise invalid_field(field, why, code="unsupported")
-        return _grammar_of_calls(service, body, tools, choice, prompt)
-    if grammar is None:
-        return None, ()
-    # A limited answer has to wait for the end of reasoning that the prompt has opened.
-    after = next((end for start, end in _REASONING.items() if prompt.rstrip().endswith(start)), None)
-    grammar = replace(grammar, after=after)
-    return grammar, compile_grammar(service, body, grammar, field)
-
-
-def _grammar_of_calls(
-    service: Service, body: ChatRequest, tools: Sequence[ToolSpec], choice: ToolChoice, prompt: str
-) -> tuple[Grammar | None, tuple[str, ...]]:
+    content, field = grammar_of(body, service.settings)
+    if choice == "none":
+        if content is None:
+            return None, ()
+        # A limited answer has to wait for the end of reasoning that the prompt has opened.
+        content = replace(content, after=service.format.content_follows(prompt))
+        return content, compile_grammar(service, body, content, field)
     if body.ignore_eos:
         why = "an answer that may call tools ends by itself. Leave one of the two out."
         raise invalid_field("ignore_eos", why)
+    if content is not None:
+        compile_grammar(service, body, content, field)  # what is wrong with it is said of its own field
     check_schema(service.settings, sum(len(json.dumps(tool.parameters)) for tool in tools), "tools")
     try:
         grammar = service.format.grammar(
@@ -172,6 +163,7 @@ def _grammar_of_calls(
             parallel=body.parallel_tool_calls is not False,
             fast_forward=body.fast_forward,
             prompt=prompt,
+            content=content,
         )
         notices = service.format.notices(tools)
     except InputError as error:

@@ -9,7 +9,7 @@ from outrider.core.data import Grammar, Request
 from outrider.core.errors import InputError
 from outrider.core.params import Drafting
 from outrider.drafters.prediction import PredictionDrafter
-from outrider.formats import Reader
+from outrider.formats import AnswerReader
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.prepare.parameters import sampling_of, verification_of
 from outrider.server.protocol.messages import Prediction, text_of
@@ -33,7 +33,7 @@ class GenerationPlan:
     notices: tuple[str, ...]
     choices_per_prompt: int
     show_sources: bool
-    reader: Callable[[], Reader] | None = None
+    reader: Callable[[], AnswerReader] | None = None
     echoes: tuple[str, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ def plan_of(
     notices: Sequence[str],
     logprobs: int | None,
     visible: tuple[int, ...] = (),
-    reader: Callable[[], Reader] | None = None,
+    reader: Callable[[], AnswerReader] | None = None,
     echoes: tuple[str, ...] = (),
 ) -> GenerationPlan:
     """`body.n` choices for each prompt, in the cache namespace; `grammar` is compiled, `notices` say

@@ -1,43 +1,19 @@
-"""How chat formats write tool calls: as grammars that demand them, and as scans that read them."""
+"""Calls that are JSON objects with a name and arguments: Hermes', Mistral's, Llama 3's, and plain ones."""
 
 from __future__ import annotations
 
 import json
 import string
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any
 
-from outrider.formats.conversation import ToolSpec
+from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import Rules, bare_calls, repeated
 from outrider.formats.scan import Scan, Sink, blank, call, expect, literal, one_of, value
+from outrider.formats.syntaxes.base import written_as
 
-_NO_JSON = ("<function=", "<arg_key>")
-"""Signs of templates whose <tool_call> holds no JSON."""
 _NAME = string.ascii_letters + string.digits + "_-."
-
-
-class CallSyntax(Protocol):
-    """How a chat format writes calls. `markers` may be control tokens of the vocabulary; `closer` is the
-    marker after a call, where there is one. A call, or a marker of one, begins with one of the characters of
-    `begins`, or of `begins_line` at the start of a line."""
-
-    name: str
-    markers: tuple[str, ...]
-    closer: str
-    begins: str
-    begins_line: str
-
-    @classmethod
-    def of(cls, template: str) -> Self | None:
-        """The syntax of a chat template's source; None where the template writes calls in another way."""
-
-    def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
-        """One to `max_calls` calls, as parts of a grammar of which one has to match; `free`: after any
-        text."""
-
-    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
-        """Read what follows that character; `names` are those of the tools."""
 
 
 class Hermes:
@@ -48,24 +24,27 @@ class Hermes:
 
     name = "hermes"
     markers: tuple[str, ...] = ("<tool_call>", "</tool_call>")
-    closer = "</tool_call>"
+    closers: tuple[str, ...] = ("</tool_call>",)
     begins = "<"
     begins_line = "{"
 
-    @classmethod
-    def of(cls, template: str) -> Self | None:
-        is_json = not any(sign in template for sign in _NO_JSON)
-        return cls() if "<tool_call>" in template and is_json else None
+    def is_of(self, source: str, rendered: str) -> bool:
+        del source
+        return written_as(self, rendered)
+
+    def written(self, calls: Sequence[Call]) -> str:
+        texts = (_object(one, "arguments") for one in calls)
+        return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
-        inside = rules.named(f'"\\n" {rules.objects(tools)} "\\n" {rules.marker(self.closer)}')
+        inside = rules.named(f'"\\n" {rules.objects(tools)} "\\n" {rules.marker("</tool_call>")}')
         bare = bare_calls(rules, tools, max_calls, key="arguments", separator="\n") if free else []
         first, opener = rules.opener("<tool_call>", free=free), rules.marker("<tool_call>")
         return [repeated(f"{first} {inside}", f'"\\n" {opener} {inside}', max_calls), *bare]
 
-    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
+    def scan(self, first: str, sink: Sink, tools: Mapping[str, ToolSpec]) -> Scan[None]:
         if first == "{":
-            yield from call(sink, names)
+            yield from call(sink, tools)
             return
         words = ("tool_call", "/tool_call") if sink.is_after_call else ("tool_call",)
         if (yield from one_of(words, ">")) == "/tool_call":
@@ -82,16 +61,21 @@ class Mistral:
     """
 
     name = "mistral"
-    closer = ""
+    closers: tuple[str, ...] = ()
     begins = "["
     begins_line = ""
 
-    def __init__(self, template: str) -> None:
-        self.markers = tuple(m for m in ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]") if m in template)
+    def __init__(self, *markers: str) -> None:
+        self.markers = ("[TOOL_CALLS]", *markers)
 
-    @classmethod
-    def of(cls, template: str) -> Self | None:
-        return cls(template) if "[TOOL_CALLS]" in template else None
+    def is_of(self, source: str, rendered: str) -> bool:
+        return written_as(self, rendered) and all(marker in source for marker in self.markers)
+
+    def written(self, calls: Sequence[Call]) -> str:
+        if len(self.markers) == 1:
+            return f"[TOOL_CALLS][{', '.join(_object(one, 'arguments') for one in calls)}]"
+        between = "[CALL_ID]probe1234[ARGS]" if "[CALL_ID]" in self.markers else "[ARGS]"
+        return "".join(f"[TOOL_CALLS]{c.name}{between}{_json(c.arguments)}" for c in calls)
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
         first, opener = rules.opener("[TOOL_CALLS]", free=free), rules.marker("[TOOL_CALLS]")
@@ -106,8 +90,8 @@ class Mistral:
         # Tokenizers of the older models put a blank after the marker.
         return [f'{first} (" ")? "[" {several} "]"']
 
-    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
-        del first, names
+    def scan(self, first: str, sink: Sink, tools: Mapping[str, ToolSpec]) -> Scan[None]:
+        del first, tools
         yield from literal("TOOL_CALLS]")
         character = yield from blank()
         if character == "{":
@@ -156,37 +140,38 @@ class Objects:
     markers: tuple[str, ...] = ()
     begins: str = ""
     begins_line: str = "{"
-    closer: str = ""
+    closers: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, template: str) -> Self | None:
-        is_llama = "<|python_tag|>" in template
-        is_llama |= "<|start_header_id|>" in template and '"parameters"' in template
-        return cls("llama3", "parameters", "; ", ("<|python_tag|>",), "<") if is_llama else None
+    def is_of(self, source: str, rendered: str) -> bool:
+        del source
+        return bool(self.markers) and written_as(self, rendered)
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
         bare = bare_calls(rules, tools, max_calls, key=self.key, separator=self.separator) if free else []
         one = rules.objects(tools, self.key)
-        firsts = [f"{rules.up_to(tag)} {one}" for tag in self.markers] if free else [one]
+        firsts = [f"{rules.opener(tag, free=True)} {one}" for tag in self.markers] if free else [one]
         return [
             *bare,
             *(repeated(first, f"{json.dumps(self.separator)} {one}", max_calls) for first in firsts),
         ]
 
-    def as_text(self, name: str, arguments: str) -> str:
-        """A call as the model would write it."""
-        return f'{{"name": {json.dumps(name)}, "{self.key}": {arguments}}}'
+    def written(self, calls: Sequence[Call]) -> str:
+        return self.separator.join(_object(one, self.key) for one in calls)
 
-    def scan(self, first: str, sink: Sink, names: Collection[str]) -> Scan[None]:
+    def scan(self, first: str, sink: Sink, tools: Mapping[str, ToolSpec]) -> Scan[None]:
         if first == "<":
             yield from literal(self.markers[0][1:])
             expect((yield from blank()) == "{")
         while True:
-            yield from call(sink, None if first == "<" else names)
+            yield from call(sink, None if first == "<" else tools)
             if (following := (yield from blank())) == ";":
                 following = yield from blank()
             expect(following == "{")
 
 
-SYNTAXES: tuple[type[CallSyntax], ...] = (Mistral, Hermes, Objects)
-"""All that are known; the first that takes a template holds."""
+def _json(given: Any) -> str:
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _object(call: Call, key: str) -> str:
+    return f'{{"name": {_json(call.name)}, "{key}": {_json(call.arguments)}}}'

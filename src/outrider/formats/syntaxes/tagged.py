@@ -1,0 +1,149 @@
+"""Calls whose parameters are tagged one by one, text as it is and everything else in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.files import parse_json
+from outrider.formats.conversation import Call, ToolSpec
+from outrider.formats.grammar import Rules
+from outrider.formats.parameters import (
+    ANYTHING,
+    Parameter,
+    json_type,
+    parameters_of,
+    text_choices,
+    text_pattern,
+)
+from outrider.formats.scan import BLANKS, Scan, Sink, blank, either, expect, text_up_to, until, value
+from outrider.formats.syntaxes.delimited import Delimited
+
+_MAX_NAME = 256
+_MAX_UNNAMED = 16
+"""Parameters that no schema names, of one call."""
+
+
+@dataclass(frozen=True)
+class Tagged(Delimited):
+    """A name, `after_name`, and for each parameter `key`, its name, `after_key`, `before_value`, its value
+    and `after_value`. A value of type string is text as it is; other values are JSON. One that may be
+    either is text, and JSON where it can be read so."""
+
+    after_name: str = ""
+    key: str = ""
+    after_key: str = ""
+    before_value: str = ""
+    after_value: str = ""
+
+    # As text
+
+    def _inside(self, call: Call, index: int) -> str:
+        del index
+        return f"{call.name}{self.after_name}" + "".join(
+            f"{self.key}{name}{self.after_key}{self.before_value}{_as_text(given)}{self.after_value}"
+            for name, given in call.arguments.items()
+        )
+
+    # As a grammar
+
+    def _rule(self, rules: Rules, tool: ToolSpec) -> str:
+        parameters, is_open = parameters_of(tool.parameters)
+        parts = [json.dumps(tool.name, ensure_ascii=False), rules.marker(self.after_name)]
+        for one in parameters:
+            rule = rules.named(f"{self._head(rules, json.dumps(one.name))} {self._value(rules, tool, one)}")
+            parts.append(rule if one.is_required else f"{rule}?")
+        if is_open:
+            anything = self._value(rules, tool, Parameter("", False, ANYTHING, {}))
+            unnamed = rules.named(f"{self._head(rules, '/[a-zA-Z_][a-zA-Z0-9_]*/')} {anything}")
+            parts.append(f"{unnamed}{{0,{_MAX_UNNAMED}}}")
+        return " ".join([*parts, rules.marker(self.closer)])
+
+    def _head(self, rules: Rules, name: str) -> str:
+        return f"{rules.marker(self.key)} {name} {rules.marker(self.after_key + self.before_value)}"
+
+    def _value(self, rules: Rules, tool: ToolSpec, one: Parameter) -> str:
+        """A value and what follows it."""
+        if "string" not in one.types:
+            return f"{rules.parameter(tool, one.name, one.schema)} {rules.marker(self.after_value)}"
+        if one.types == {"string"} and (texts := text_choices(one.schema)):
+            return f"{rules.choice([json.dumps(text) for text in texts])} {rules.marker(self.after_value)}"
+        pattern, left_out = text_pattern(one.schema) if one.types == {"string"} else ("(?s:.*)", ())
+        rules.leave_out(tool, one.name, left_out)
+        before, tag, after = self._end
+        optional = "\\n?" if before else ""
+        return f"{rules.text_up_to(f'/{pattern}{optional}/', tag)} {rules.marker(after)}"
+
+    @property
+    def _end(self) -> tuple[str, str, str]:
+        """The white space before the tag that ends a value, the tag, and the white space after it."""
+        tag = self.after_value.strip()
+        before, _, after = self.after_value.partition(tag)
+        return before, tag, after
+
+    # Read back
+
+    def _scan_call(self, sink: Sink, tools: Mapping[str, ToolSpec]) -> Scan[None]:
+        name, read = yield from self._scan_name()
+        sink.name(name)
+        known = parameters_of(tools[name].parameters)[0] if name in tools else []
+        types = {one.name: one.types for one in known}
+        count = 0
+        while not (yield from either([self.key, self.closer], read)):
+            key, read = (yield from until(self.after_key.strip())).strip(), ""
+            sink.arguments(f"{', ' if count else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+            yield from either([self.before_value])
+            yield from self._scan_value(sink, types.get(key, ANYTHING))
+            count += 1
+        if count:
+            sink.arguments("}")
+        sink.close()
+
+    def _scan_name(self) -> Scan[tuple[str, str]]:
+        """The name, and what was read after it of the next marker."""
+        if end := self.after_name.strip():
+            return (yield from until(end)).strip(), ""
+        name = ""
+        while (character := (yield)) not in BLANKS + self.key[0] + self.closer[0]:
+            name += character
+            expect(len(name) <= _MAX_NAME)
+        return name, character.strip()
+
+    def _scan_value(self, sink: Sink, types: Set[str]) -> Scan[None]:
+        before, tag, _ = self._end
+        read = ""
+        if self.before_value.endswith("\n") and (read := (yield)) == "\n":
+            read = ""
+        if types == {"string"}:
+            sink.arguments('"')
+            yield from text_up_to(before, tag, lambda text: sink.arguments(_quoted(text)[1:-1]), read)
+            sink.arguments('"')
+            return
+        if "string" not in types:
+            read = read.strip() or (yield from blank())
+            if read in '{["':
+                yield from value(read, sink.arguments)
+                yield from either([tag])
+                return
+        texts: list[str] = []
+        yield from text_up_to(before, tag, texts.append, read)
+        sink.arguments(_as_json("".join(texts), types))
+
+
+def _as_text(given: Any) -> str:
+    return given if isinstance(given, str) else _quoted(given)
+
+
+def _quoted(given: Any) -> str:
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _as_json(text: str, types: Set[str]) -> str:
+    """A value that is JSON of one of the types as it is, and any other as a string."""
+    try:
+        is_json = json_type(parse_json(text)) in types - {"string"}
+    except ValueError:
+        is_json = False
+    return text.strip() if is_json else _quoted(text)
