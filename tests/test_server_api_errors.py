@@ -91,7 +91,6 @@ def test_an_unknown_field_is_named(served: Serving, path: str, body: dict[str, A
         (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         (CHAT, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
         (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        (CHAT, {"tools": [TOOL], "response_format": NAMED}, "response_format"),
         (CHAT, {"messages": [said_in({"type": "image_url"})]}, "messages[0].content[0].type"),
         (CHAT, {"messages": [said_in({"type": "input_audio"})]}, "messages[0].content[0].type"),
         (CHAT, {"messages": [said_in({"type": "file"})]}, "messages[0].content[0].type"),

@@ -157,6 +157,18 @@ def test_no_tool_need_be_called(hermes: Serving) -> None:
     assert "tool_calls" not in choice["message"]
 
 
+def test_an_answer_is_limited_beside_tools_that_may_be_called(hermes: Serving) -> None:
+    limit = {"type": "json_schema", "json_schema": STRICT}
+    called = ask(hermes, CALL, response_format=limit)["message"]
+    assert called["tool_calls"][0]["function"]["name"] == "weather" and not called["content"]
+    said = ask(hermes, WEATHER, response_format=limit)["message"]
+    assert json.loads(said["content"]) == json.loads(WEATHER) and "tool_calls" not in said
+    forced = ask(hermes, "Just talking.", response_format=limit)["message"]
+    assert forced["content"].startswith('{"city": "')
+    broken = hermes.post(CHAT, messages=user("hi"), tools=TOOLS, guided_regex="(")
+    assert (broken.status_code, broken.json()["error"]["param"]) == (400, "guided_regex")
+
+
 def test_several_tools_are_called_unless_that_is_forbidden(hermes: Serving) -> None:
     both = f"{CALL}\n{CLOCK}"
     names = [call["function"]["name"] for call in ask(hermes, both)["message"]["tool_calls"]]

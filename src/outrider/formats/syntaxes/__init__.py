@@ -115,7 +115,7 @@ SYNTAXES: tuple[CallSyntax, ...] = (
     Listed(
         name="minimax-m1", opener="<tool_calls>", begin="\n", comma="\n", end="\n", closer="</tool_calls>"
     ),
-    Listed(name="gigachat", opener="<|function_call|>", begin="", comma="\n", end=""),
+    Listed(name="gigachat", opener="<|function_call|>", begin="", comma="<|function_call|>", end=""),
     Listed(name="granite-3", opener="<|tool_call|>"),
     # JSON objects, each by itself or as Mistral has them.
     Mistral("[CALL_ID]", "[ARGS]"),

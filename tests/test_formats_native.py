@@ -1,0 +1,387 @@
+"""The syntaxes that models call tools in, each with a template: found, demanded, written and read back."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from formats_samples import PLAIN, TOOLS, Read, template, vocabulary_with
+from grammars import walk
+from outrider.constraints import Compiler, GrammarConstraint
+from outrider.core.data import Grammar
+from outrider.core.errors import GrammarError
+from outrider.formats import ChatFormat, Named, ToolChoice, ToolSpec, format_of
+from outrider.formats.conversation import Call
+
+_HEAD = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+)
+_TAIL = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+def written(call: str, before: str = "", after: str = "", between: str = "") -> str:
+    """A template that writes calls so."""
+    parted = f"{{% if not loop.first %}}{between}{{% endif %}}" if between else ""
+    calls = f"{before}{{% for c in m.tool_calls %}}{parted}{call}{{% endfor %}}{after}"
+    return f"{_HEAD}{{% if m.tool_calls %}}{calls}{{% endif %}}{_TAIL}"
+
+
+NAME, JSON = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+_TEXT = "{{ v if v is string else v | tojson }}"
+
+
+def tagged(one: str) -> str:
+    return "{% for k, v in c.function.arguments.items() %}" + one.replace("VALUE", _TEXT) + "{% endfor %}"
+
+
+_ITEM = '{"name": "' + NAME + '", "arguments": ' + JSON + "}"
+_XML = tagged("<parameter={{ k }}>\nVALUE\n</parameter>\n")
+TEMPLATES = {
+    "qwen3-coder": written(f"<tool_call>\n<function={NAME}>\n{_XML}</function>\n</tool_call>", between="\n"),
+    "seed-oss": written(
+        f"<seed:tool_call>\n<function={NAME}>\n{tagged('<parameter={{ k }}>VALUE</parameter>' + chr(10))}"
+        "</function>\n</seed:tool_call>",
+        between="\n",
+    ),
+    "minimax-m2": written(
+        f'<invoke name="{NAME}">\n' + tagged('<parameter name="{{ k }}">VALUE</parameter>\n') + "</invoke>\n",
+        "<minimax:tool_call>\n",
+        "</minimax:tool_call>",
+    ),
+    "minicpm5": written(
+        f'<function name="{NAME}">' + tagged('<param name="{{ k }}">VALUE</param>') + "</function>",
+        between="\n",
+    ),
+    "glm-4.6": written(
+        f"<tool_call>{NAME}\n"
+        + tagged("<arg_key>{{ k }}</arg_key>\n<arg_value>VALUE</arg_value>\n")
+        + "</tool_call>",
+        between="\n",
+    ),
+    "glm-4.7": written(
+        f"<tool_call>{NAME}{tagged('<arg_key>{{ k }}</arg_key><arg_value>VALUE</arg_value>')}</tool_call>"
+    ),
+    "deepseek-v3.1": written(
+        f"<｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>{JSON}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "deepseek-r1": written(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{NAME}\n```json\n{JSON}\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "\n",
+    ),
+    "kimi-k2": written(
+        "<|tool_call_begin|>functions."
+        + NAME
+        + ":{{ loop.index0 }}<|tool_call_argument_begin|>"
+        + JSON
+        + "<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+    ),
+    "functionary": written(f"<function={NAME}>{JSON}</function>"),
+    "command-r7b": written(
+        '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "' + NAME + '", "parameters": ' + JSON + "}",
+        "<|START_ACTION|>[\n    ",
+        "\n]<|END_ACTION|>",
+        ",\n    ",
+    ),
+    "nemotron": written(_ITEM, "<TOOLCALL>[", "]</TOOLCALL>", ", "),
+    "apriel": written(_ITEM, "<tool_calls>[", "]</tool_calls>", ", "),
+    "minimax-m1": written(_ITEM, "<tool_calls>\n", "{{ '\\n' }}</tool_calls>", "\n"),
+    "gigachat": written(f"<|function_call|>{_ITEM}"),
+    "granite-3": f"{{# calls follow <|tool_call|> #}}{_HEAD}{_TAIL}",
+    "harmony": (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}"
+        "{% if m.tool_calls %}{% set c = m.tool_calls[0] %}<|start|>assistant to=functions."
+        + f"{NAME}<|channel|>commentary json<|message|>{JSON}<|call|>"
+        + "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+}
+CONTROLS = {
+    "deepseek-v3.1": [
+        f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
+    ],
+    "kimi-k2": [
+        f"<|tool_call{name}|>"
+        for name in ("s_section_begin", "_begin", "_argument_begin", "_end", "s_section_end")
+    ],
+    "command-r7b": ["<|START_ACTION|>", "<|END_ACTION|>"],
+    "granite-3": ["<|tool_call|>"],
+    "glm-4.6": ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>"],
+    "harmony": ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"],
+}
+"""Control tokens of the vocabularies; the markers of all others are spelled as text."""
+VOCABULARIES = {name: vocabulary_with(*CONTROLS.get(name, ()), "<end>") for name in TEMPLATES}
+FORMATS = {name: format_of(template(source), VOCABULARIES[name]) for name, source in TEMPLATES.items()}
+SEARCH = ToolSpec(
+    "search-files",
+    parameters={
+        "$defs": {
+            "range": {
+                "type": "object",
+                "properties": {"from": {"type": "integer"}, "to": {"type": "integer"}},
+            }
+        },
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "limit": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "lines": {"$ref": "#/$defs/range"},
+            "paths": {"type": "array", "items": {"type": "string"}},
+            "mode": {"enum": ["fast", "slow"]},
+            "scope": {"type": ["string", "null"]},
+            "weight": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        },
+        "required": ["query"],
+    },
+)
+OPEN = ToolSpec("set", parameters={"type": "object", "additionalProperties": True})
+ALL = [*TOOLS, SEARCH, OPEN]
+_TEXTS = [
+    "",
+    "a",
+    "Köln\n",
+    " x ",
+    '"quoted" \\ <b>',
+    "</b>\n\n<c",
+    "日本 🙂",
+    "null!",
+    "{not json",
+    "a: 1, b: [",
+    "\n",
+]
+
+
+def call_of(rng: random.Random) -> Call:
+    """A call of one of the tools."""
+    some = {
+        "query": rng.choice(_TEXTS),
+        "limit": rng.randrange(-5, 10**6),
+        "exact": rng.random() < 0.5,
+        "lines": {"from": 1, "to": rng.randrange(9)},
+        "paths": [rng.choice(_TEXTS) for _ in range(rng.randrange(3))],
+        "mode": rng.choice(["fast", "slow"]),
+        "scope": rng.choice([None, "src", "a b"]),
+        "weight": rng.choice([0.5, 3, "heavy"]),
+    }
+    kept = {key: value for key, value in some.items() if key == "query" or rng.random() < 0.6}
+    return rng.choice(
+        [
+            Call("search-files", kept),
+            Call(
+                "get_weather",
+                {"city": rng.choice(["Ulm", "Köln"]), **({"days": 3} if rng.random() < 0.5 else {})},
+            ),
+            Call("get", {"text": rng.choice(["", "ab", "é\n", "</p>"])}),
+            Call("set", {"any_key": rng.choice(["text", 5, None, [1, {"a": "b"}]])}),
+            Call("set", {}),
+        ]
+    )
+
+
+def syntax(name: str) -> Any:
+    return FORMATS[name]._syntax
+
+
+def tokens_of(name: str, text: str) -> list[int]:
+    return VOCABULARIES[name].tokenize(text, add_special=False, parse_special=True)
+
+
+def start(name: str, choice: ToolChoice, tools: list[ToolSpec] = ALL, **more: Any) -> GrammarConstraint:
+    grammar = FORMATS[name].grammar(tools, choice, parallel=True, **more)
+    assert grammar is not None
+    return Compiler(VOCABULARIES[name]).compile(grammar).start()
+
+
+def takes(name: str, constraint: GrammarConstraint, text: str) -> bool:
+    tokens = [*tokens_of(name, text), VOCABULARIES[name].size - 1]
+    return constraint.permits((), tokens) == len(tokens)
+
+
+def read(name: str, *texts: str, tools: list[ToolSpec] = ALL, reasoning: bool = True) -> Read:
+    return Read(FORMATS[name].reader(tools, reasoning=reasoning), *texts)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_is_found_and_writes_calls_as_its_syntax_does(name: str) -> None:
+    found = FORMATS[name]
+    assert found.name == name
+    assert {VOCABULARIES[name].spelling(t).decode() for t in found.visible} == set(CONTROLS.get(name, ()))
+    function = {"name": "search-files", "arguments": '{"query": "é\\nb", "limit": 3}'}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "found"},
+    ]
+    ready, tools = found.conversation(messages, ALL)
+    text = template(TEMPLATES[name]).render(ready, tools=tools)
+    call = syntax(name).written([Call("search-files", {"query": "é\nb", "limit": 3})])
+    if name == "harmony":  # the template names the function with the role
+        call = ' to=functions.search-files<|channel|>commentary json<|message|>{"query": "é\\nb", "limit": 3}'
+    assert call.replace("é", "\\u00e9") in text.replace("é", "\\u00e9") and "found" in text
+    assert tools is not None and '"search-files"' in text
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_are_read_back_from_any_pieces(name: str) -> None:
+    rng = random.Random(name)
+    for _ in range(200):
+        calls = [call_of(rng) for _ in range(1 if name == "harmony" else rng.randrange(1, 4))]
+        text = "So: " if name not in ("harmony", "gigachat") and rng.random() < 0.3 else ""
+        whole = text + syntax(name).written(calls)
+        cuts = sorted(rng.randrange(len(whole) + 1) for _ in range(rng.randrange(8)))
+        pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        found = read(name, *pieces)
+        assert [(n, json.loads(a)) for n, a in found.calls] == [(c.name, dict(c.arguments)) for c in calls], (
+            whole
+        )
+        assert found.content.strip() == text.strip()
+        streamed = read(name, *whole)
+        assert (streamed.calls, streamed.content) == (found.calls, found.content)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_grammar_takes_calls_and_nothing_else(name: str) -> None:
+    rng = random.Random(name)
+    constraint = start(name, "required")
+    for _ in range(12):
+        one = call_of(rng)
+        assert takes(name, start(name, "required"), syntax(name).written([one])), one
+    good = syntax(name).written([Call("get_weather", {"city": "Ulm"})])
+    assert takes(name, constraint, good)
+    for wrong in (
+        good.replace("get_weather", "get_water"),
+        good.replace("Ulm", "Rom"),
+        good[:-1],
+        f"x{good}",
+        f"{good}x",
+        syntax(name).written([Call("get_weather", {"days": 3})]),
+        syntax(name).written([Call("get_weather", {"city": "Ulm", "days": True})]),
+        syntax(name).written([Call("get", {"text": "longer"})]),
+    ):
+        assert not takes(name, start(name, "required"), wrong), wrong
+    assert not takes(name, start(name, Named("get")), good)
+    content = "<|channel|>final<|message|>Hi <there" if name == "harmony" else "Hi <there"
+    assert takes(name, start(name, "auto"), content) and takes(name, start(name, "auto"), good)
+    if name != "harmony":
+        assert takes(name, start(name, "auto"), f"Hm. {good}") and not takes(
+            name, start(name, "auto"), f"{good} So."
+        )
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_is_written_under_the_grammar_is_read_as_calls(name: str) -> None:
+    rng = random.Random(name)
+    schemas = {tool.name: {**tool.parameters, "additionalProperties": False} for tool in TOOLS}
+    for _ in range(4):
+        tokens = walk(start(name, "required", TOOLS), rng, most=4000, ends=[VOCABULARIES[name].size - 1])
+        text = b"".join(map(VOCABULARIES[name].spelling, tokens)).decode(errors="replace")
+        found = read(name, text, tools=TOOLS)
+        assert found.calls and (name == "harmony" or not found.content), text
+        for called, arguments in found.calls:
+            jsonschema.validate(json.loads(arguments), schemas[called])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_content_may_be_limited_beside_tools(name: str) -> None:
+    limit = Grammar(
+        "json_schema", '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
+    )
+    lead = "<|channel|>final<|message|>" if name == "harmony" else ""
+    good = syntax(name).written([Call("get_weather", {"city": "Ulm"})])
+    for text, fits in (
+        (f'{lead}{{"n": 7}}', True),
+        (good, True),
+        (f"{lead}seven", False),
+        (f'{lead}{{"n": "7"}}', False),
+    ):
+        assert takes(name, start(name, "auto", content=limit), text) is fits
+    assert not takes(name, start(name, "required", content=limit), f'{lead}{{"n": 7}}')
+
+
+def test_values_are_typed_by_their_schema() -> None:
+    for name in ("qwen3-coder", "glm-4.6"):
+        given = {"query": "5", "limit": 5, "scope": None, "weight": 2.5}
+        (call,) = read(name, syntax(name).written([Call("search-files", given)])).calls
+        assert json.loads(call[1]) == given
+        # Of a tool that no schema describes, values are JSON where they can be.
+        (call,) = read(name, syntax(name).written([Call("other", {"a": "5", "b": "x"})])).calls
+        assert json.loads(call[1]) == {"a": 5, "b": "x"}
+    text = "<tool_call><function=get><parameter=text>a</parameter></function></tool_call>"
+    assert read("qwen3-coder", text).calls == [("get", '{"text": "a"}')]
+
+
+def test_arguments_are_passed_on_while_they_are_written() -> None:
+    reader = FORMATS["qwen3-coder"].reader(ALL, reasoning=True)
+    reader.push(("<tool_call>\n<function=search-files>\n<parameter=query>\nab", "target"))
+    (event,) = reader.push(("cd <", "model"))
+    assert getattr(event, "text", "") == "cd " and getattr(event, "source", "") == "model"
+
+
+def test_what_is_not_enforced_is_said_and_refused_where_it_must_be() -> None:
+    schema = {"type": "object", "properties": {"when": {"type": "string", "format": "date"}}}
+    found = FORMATS["qwen3-coder"]
+    (notice,) = found.notices([ToolSpec("f", parameters=schema)])
+    assert notice == "tool f: when: format cannot be enforced where text is written without quotes"
+    assert not FORMATS["deepseek-r1"].notices([ToolSpec("f", parameters=schema)])
+    with pytest.raises(GrammarError, match="tool f: when: format"):
+        found.grammar([ToolSpec("f", parameters=schema, strict=True)], "auto", parallel=True)
+
+
+HARMONY_CALL = '<|channel|>commentary to=functions.get <|constrain|>json<|message|>{"text": "a"}'
+
+
+def test_channels_are_told_apart() -> None:
+    thought = "<|channel|>analysis<|message|>so <it> is<|end|><|start|>assistant"
+    found = read("harmony", *f"{thought}<|channel|>final<|message|>Hi <|there")
+    assert (found.reasoning, found.content, found.calls) == ("so <it> is", "Hi <|there", [])
+    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    for call in (HARMONY_CALL, ' to=functions.get<|channel|>commentary json<|message|>{"text": "a"}'):
+        found = read("harmony", thought + preamble + call)
+        assert (found.reasoning, found.content) == ("so <it> is", "I look.")
+        assert found.calls == [("get", '{"text": "a"}')]
+        assert takes("harmony", start("harmony", "auto"), thought + preamble + call)
+        assert takes("harmony", start("harmony", "required"), thought + call)
+    assert read("harmony", "Hi there").content == "Hi there"
+    assert read("harmony", "<|channel|>fin").content == ""
+    assert read("harmony", HARMONY_CALL, tools=[]).content == '{"text": "a"}'
+    assert read("harmony", HARMONY_CALL.partition("{")[0]).calls == [("get", "{}")]
+    assert (
+        read("harmony", f"{thought}<|channel|>final<|message|>Hi", reasoning=False).content == "so <it> isHi"
+    )
+
+
+def test_content_waits_for_its_channel() -> None:
+    assert FORMATS["harmony"].content_follows("<|start|>assistant") == "<|channel|>final<|message|>"
+    assert FORMATS["qwen3-coder"].content_follows("<|assistant|>") is None
+
+
+def plain_format(source: str) -> ChatFormat:
+    return format_of(template(source), vocabulary_with("<end>"))
+
+
+def test_a_template_that_lists_no_tools_is_helped_in_its_own_syntax() -> None:
+    source = TEMPLATES["deepseek-v3.1"].partition("{% endfor %}")[2]
+    found = plain_format(source)
+    assert found.name == "deepseek-v3.1"
+    messages, tools = found.conversation([{"role": "user", "content": "hi"}], ALL)
+    assert tools is None and "<｜tool▁call▁begin｜><function><｜tool▁sep｜>" in messages[0]["content"]
+    assert plain_format(PLAIN).name == "json"
+
+
+def test_a_template_that_cannot_write_calls_is_given_them_as_text() -> None:
+    call = {"id": "1", "function": {"name": "get", "arguments": {"text": "a"}}}
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages, tools = FORMATS["granite-3"].conversation(turns, ALL)
+    assert tools and messages[1]["content"] == '<|tool_call|>[{"name": "get", "arguments": {"text": "a"}}]'
+    assert "tool_calls" not in messages[1]
