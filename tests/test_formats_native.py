@@ -218,7 +218,7 @@ def test_a_template_is_found_and_writes_calls_as_its_syntax_does(name: str) -> N
     assert found.name == name
     assert {VOCABULARIES[name].spelling(t).decode() for t in found.visible} == set(CONTROLS.get(name, ()))
     function = {"name": "search-files", "arguments": '{"query": "é\\nb", "limit": 3}'}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]},
         {"role": "tool", "tool_call_id": "1", "content": "found"},
@@ -381,7 +381,10 @@ def test_a_template_that_lists_no_tools_is_helped_in_its_own_syntax() -> None:
 
 def test_a_template_that_cannot_write_calls_is_given_them_as_text() -> None:
     call = {"id": "1", "function": {"name": "get", "arguments": {"text": "a"}}}
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
     messages, tools = FORMATS["granite-3"].conversation(turns, ALL)
     assert tools and messages[1]["content"] == '<|tool_call|>[{"name": "get", "arguments": {"text": "a"}}]'
     assert "tool_calls" not in messages[1]
