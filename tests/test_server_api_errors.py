@@ -81,12 +81,9 @@ def test_an_unknown_field_is_named(served: Serving, path: str, body: dict[str, A
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
         (CHAT, {"function_call": "auto"}, "function_call"),
         (CHAT, {"web_search_options": {}}, "web_search_options"),
-        (CHAT, {"store": True}, "store"),
-        (CHAT, {"service_tier": "flex"}, "service_tier"),
         (CHAT, {"verbosity": "low"}, "verbosity"),
-        (CHAT, {"cache_prompt": False}, "cache_prompt"),
         (CHAT, {"mirostat": 2}, "mirostat"),
-        (CHAT, {"n_predict": 5}, "n_predict"),
+        (CHAT, {"n_predict": 5, "max_tokens": 6}, "n_predict"),
         (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
         (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         (CHAT, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
@@ -381,11 +378,54 @@ def test_a_body_that_is_no_request_is_refused(served: Serving, body: bytes) -> N
     refusal(response)
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
-def test_a_body_has_to_say_that_it_is_json(served: Serving, content_type: str | None) -> None:
-    headers = {"content-type": content_type} if content_type else {}
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_of_another_type_is_not_read(served: Serving, content_type: str) -> None:
+    headers = {"content-type": content_type}
     response = served.client.post(TEXT, content=b'{"prompt": "hi"}', headers=headers)
     assert "content-type: application/json" in refusal(response)["message"]
+
+
+def test_a_body_without_a_type_is_read_as_json(served: Serving) -> None:
+    for body, status in ((b'{"prompt": "hi", "max_tokens": 2}', 200), (b"prompt=hi", 400)):
+        assert served.client.post(TEXT, content=body).status_code == status
+
+
+NO_EFFECT = {
+    "cache_prompt": False,
+    "id_slot": -1,
+    "n_keep": 4,
+    "n_discard": 0,
+    "n_cache_reuse": 256,
+    "timings_per_token": True,
+    "return_progress": True,
+    "keep_alive": "5m",
+    "store": True,
+    "service_tier": "flex",
+    "request_id": "a",
+    "priority": 2,
+    "prompt_cache_options": {},
+    "user": "me",
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_fields_of_other_servers_that_change_nothing_are_accepted(served: Serving, path: str) -> None:
+    body = {"messages": user("hi")} if path == CHAT else {"prompt": "hi"}
+    plain = served.post(path, **body, max_tokens=3, temperature=0).json()
+    for others in (NO_EFFECT, {"n_predict": 3}, {"n_predict": -1}):
+        given = {
+            **body,
+            "temperature": 0,
+            **({"max_tokens": 3} if "n_predict" not in others else {}),
+            **others,
+        }
+        answer = served.post(path, **given).json()
+        if others.get("n_predict") != -1:
+            assert answer["choices"] == plain["choices"] and answer["usage"] == plain["usage"] | {
+                key: answer["usage"][key] for key in answer["usage"].keys() & {"prompt_tokens_details"}
+            }
+        else:
+            assert answer["choices"]
 
 
 def test_what_is_nested_too_deeply_is_refused(served: Serving) -> None:

@@ -29,6 +29,7 @@ def create_app(service: Service, *, page: Page | None = None, has_keys: bool = F
     it, since these would load scripts from elsewhere.
     """
     app = FastAPI(
+        strict_content_type=False,  # foreign pages are refused by their origin (guard)
         title="Outrider",
         summary="An OpenAI-compatible API with speculative decoding.",
         version=version("outrider"),

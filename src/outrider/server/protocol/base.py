@@ -38,11 +38,13 @@ def unsupported(why: str, field: str | None = None) -> PydanticCustomError:
 
 class Shape(BaseModel):
     """A JSON object of a request. `refused` are fields that other servers know and this one does not
-    support, with the reason and the way out; null is as if they were not there."""
+    support, with the reason and the way out; null is as if they were not there. `renamed` are other
+    servers' names of fields; -1 in them is null."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     refused: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -52,10 +54,22 @@ class Shape(BaseModel):
         for field, why in cls.refused.items():
             if data.get(field) is not None:
                 raise unsupported(why, field)
+        data = _with_own_names(data, cls.renamed)
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown = [key for key in data if key not in known and key not in cls.refused]
         dropped = {*cls.refused, *unknown[_MAX_UNKNOWN:]}  # to name a few of a million is enough
         return {key: value for key, value in data.items() if key not in dropped}
+
+
+def _with_own_names(data: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    named = {key: value for key, value in data.items() if key not in renamed}
+    for other, own in renamed.items():
+        value = data.get(other)
+        if value is None or value == -1:
+            continue
+        if named.setdefault(own, value) != value:
+            raise unsupported(f"it is not the same as {own}. Leave one of them out", other)
+    return named
 
 
 class Body(Shape):

@@ -40,6 +40,10 @@ Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tokens = Annotated[Many[Token], Field(min_length=1)]
 
 _NO_VERBOSITY = explained("it is not supported. Ask for it in a message")
+_CACHED = "Accepted, without effect: the beginning of a prompt is reused where it is kept."
+_SLOTS = "Accepted, without effect: the server chooses where an answer is generated."
+_SHIFT = "Accepted, without effect: nothing is cut out of a conversation."
+_TIMINGS = "Accepted, without effect: `outrider` has the timings, with the end of the answer."
 _MAX_METADATA = 64
 _STATELESS = "nothing is stored here. Give the whole conversation as `input`"
 _OF_CHAT = "it is a field of chat completions. Say "
@@ -50,8 +54,6 @@ REFUSED = {
     "function_call": "function_call is no longer in use. Say tool_choice",
     "web_search_options": "this server does not search the web. Leave it out",
     "moderation": "nothing is moderated here. Leave it out",
-    "prompt_cache_options": "prompts are cached by themselves. Leave it out",
-    "n_predict": "it is llama.cpp's name. Say max_tokens",
     "mirostat": "mirostat is not supported. Leave it out",
     "samplers": "the order of samplers is fixed (docs/sampling.md). Leave it out",
     "n_probs": "it is llama.cpp's name. Say logprobs and top_logprobs",
@@ -59,6 +61,9 @@ REFUSED = {
     "structural_tag": "structural tags are not supported. Use tools, or a grammar",
 }
 """Fields that other servers know, why they are not supported, and the way out."""
+
+
+_RENAMED = {"n_predict": "max_tokens", "num_predict": "max_tokens"}
 
 
 class GenerationRequest(SamplingFields, Body):
@@ -72,24 +77,29 @@ class GenerationRequest(SamplingFields, Body):
     stream_options: StreamOptions | None = None
     user: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA), few(_MAX_METADATA)] | None = None
-    service_tier: Annotated[
-        Literal["auto", "default"] | None,
-        explained("there is one tier. Say auto or default, or leave it out"),
-    ] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    cache_prompt: Annotated[
-        Literal[True] | None,
-        explained("a prompt's beginning is always reused where it is kept. Say true, or leave it out"),
-    ] = None
-    store: Annotated[
-        Literal[False] | None, explained("nothing is stored here. Say false, or leave it out")
-    ] = None
+    prompt_cache_options: Any = Field(None, description=_CACHED)
+    cache_prompt: Any = Field(None, description=_CACHED)
+    n_cache_reuse: Any = Field(None, description=_CACHED)
+    keep_alive: Any = Field(None, description="Accepted, without effect: the model stays loaded.")
+    service_tier: Any = Field(None, description="Accepted, without effect: there is one tier.")
+    store: Any = Field(None, description="Accepted, without effect: no answer is stored.")
+    request_id: Any = Field(None, description="Accepted, without effect: X-Request-Id names a request.")
+    priority: Any = Field(None, description="Accepted, without effect: API keys take turns.")
+    id_slot: Any = Field(None, description=_SLOTS)
+    slot_id: Any = Field(None, description=_SLOTS)
+    n_keep: Any = Field(None, description=_SHIFT)
+    n_discard: Any = Field(None, description=_SHIFT)
+    timings_per_token: Any = Field(None, description=_TIMINGS)
+    return_progress: Any = Field(None, description=_TIMINGS)
 
 
 class ChatRequest(GenerationRequest, GrammarFields):
     """A conversation to be continued."""
+
+    renamed: ClassVar = _RENAMED
 
     messages: Annotated[Many[Message], Field(min_length=1)]
     n: NumChoices | None = None
@@ -114,6 +124,8 @@ class ChatRequest(GenerationRequest, GrammarFields):
 
 class CompletionRequest(GenerationRequest, GrammarFields):
     """Texts to be continued as they stand, without a chat template."""
+
+    renamed: ClassVar = _RENAMED
 
     refused: ClassVar = REFUSED | {
         "suffix": "text is not filled in between two others. Leave it out",
@@ -172,6 +184,7 @@ class ResponseRequest(GenerationRequest):
         "context_management": "the conversation is not shortened here. Leave it out",
         "logprobs": f'{_OF_CHAT}"include": ["message.output_text.logprobs"]',
         "max_tokens": f"{_OF_CHAT}max_output_tokens",
+        "n_predict": "it is llama.cpp's name. Say max_output_tokens",
         "messages": f"{_OF_CHAT}input",
         "response_format": f"{_OF_CHAT}text.format",
     }
