@@ -74,22 +74,22 @@ def test_a_kind_that_is_not_known_is_named() -> None:
 
 
 def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = example("Example: a chat format", syntaxes)["Called"]
-    monkeypatch.setattr("outrider.formats.chat_format.SYNTAXES", (*syntaxes.SYNTAXES, called))
-    source = HERMES.replace("<tool_call>\n", "\nCALL {{ call.function.name }} ").replace("\n</tool_call>", "")
-    source = source.replace('{"name": "{{ call.function.name }}", "arguments": ', "").replace(
-        " | tojson }}}", " | tojson }}"
+    called = example("Example: a chat format", syntaxes)["CALLED"]
+    monkeypatch.setattr(syntaxes, "SYNTAXES", (*syntaxes.SYNTAXES, called))
+    source = HERMES.replace("<tool_call>\n", "<call>").replace("\n</tool_call>", "</call>")
+    source = source.replace(
+        '{"name": "{{ call.function.name }}", "arguments": ', "{{ call.function.name }}: "
     )
-    known = format_of(template(source), VOCABULARY)
+    known = format_of(template(source.replace(" | tojson }}}", " | tojson }}")), VOCABULARY)
     assert known.name == "called"
     reader = known.reader(TOOLS, reasoning=True)
-    events = [*reader.push(('Well.\nCALL get_weather {"city": "Ulm"}', "target")), *reader.end()]
+    events = [*reader.push(('Well.\n<call>get_weather: {"city": "Ulm"}</call>', "target")), *reader.end()]
     assert [type(event).__name__ for event in events][-2:] == ["ToolCallStart", "ToolArgumentsDelta"]
     for choice in ("auto", "required"):
         grammar = known.grammar(TOOLS, choice, parallel=True)
         assert grammar is not None
         sources.lark_source(grammar)
-        assert "CALL get_weather " in grammar.text
+        assert "<call>" in grammar.text and "get_weather" in grammar.text
 
 
 def test_a_picture() -> None:
