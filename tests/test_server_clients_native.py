@@ -52,7 +52,7 @@ def test_a_call_is_valid_streamed_and_mostly_forced(name: str, tmp_path: Path) -
         }
         question: Any = user("How warm will it be in Oslo?")
         whole = client.chat.completions.create(messages=question, tool_choice=NAMED, **settings)
-        (call,) = whole.choices[0].message.tool_calls or ()
+        [call] = whole.choices[0].message.tool_calls or []
         assert call.type == "function"
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
         account = whole.model_extra["outrider"] if whole.model_extra else {}
