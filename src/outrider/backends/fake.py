@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.core.calls import check_spans
-from outrider.core.contracts import UNLIMITED, Model, PartOf, RewindKind
+from outrider.core.contracts import UNLIMITED, PartOf, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
+from outrider.core.saved import Extent, SavedState
 from outrider.models.vocab import tokenizer_id
 
 _Row = npt.NDArray[np.float32]
@@ -271,14 +272,26 @@ class FakeModel:
         self._stored[sequence] = self._stored[source][:length]
         self._marks[sequence] = self._marks[source][:length]
 
-    def adopt(self, other: Model, length: int) -> None:
-        """Hold the first `length` tokens of another model's sequence 0."""
-        if not isinstance(other, FakeModel):
-            raise ContractBroken("only a model of its own kind can be taken over")
-        _insist(0 < length <= other.length(0), f"{length} tokens are not stored there")
-        _insist(not self.length(0), "something is stored here")
-        self._stored[0] = other._stored[0][:length]
-        self._marks[0] = other._marks[0][:length]
+    def save(self, sequence: int) -> SavedState:
+        length = self.length(sequence)
+        _insist(length > 0, f"sequence {sequence} is empty")
+        is_free = self.rewind in ("free", "window")
+        kept = self._checkpoints.get(sequence, {}).values() if self.rewind == "checkpoints" else ()
+        extent = Extent(length, 0 if is_free else length, tuple(sorted({at for at in kept if at})))
+        stored = np.array([self._stored[sequence], self._marks[sequence]], dtype=np.int64)
+        return SavedState(
+            extent, (stored.view(np.uint8).ravel(), *(np.empty(0, np.uint8) for _ in extent.checkpoints))
+        )
+
+    def restore(self, sequence: int, state: SavedState) -> None:
+        _insist(not self.length(sequence), f"sequence {sequence} is not empty")
+        tokens, marks = state.parts[0].view(np.int64).reshape(2, -1).tolist()
+        _insist(len(tokens) == state.extent.length <= self.context_length, "there is no room for it")
+        used = sum(map(len, self._stored.values())) + len(tokens)
+        _insist(used <= self.capacity_tokens, f"{used} tokens in a cache for {self.capacity_tokens}")
+        self._stored[sequence], self._marks[sequence] = tokens, marks
+        self._num_snapshots[sequence] = 0
+        self._checkpoints[sequence] = dict(zip((False, True), state.extent.checkpoints, strict=False))
 
     def close(self) -> None:
         self._stored.clear()

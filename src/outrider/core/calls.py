@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from outrider.core.contracts import Model
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, OutOfMemory
+from outrider.core.saved import SavedState
 
 
 def check_spans(model: Model, spans: Sequence[Span]) -> None:
@@ -48,3 +49,11 @@ def check_copy(model: Model, source: int, sequence: int, length: int) -> None:
         raise BackendError("copy", f"sequence {source} does not hold {length} tokens")
     if model.length(sequence):
         raise BackendError("copy", f"sequence {sequence} is not empty")
+
+
+def check_restore(model: Model, sequence: int, state: SavedState) -> None:
+    """Raise BackendError where `sequence` cannot hold what was saved."""
+    if model.length(sequence):
+        raise BackendError("restore", f"sequence {sequence} is not empty")
+    if not 0 < state.extent.length <= model.context_length:
+        raise BackendError("restore", f"a context does not hold {state.extent.length} tokens")

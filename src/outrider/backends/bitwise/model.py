@@ -10,24 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import numpy as np
 
 from outrider.backends.bitwise.probe import EqualSizes
 from outrider.core.calls import check_copy, check_spans
-from outrider.core.contracts import UNLIMITED, Model, RewindKind
+from outrider.core.contracts import UNLIMITED, RewindKind
 from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError, OutriderError
-
-
-class Lane(Model, Protocol):
-    """A model with a single sequence, which it can take over from another one on the same weights."""
-
-    def adopt(self, other: Model, length: int) -> None:
-        """Hold the first `length` tokens of the other's sequence 0, bit by bit; nothing may be stored here.
-        Raises RewindUnsupported where that is impossible; nothing is changed then."""
-        ...
+from outrider.core.errors import BackendError, OutriderError, RewindUnsupported
+from outrider.core.saved import SavedState, SavingModel
 
 
 class BitwiseModel:
@@ -44,7 +35,7 @@ class BitwiseModel:
 
     def __init__(
         self,
-        open_lane: Callable[[int], Lane],
+        open_lane: Callable[[int], SavingModel],
         sizes: EqualSizes,
         *,
         context_length: int,
@@ -52,7 +43,7 @@ class BitwiseModel:
         capacity_tokens: int = 0,
     ) -> None:
         self.sizes = sizes
-        self._lanes: list[Lane] = []
+        self._lanes: list[SavingModel] = []
         try:
             for _ in range(max_sequences):  # fillers need a little room beyond the context
                 self._lanes.append(open_lane(context_length + sizes.padding))
@@ -86,7 +77,7 @@ class BitwiseModel:
                     lane.truncate(0, 0)
             raise
 
-    def _evaluate(self, lane: Lane, span: Span) -> Logits:
+    def _evaluate(self, lane: SavingModel, span: Span) -> Logits:
         """The wanted rows of one span; views where they come from a single call."""
         rows: list[Logits] = []
         start, first = 0, len(span.tokens) - span.rows
@@ -120,7 +111,21 @@ class BitwiseModel:
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         check_copy(self, source, sequence, length)
-        self._lanes[sequence].adopt(self._lanes[source], length)
+        lane = self._lanes[sequence]
+        lane.restore(0, self._lanes[source].save(0))
+        try:
+            lane.truncate(0, length)
+        except RewindUnsupported:
+            lane.truncate(0, 0)
+            raise
+
+    def save(self, sequence: int) -> SavedState:
+        self.length(sequence)
+        return self._lanes[sequence].save(0)
+
+    def restore(self, sequence: int, state: SavedState) -> None:
+        self.length(sequence)
+        self._lanes[sequence].restore(0, state)
 
     def close(self) -> None:
         for lane in self._lanes:

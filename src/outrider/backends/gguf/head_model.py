@@ -12,6 +12,7 @@ from outrider.backends.gguf.heads import HeadBatch, HeadStates
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.rewinding import Rewinding
 from outrider.core.data import Logits, Span
+from outrider.core.saved import SavedState
 
 
 class HeadModel(GgufModel):
@@ -72,6 +73,10 @@ class HeadModel(GgufModel):
     def truncate(self, sequence: int, length: int) -> None:
         super().truncate(sequence, length)
         self._states.truncate(sequence, length)
+
+    def restore(self, sequence: int, state: SavedState) -> None:
+        super().restore(sequence, state)
+        self._states.restored(sequence, state.extent.length)
 
     def close(self) -> None:
         self._head_batch.close()

@@ -119,6 +119,10 @@ class HiddenStates:
         known = self._known.get(source, _Known())
         self._known[sequence] = _Known(known.first, known.states[: max(length - known.first, 0)])
 
+    def restored(self, sequence: int, length: int) -> None:
+        """The sequence holds so many tokens that were evaluated at another time."""
+        self._known[sequence] = _Known(length)
+
     def before(self, sequence: int, position: int) -> State | None:
         """That of the token before a position, zero where there is none or it was not kept; None for a token
         that the target has not evaluated."""
@@ -215,6 +219,10 @@ class HeadStates:
     def truncate(self, sequence: int, length: int) -> None:
         """The sequence stores only so many tokens now."""
         self._read[sequence] = min(self._read.get(sequence, 0), length)
+
+    def restored(self, sequence: int, length: int) -> None:
+        """The sequence holds so many tokens that were read at another time."""
+        self._read[sequence] = length
 
     def reach(self, sequence: int, length: int) -> int:
         """How many of the first `length` tokens need not be read again, now that more states are known."""

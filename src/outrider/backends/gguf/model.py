@@ -25,12 +25,14 @@ from outrider.backends.gguf.libraries import load_model
 from outrider.backends.gguf.library import Handle
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding, Snapshots, find_rewinding
+from outrider.backends.gguf.saving import copy_in, copy_out, cut_from
 from outrider.backends.gguf.sizes import ModelSizes, read_sizes
 from outrider.backends.gguf.vocabulary import GgufVocabulary
-from outrider.core.calls import check_copy, check_spans
-from outrider.core.contracts import UNLIMITED, Model, RewindKind
+from outrider.core.calls import check_copy, check_restore, check_spans
+from outrider.core.contracts import UNLIMITED, RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, RewindUnsupported
+from outrider.core.saved import Extent, SavedState
 from outrider.models.reduced import REDUCED_KEYS, read_part
 
 _NO_KV_SLOT = 1
@@ -339,12 +341,16 @@ class GgufModel:
             self.hidden.truncate(sequence, length)
 
     def _holds_window(self, sequence: int, length: int) -> bool:
-        """Whether all that a token at position `length` looks back at is stored. The library keeps
-        what it stores of a sequence free of gaps, so the oldest position is enough to know."""
-        if not (self.weights.window_tokens and self._library.reuses_window_cells) or length == 0:
-            return True
+        """Whether all that a token at position `length` looks back at is stored."""
+        return length == 0 or length >= self._needed(sequence)
+
+    def _needed(self, sequence: int) -> int:
+        """The fewest tokens of a sequence that can be kept. There are no gaps in what the library stores, so
+        the oldest position in a window is enough to know."""
+        if not (self.weights.window_tokens and self._library.reuses_window_cells):
+            return 0
         oldest: int = self._library.functions.llama_memory_seq_pos_min(self._memory, sequence)
-        return 0 <= oldest <= max(0, length - self.weights.window_tokens + 1)
+        return oldest + self.weights.window_tokens - 1 if oldest > 0 else -oldest * UNLIMITED
 
     def copy(self, source: int, sequence: int, length: int) -> None:
         memory = self._memory
@@ -365,25 +371,25 @@ class GgufModel:
         if self.hidden is not None:
             self.hidden.copy(source, sequence, length)
 
-    def adopt(self, other: Model, length: int) -> None:
-        """Hold the first `length` tokens of sequence 0 of another context on the same weights, bit by bit.
-        Raises RewindUnsupported where the library cannot; nothing is stored then."""
-        if not isinstance(other, GgufModel) or other.weights is not self.weights:
-            raise RewindUnsupported(self.name, "only what the same weights have computed can be taken over")
-        if not 0 < length <= other.length(0) <= self.context_length or self.length(0):
-            raise BackendError("adopt", f"{length} tokens are not there, or there is no room for them")
-        if self.rewind != "free" or not other._holds_window(0, length):
-            raise RewindUnsupported(self.name, "it keeps no state of every part of a text")
-        native, flags = self._library.functions, self._library.state_flags
-        theirs, ours = other._native.pointer, self._native.pointer
-        size = native.llama_state_seq_get_size(theirs, 0, *flags)
-        state = (ctypes.c_ubyte * size)()
-        size = native.llama_state_seq_get_data(theirs, state, size, 0, *flags)
-        if not size or not native.llama_state_seq_set_data(ours, state, size, 0, *flags):
-            self._forget(0, -1)
-            raise RewindUnsupported(self.name, last_error(f"{self._library.title} cannot copy its state"))
-        self._lengths[0] = other.length(0)
-        self.truncate(0, length)
+    def save(self, sequence: int) -> SavedState:
+        if not (stored := self.length(sequence)):
+            raise BackendError("save", f"sequence {sequence} is empty")
+        whole = copy_out(self._library, self._native.pointer, sequence, self.name)
+        is_cut = self.rewind in ("free", "window")
+        window = self._library.reuses_window_cells and self.weights.window_tokens
+        any_from = max(self._needed(sequence), cut_from(window, stored)) if is_cut else stored
+        lengths, states = self._checkpoints.saved(sequence)
+        return SavedState(Extent(stored, any_from, lengths), (whole, *states))
+
+    def restore(self, sequence: int, state: SavedState) -> None:
+        check_restore(self, sequence, state)
+        self._may_have_gaps = True
+        copy_in(self._library, self._native.pointer, sequence, state.parts[0], self.name)
+        self._lengths[sequence] = state.extent.length
+        self._snapshots.gone_back(sequence, 0)
+        self._checkpoints.restored(sequence, state)
+        if self.hidden is not None:
+            self.hidden.restored(sequence, state.extent.length)
 
     @property
     def native_context(self) -> int:

@@ -24,6 +24,7 @@ from outrider.backends.machine import available_bytes
 from outrider.core.contracts import RewindKind
 from outrider.core.data import Logits, Span
 from outrider.core.errors import OutriderError
+from outrider.core.saved import SavedState
 from outrider.costs.timer import ordinary_tokens
 
 if TYPE_CHECKING:
@@ -130,6 +131,18 @@ class Checkpoints:
         kept = self._kept.get(source, {}).values()
         state = next((state for at, state in kept if at == length), None)
         return state is not None and self._library.restore_state(context, sequence, state)
+
+    def saved(self, sequence: int) -> tuple[tuple[int, ...], list[State]]:
+        """Copies of a sequence's copies, which are written over: their lengths in rising order, and they
+        themselves."""
+        kept = {length: state for length, state in self._kept.get(sequence, {}).values() if length}
+        return tuple(sorted(kept)), [kept[length].copy() for length in sorted(kept)]
+
+    def restored(self, sequence: int, saved: SavedState) -> None:
+        """A sequence holds what was saved, and has the copies that were saved with it."""
+        pairs = zip(saved.extent.checkpoints, saved.parts[1:], strict=True)
+        # The first is that of its prompt.
+        self._kept[sequence] = {bool(i): (at, state.copy()) for i, (at, state) in enumerate(pairs)}
 
     def gone_back(self, sequence: int, length: int) -> None:
         """A sequence was taken back to `length` tokens."""

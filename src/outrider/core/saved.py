@@ -1,0 +1,85 @@
+"""What a model stores of a sequence, as bytes that outlive it there, and where such copies are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.core.contracts import Model
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of a text a copy holds: `length` tokens. A sequence that gets it can be truncated to any
+    number of them from `any_from` on, and to those of its `checkpoints`."""
+
+    length: int
+    any_from: int
+    checkpoints: tuple[int, ...] = ()
+
+    def reach(self, length: int) -> int:
+        """The most tokens, `length` at most, that a sequence which gets the copy can be truncated to."""
+        if length >= self.any_from:
+            return min(length, self.length)
+        return max((at for at in self.checkpoints if at <= length), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedState:
+    """A copy of what a model stores of one sequence. The first of the `parts` is all of it, the others are
+    the states at the extent's checkpoints; only a model of the same kind can read them."""
+
+    extent: Extent
+    parts: tuple[Bytes, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+
+class SavingModel(Model, Protocol):
+    """A Model whose sequences can be copied out of it, and back later."""
+
+    def save(self, sequence: int) -> SavedState:
+        """A copy of all that a sequence stores, at least one token. Raises RewindUnsupported where there can
+        be none."""
+        ...
+
+    def restore(self, sequence: int, state: SavedState) -> None:
+        """Let an empty sequence hold what was saved: of this model, or of one with the same weights, library
+        and options. Raises BackendError where that is impossible; the sequence is empty then."""
+        ...
+
+
+class Found(Protocol):
+    """A copy that is of use to a request."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the request that it holds."""
+
+
+class KvStore(Protocol):
+    """Where beginnings of texts go whose KV leaves a model, and come back from. Each cache namespace
+    (`Request.scope`) finds its own alone."""
+
+    def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> None:
+        """Copy what a sequence stores, which is these tokens. Nothing is done where that would not pay."""
+
+    def find(self, scope: str, tokens: Sequence[int], held: int) -> Found | None:
+        """The copy that spares most time to a request which has `held` of these tokens already; None where
+        evaluating them takes no longer."""
+
+    def restore(self, found: Found, sequence: int) -> int:
+        """Let an empty sequence hold the tokens that were found; returns how many it holds: 0 where the copy
+        turns out to be of no use."""
+
+    def note_read(self, num_tokens: int, seconds: float) -> None:
+        """The model took so long to evaluate so many tokens of prompts."""
