@@ -1,8 +1,7 @@
-"""What a model stores of a sequence, as bytes that outlive it there, and where such copies are kept."""
+"""What a model stores of a sequence, as bytes that outlive it there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,30 +55,3 @@ class SavingModel(Model, Protocol):
         """Let an empty sequence hold what was saved: of this model, or of one with the same weights, library
         and options. Raises BackendError where that is impossible; the sequence is empty then."""
         ...
-
-
-class Found(Protocol):
-    """A copy that is of use to a request."""
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of the request that it holds."""
-
-
-class KvStore(Protocol):
-    """Where beginnings of texts go whose KV leaves a model, and come back from. Each cache namespace
-    (`Request.scope`) finds its own alone."""
-
-    def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> None:
-        """Copy what a sequence stores, which is these tokens. Nothing is done where that would not pay."""
-
-    def find(self, scope: str, tokens: Sequence[int], held: int) -> Found | None:
-        """The copy that spares most time to a request which has `held` of these tokens already; None where
-        evaluating them takes no longer."""
-
-    def restore(self, found: Found, sequence: int) -> int:
-        """Let an empty sequence hold the tokens that were found; returns how many it holds: 0 where the copy
-        turns out to be of no use."""
-
-    def note_read(self, num_tokens: int, seconds: float) -> None:
-        """The model took so long to evaluate so many tokens of prompts."""
