@@ -10,6 +10,7 @@ import pytest
 from formats_samples import (
     HERMES,
     LLAMA,
+    MISTRAL,
     PLAIN,
     TEXT_ARGUMENTS,
     TOOLS,
@@ -21,6 +22,10 @@ from formats_samples import (
 from outrider.core.errors import PromptError
 from outrider.formats import Named, ToolChoice, format_of
 
+ARGUMENTS_FIRST = HERMES.replace(
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}',
+    '{"arguments": {{ call.function.arguments | tojson }}, "name": "{{ call.function.name }}"}',
+)
 USER = {"role": "user", "content": "How is it in Ulm?"}
 
 
@@ -51,6 +56,9 @@ def rendered(name: str, messages: list[dict[str, Any]], choice: ToolChoice = "au
         (HERMES.replace("tool_call>", "call>"), "json"),
         (PLAIN + "{# <tool_call> #}", "json"),
         (LLAMA.replace("<|python_tag|>", ""), "llama3"),
+        (MISTRAL.replace("[TOOL_CALLS][", "[TOOL_CALLS] ["), "mistral"),
+        (HERMES.replace('{"name": "{{ call.function.name }}", "arguments": ', '{"arguments": '), "json"),
+        (ARGUMENTS_FIRST, "hermes"),
     ],
 )
 def test_the_template_tells_the_format(source: str, name: str) -> None:

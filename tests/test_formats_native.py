@@ -338,6 +338,23 @@ def test_what_is_not_enforced_is_said_and_refused_where_it_must_be() -> None:
         found.grammar([ToolSpec("f", parameters=schema, strict=True)], "auto", parallel=True)
 
 
+def test_listed_values_of_several_types_are_enforced_and_other_limits_said() -> None:
+    listed = {"anyOf": [{"enum": ["Ulm", "5"]}, {"type": "null"}, {"const": 7}]}
+    tool = ToolSpec("f", parameters={"properties": {"a": listed}, "required": ["a"]})
+    for name in ("qwen3-coder", "glm-4.7"):
+        assert not FORMATS[name].notices([tool])
+        for value in ("Ulm", None, 7):
+            text = syntax(name).written([Call("f", {"a": value})])
+            assert takes(name, start(name, "required", [tool]), text)
+            assert json.loads(read(name, text, tools=[tool]).calls[0][1]) == {"a": value}
+        assert not takes(
+            name, start(name, "required", [tool]), syntax(name).written([Call("f", {"a": "Rom"})])
+        )
+    either = {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}], "description": "x"}
+    (notice,) = FORMATS["glm-4.7"].notices([ToolSpec("f", parameters={"properties": {"a": either}})])
+    assert notice.startswith("tool f: a: maxLength cannot be enforced")
+
+
 HARMONY_CALL = '<|channel|>commentary to=functions.get <|constrain|>json<|message|>{"text": "a"}'
 
 
@@ -352,7 +369,8 @@ def test_channels_are_told_apart() -> None:
         assert found.calls == [("get", '{"text": "a"}')]
         assert takes("harmony", start("harmony", "auto"), thought + preamble + call)
         assert takes("harmony", start("harmony", "required"), thought + call)
-    assert read("harmony", "Hi there").content == "Hi there"
+    for plain in ("Hi there", "t", "to", " <"):
+        assert read("harmony", plain).content == plain
     assert read("harmony", "<|channel|>fin").content == ""
     assert read("harmony", HARMONY_CALL, tools=[]).content == '{"text": "a"}'
     assert read("harmony", HARMONY_CALL.partition("{")[0]).calls == [("get", "{}")]

@@ -412,7 +412,7 @@ NO_EFFECT = {
 def test_fields_of_other_servers_that_change_nothing_are_accepted(served: Serving, path: str) -> None:
     body = {"messages": user("hi")} if path == CHAT else {"prompt": "hi"}
     plain = served.post(path, **body, max_tokens=3, temperature=0).json()
-    for others in (NO_EFFECT, {"n_predict": 3}, {"n_predict": -1}):
+    for others in (NO_EFFECT, {"n_predict": 3, "max_tokens": None}, {"n_predict": -1}):
         given = {
             **body,
             "temperature": 0,

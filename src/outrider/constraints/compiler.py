@@ -80,15 +80,15 @@ class Compiler:
         body, notices = lark_source(grammar)
         sources = {"": body}
         if grammar.content is not None:
-            sources["content"], more = lark_source(grammar.content)
-            notices = (*notices, *more)
-            _matcher(tokenizer, grammar.content, {"": sources["content"]}, forces=False)
+            # Compiled by itself, so that its errors are its own.
+            notices = (*notices, *self.compile(grammar.content).notices)
+            sources["content"], _ = lark_source(grammar.content)
         forces = grammar.fast_forward == "canonical"
         if grammar.after is not None:
             # A body that is wrong is so at once.
             _matcher(tokenizer, grammar, sources, forces=forces)
             head = after(grammar.after, self._vocabulary, tokenizer.controls, optional=grammar.optional)
-            sources = {"": head, "body": body, **{k: v for k, v in sources.items() if k}}
+            sources = {"": head, "body": body, **{name: text for name, text in sources.items() if name}}
         make = partial(_matcher, tokenizer, grammar, sources)
         masks = SharedMatcher(self._vocabulary, make, forces=forces, by_mask=forces)
         guide = masks if forces else None

@@ -37,11 +37,6 @@ class SavedState:
     extent: Extent
     parts: tuple[Bytes, ...]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.nbytes for part in self.parts)
-
 
 class SavingModel(Model, Protocol):
     """A Model whose sequences can be copied out of it, and back later."""

@@ -106,7 +106,8 @@ class ChatFormat:
         prompt: str = "",
         content: Grammar | None = None,
     ) -> Grammar | None:
-        """What the answer has to be; None: anything. `content` limits an answer that calls no tool.
+        """What the answer has to be; None: anything. `content` limits an answer that calls no tool, after
+        reasoning that the prompt has opened.
 
         A named tool is called once; otherwise there are up to `MAX_CALLS` calls, or one unless
         `parallel`. With "auto" text is free until a call begins, and over with the calls. The model may

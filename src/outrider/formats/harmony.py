@@ -111,7 +111,8 @@ class ChannelReader:
 
     def end(self) -> list[Event]:
         """The events of what was held back, when no text will follow."""
-        if self._part != "header":  # the beginning of a header is nothing to show
+        begins_header = self._text().lstrip().startswith(("<|", "to="))
+        if self._part != "header" or not begins_header:  # the beginning of a header is nothing to show
             self._emit(len(self._held))
         self._close()
         return self._events.take()

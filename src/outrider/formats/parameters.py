@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 ANYTHING = frozenset(("string", "number", "boolean", "null", "array", "object"))
@@ -10,16 +10,31 @@ ANYTHING = frozenset(("string", "number", "boolean", "null", "array", "object"))
 
 _MAX_LENGTH = 1_000
 """Longer bounds of a text would make patterns too large."""
-_UNQUOTED = ("pattern", "format")
+_NO_RESTRICTIONS = frozenset(
+    (
+        "type",
+        "anyOf",
+        "oneOf",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "$defs",
+        "definitions",
+    )
+)
 _MAX_DEPTH = 16
 
 
 class Parameter(NamedTuple):
-    """A parameter, the JSON types that its values may have, and their schema with all definitions."""
+    """A parameter, the JSON types that its values may have, the values themselves where they are listed, and
+    their schema with all definitions."""
 
     name: str
     is_required: bool
     types: frozenset[str]
+    values: tuple[Any, ...] | None
     schema: Any
 
 
@@ -34,11 +49,11 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[list[Parameter], bool]:
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     parameters = []
     for name, one in properties.items():
-        types = _types(one, schema)
+        types, values = _types(one, schema), _values(one, schema)
         one = _followed(one, schema) if types == {"string"} else one
         whole = {**one, **definitions} if isinstance(one, Mapping) else one
         is_required = isinstance(required, list) and name in required
-        parameters.append(Parameter(name, is_required, types, whole))
+        parameters.append(Parameter(name, is_required, types, values, whole))
     return parameters, found.get("additionalProperties") not in (None, False)
 
 
@@ -83,18 +98,38 @@ def json_type(value: object) -> str:
     return "object" if isinstance(value, Mapping) else "number"
 
 
-def text_choices(schema: Mapping[str, Any]) -> list[str]:
-    """The texts that a schema lists; none: it lists none."""
-    listed = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    return [text for text in listed if isinstance(text, str)]
+def _values(schema: Any, root: Mapping[str, Any], depth: int = 0) -> tuple[Any, ...] | None:
+    """The values that a schema lists; None where there are others."""
+    found = _followed(schema, root)
+    if "const" in found:
+        return (found["const"],)
+    if isinstance(found.get("enum"), list):
+        return tuple(found["enum"])
+    parts = found.get("anyOf", found.get("oneOf"))
+    if isinstance(parts, list) and depth < _MAX_DEPTH:
+        listed = [_values(part, root, depth + 1) for part in parts]
+        return None if None in listed else tuple(value for part in listed if part for value in part)
+    return (None,) if found.get("type") == "null" else None
 
 
-def text_pattern(schema: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """A regular expression of the texts that a schema of texts allows, and what of it it leaves out."""
-    least, most = (schema.get(keyword) for keyword in ("minLength", "maxLength"))
-    left_out = [keyword for keyword in (*_UNQUOTED, "anyOf", "oneOf", "allOf", "not") if keyword in schema]
-    if least is None and most is None:
+def text_pattern(schema: Any, types: Set[str]) -> tuple[str, tuple[str, ...]]:
+    """A regular expression of the texts that a schema allows, of which a string is one of the `types`, and
+    the keywords that it leaves out."""
+    left_out = sorted(_restrictions(schema))
+    if types != {"string"} or not isinstance(schema, Mapping):
         return "(?s:.*)", tuple(left_out)
-    if not all(isinstance(bound, int) and 0 <= bound <= _MAX_LENGTH for bound in (least or 0, most or 0)):
-        return "(?s:.*)", (*left_out, "minLength and maxLength")
-    return f"(?s:.{{{least or 0},{'' if most is None else most}}})", tuple(left_out)
+    bounds = {"minLength": schema.get("minLength", 0), "maxLength": schema.get("maxLength", "")}
+    if all(
+        bound == "" or (isinstance(bound, int) and 0 <= bound <= _MAX_LENGTH) for bound in bounds.values()
+    ):
+        least, most = bounds.values()
+        return f"(?s:.{{{least},{most}}})", tuple(key for key in left_out if key not in bounds)
+    return "(?s:.*)", tuple(left_out)
+
+
+def _restrictions(schema: Any) -> set[str]:
+    """Keywords that allow less than the types do."""
+    if not isinstance(schema, Mapping):
+        return set()
+    parts = [part for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for part in schema[key]]
+    return (schema.keys() - _NO_RESTRICTIONS).union(*map(_restrictions, parts))

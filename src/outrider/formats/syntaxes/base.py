@@ -13,12 +13,6 @@ PROBE = Call("probe_tool", {"probe_key": "probe value"})
 """What templates are tried with."""
 
 
-def written_as(syntax: CallSyntax, rendered: str) -> bool:
-    """Whether a template that rendered the probe wrote it as this syntax does, up to its end: ids and other
-    keys may follow."""
-    return syntax.written([PROBE]).partition("probe value")[0] in rendered
-
-
 class CallSyntax(Protocol):
     """How a chat format writes calls. `markers` may be control tokens of the vocabulary; `closers` are
     what may come after calls. A call, or a marker of one, begins with one of the

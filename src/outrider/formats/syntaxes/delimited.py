@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import ANY_ID, Rules, repeated
 from outrider.formats.scan import Scan, Sink, blank, call, either, expect, until, value
-from outrider.formats.syntaxes.base import PROBE, written_as
+from outrider.formats.syntaxes.base import PROBE
 
 _MARKER = re.compile(r'<[^<>\s="]+>')
 
@@ -48,7 +48,7 @@ class Delimited(ABC):
         whether it mentions an opener that is a control token."""
         if PROBE.name not in rendered:
             return self.opener.startswith(("<|", "<｜")) and _MARKER.findall(self.opener)[0] in source
-        return written_as(self, rendered)
+        return self.written([PROBE]).partition("probe value")[0] in rendered
 
     def written(self, calls: Sequence[Call]) -> str:
         texts = (f"{self.opener}{self._inside(one, i)}{self.closer}" for i, one in enumerate(calls))

@@ -11,8 +11,10 @@ from typing import Any
 from outrider.formats.conversation import Call, ToolSpec
 from outrider.formats.grammar import Rules, bare_calls, repeated
 from outrider.formats.scan import Scan, Sink, blank, call, expect, literal, one_of, value
-from outrider.formats.syntaxes.base import PROBE, written_as
+from outrider.formats.syntaxes.base import PROBE
 
+_NO_JSON = ("<function=", "<arg_key>")
+"""Signs of templates whose <tool_call> holds no JSON."""
 _NAME = string.ascii_letters + string.digits + "_-."
 
 
@@ -29,9 +31,8 @@ class Hermes:
     begins_line = "{"
 
     def is_of(self, source: str, rendered: str) -> bool:
-        del source
-        start = self.written([PROBE]).partition("probe value")[0]
-        return "".join(start.split()) in "".join(rendered.split())
+        is_json = not any(sign in source for sign in _NO_JSON)
+        return "<tool_call>" in source and is_json and _writes_json(rendered)
 
     def written(self, calls: Sequence[Call]) -> str:
         texts = (_object(one, "arguments") for one in calls)
@@ -70,7 +71,7 @@ class Mistral:
         self.markers = ("[TOOL_CALLS]", *markers)
 
     def is_of(self, source: str, rendered: str) -> bool:
-        return written_as(self, rendered) and all(marker in source for marker in self.markers)
+        return all(marker in source for marker in self.markers) and _writes_json(rendered)
 
     def written(self, calls: Sequence[Call]) -> str:
         if len(self.markers) == 1:
@@ -144,8 +145,9 @@ class Objects:
     closers: tuple[str, ...] = ()
 
     def is_of(self, source: str, rendered: str) -> bool:
-        del source
-        return bool(self.markers) and written_as(self, rendered)
+        is_llama = "<|python_tag|>" in source
+        is_llama |= "<|start_header_id|>" in source and '"parameters"' in source
+        return bool(self.markers) and is_llama and _writes_json(rendered)
 
     def calls(self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int, *, free: bool) -> list[str]:
         bare = bare_calls(rules, tools, max_calls, key=self.key, separator=self.separator) if free else []
@@ -168,6 +170,11 @@ class Objects:
             if (following := (yield from blank())) == ";":
                 following = yield from blank()
             expect(following == "{")
+
+
+def _writes_json(rendered: str) -> bool:
+    """Whether the probe was written with its arguments in JSON; white space and the order of keys differ."""
+    return PROBE.name in rendered and all(f'"{key}"' in rendered for key in PROBE.arguments)
 
 
 def _json(given: Any) -> str:

@@ -15,7 +15,6 @@ from outrider.formats.parameters import (
     Parameter,
     json_type,
     parameters_of,
-    text_choices,
     text_pattern,
 )
 from outrider.formats.scan import BLANKS, Scan, Sink, blank, either, expect, text_up_to, until, value
@@ -56,7 +55,7 @@ class Tagged(Delimited):
             rule = rules.named(f"{self._head(rules, json.dumps(one.name))} {self._value(rules, tool, one)}")
             parts.append(rule if one.is_required else f"{rule}?")
         if is_open:
-            anything = self._value(rules, tool, Parameter("", False, ANYTHING, {}))
+            anything = self._value(rules, tool, Parameter("", False, ANYTHING, None, {}))
             unnamed = rules.named(f"{self._head(rules, '/[a-zA-Z_][a-zA-Z0-9_]*/')} {anything}")
             parts.append(f"{unnamed}{{0,{_MAX_UNNAMED}}}")
         return " ".join([*parts, rules.marker(self.closer)])
@@ -68,9 +67,10 @@ class Tagged(Delimited):
         """A value and what follows it."""
         if "string" not in one.types:
             return f"{rules.parameter(tool, one.name, one.schema)} {rules.marker(self.after_value)}"
-        if one.types == {"string"} and (texts := text_choices(one.schema)):
-            return f"{rules.choice([json.dumps(text) for text in texts])} {rules.marker(self.after_value)}"
-        pattern, left_out = text_pattern(one.schema) if one.types == {"string"} else ("(?s:.*)", ())
+        if one.values:
+            texts = [json.dumps(_as_text(value)) for value in one.values]
+            return f"{rules.choice(texts)} {rules.marker(self.after_value)}"
+        pattern, left_out = text_pattern(one.schema, one.types)
         rules.leave_out(tool, one.name, left_out)
         before, tag, after = self._end
         optional = "\\n?" if before else ""

@@ -145,11 +145,8 @@ def _grammar(
     """What limits the answer, compiled, and what of it is not enforced."""
     content, field = grammar_of(body, service.settings)
     if choice == "none":
-        if content is None:
-            return None, ()
-        # A limited answer has to wait for the end of reasoning that the prompt has opened.
-        content = replace(content, after=service.format.content_follows(prompt))
-        return content, compile_grammar(service, body, content, field)
+        limit = service.format.grammar((), choice, parallel=True, prompt=prompt, content=content)
+        return limit, compile_grammar(service, body, limit, field) if limit else ()
     if body.ignore_eos:
         why = "an answer that may call tools ends by itself. Leave one of the two out."
         raise invalid_field("ignore_eos", why)

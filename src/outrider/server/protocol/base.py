@@ -67,7 +67,9 @@ def _with_own_names(data: dict[str, Any], renamed: Mapping[str, str]) -> dict[st
         value = data.get(other)
         if value is None or value == -1:
             continue
-        if named.setdefault(own, value) != value:
+        if named.get(own) is None:
+            named[own] = value
+        elif named[own] != value:
             raise unsupported(f"it is not the same as {own}. Leave one of them out", other)
     return named
 

@@ -64,6 +64,7 @@ REFUSED = {
 
 
 _RENAMED = {"n_predict": "max_tokens", "num_predict": "max_tokens"}
+"""llama.cpp's and Ollama's names."""
 
 
 class GenerationRequest(SamplingFields, Body):
