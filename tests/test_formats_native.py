@@ -309,6 +309,14 @@ def test_content_may_be_limited_beside_tools(name: str) -> None:
     assert not takes(name, start(name, "required", content=limit), f'{lead}{{"n": 7}}')
 
 
+@pytest.mark.parametrize(("name", "number"), [("kimi-k2", ":0<|"), ("command-r7b", '"0"')])
+def test_the_number_of_a_call_is_short(name: str, number: str) -> None:
+    good = syntax(name).written([Call("set", {})])
+    for other, fits in (("12", True), ("1234", False), ("a", False)):
+        numbered = good.replace(number, number.replace("0", other))
+        assert numbered != good and takes(name, start(name, "required"), numbered) is fits
+
+
 def test_values_are_typed_by_their_schema() -> None:
     for name in ("qwen3-coder", "glm-4.6"):
         given = {"query": "5", "limit": 5, "scope": None, "weight": 2.5}

@@ -13,7 +13,8 @@ from outrider.constraints.json_schema import prepare
 from outrider.core.errors import GrammarError
 from outrider.formats.conversation import ReasoningMarkers, ToolSpec
 
-ANY_ID = "{id}"
+NUMBER = "{number}"
+"""Where a call is numbered. It is short: a small model does not end a long one."""
 MAX_CALLS = 16
 """Of one constrained answer: a small model that may repeat itself does not stop."""
 
@@ -88,13 +89,13 @@ class Rules:
     notices: list[str] = field(default_factory=list)
 
     def marker(self, text: str) -> str:
-        """A text as the vocabulary writes it, with `ANY_ID` for any id."""
+        """A text as the vocabulary writes it, with `NUMBER` for any number of a call."""
         return " ".join(self._parts(text))
 
     def _parts(self, text: str) -> list[str]:
-        special = "|".join(map(re.escape, [*self.control, ANY_ID]))
+        special = "|".join(map(re.escape, [*self.control, NUMBER]))
         parts = filter(None, re.split(f"({special})", text))
-        known = {ANY_ID: "/[a-zA-Z0-9_-]+/", **{name: f"<[{i}]>" for name, i in self.control.items()}}
+        known = {NUMBER: "/[0-9]{1,3}/", **{name: f"<[{i}]>" for name, i in self.control.items()}}
         return [known.get(part) or json.dumps(part) for part in parts]
 
     def text_up_to(self, pattern: str, tag: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from outrider.formats.conversation import Call, ToolSpec
-from outrider.formats.grammar import ANY_ID, Rules, repeated
+from outrider.formats.grammar import NUMBER, Rules, repeated
 from outrider.formats.scan import Scan, Sink, blank, call, either, expect, until, value
 from outrider.formats.syntaxes.base import PROBE
 
@@ -86,12 +86,12 @@ class Delimited(ABC):
 
 @dataclass(frozen=True)
 class Named(Delimited):
-    """A name, `between`, and the arguments in JSON. In `between`, "{id}" is any id or number."""
+    """A name, `between`, and the arguments in JSON. In `between`, "{number}" is the number of the call."""
 
     between: str = ""
 
     def _inside(self, call: Call, index: int) -> str:
-        between = self.between.replace(ANY_ID, str(index))
+        between = self.between.replace(NUMBER, str(index))
         return f"{call.name}{between}{json.dumps(call.arguments, ensure_ascii=False)}"
 
     def _rule(self, rules: Rules, tool: ToolSpec) -> str:
@@ -100,9 +100,9 @@ class Named(Delimited):
 
     def _scan_call(self, sink: Sink, tools: Mapping[str, ToolSpec]) -> Scan[None]:
         del tools
-        before_id, _, tail = self.between.rpartition(ANY_ID)
+        before_number, _, tail = self.between.rpartition(NUMBER)
         text = yield from until("".join(tail.split()))
-        sink.name((text.rpartition(before_id)[0] if before_id else text).strip())
+        sink.name((text.rpartition(before_number)[0] if before_number else text).strip())
         expect((yield from blank()) == "{")
         yield from value("{", sink.arguments)
         sink.close()
@@ -132,7 +132,7 @@ class Listed(Delimited):
 
     def _inside(self, call: Call, index: int) -> str:
         name, arguments = (json.dumps(part, ensure_ascii=False) for part in call)
-        return f'{self.head.replace(ANY_ID, str(index))}{name}, "{self.key}": {arguments}}}'
+        return f'{self.head.replace(NUMBER, str(index))}{name}, "{self.key}": {arguments}}}'
 
     def _rule(self, rules: Rules, tool: ToolSpec) -> str:
         name = f'{json.dumps(tool.name, ensure_ascii=False)}, "{self.key}": '
