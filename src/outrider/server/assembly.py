@@ -14,20 +14,22 @@ from outrider.server import errors, routes
 from outrider.server.guard import protect
 from outrider.server.keys import KeyRing
 from outrider.server.metrics import Metrics
+from outrider.server.models import Models
 from outrider.server.page import Page, page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 from outrider.session import Session
 
 
-def create_app(service: Service, *, page: Page | None = None, has_keys: bool = False) -> FastAPI:
+def create_app(served: Service | Models, *, page: Page | None = None, has_keys: bool = False) -> FastAPI:
     """The application: every endpoint of docs/api.md, with all errors in OpenAI's shape.
 
-    `page` is shown at /; `/metrics` is there where the service has metrics. `has_keys` says in the OpenAPI
+    `page` is shown at /; `/metrics` is there where something is counted. `has_keys` says in the OpenAPI
     document that requests need a key; `server.guard.protect`, around the application, asks for it and
     leaves who calls in `request.state.caller`. The document is at /openapi.json; there are no pages about
     it, since these would load scripts from elsewhere.
     """
+    models = served if isinstance(served, Models) else Models(served)
     app = FastAPI(
         strict_content_type=False,  # foreign pages are refused by their origin (guard)
         title="Outrider",
@@ -37,11 +39,11 @@ def create_app(service: Service, *, page: Page | None = None, has_keys: bool = F
         redoc_url=None,
         redirect_slashes=False,
     )
-    errors.install(app, service.metrics.observe_error if service.metrics else None)
+    errors.install(app, models.metrics.observe_error if models.metrics else None)
     guarded = [Depends(HTTPBearer(auto_error=False, description="An API key."))] if has_keys else []
-    app.include_router(routes.text_router(service), dependencies=guarded)
-    app.include_router(routes.info_router(service), dependencies=guarded)
-    app.include_router(routes.open_router(service, page))
+    app.include_router(routes.text_router(models), dependencies=guarded)
+    app.include_router(routes.info_router(models), dependencies=guarded)
+    app.include_router(routes.open_router(models, page))
     return app
 
 

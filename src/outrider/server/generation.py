@@ -19,6 +19,7 @@ from outrider.core.errors import OutriderError
 from outrider.server.answers.choice import Answer, Choice, estimate_of
 from outrider.server.errors import Problem, internal_error, problem_of
 from outrider.server.keys import Caller, TokenUsage
+from outrider.server.models import Models
 from outrider.server.prepare.plan import GenerationPlan
 from outrider.server.protocol.requests import GenerationRequest
 from outrider.server.service import Service, caller_of
@@ -86,7 +87,7 @@ class Generations:
 
 
 async def answer(
-    service: Service,
+    models: Models,
     request: Request,
     body: _Body,
     plan: Callable[[Service, _Body, str], GenerationPlan],
@@ -94,7 +95,17 @@ async def answer(
 ) -> Response:
     """The response to a request: a JSON object, or events. `plan` gets the caller's cache namespace.
     Raises Problem and OutriderError."""
-    service.check_model(body.model)
+    async with models.serving(body.model) as service:
+        return await _answer(service, request, body, plan, make)
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    body: _Body,
+    plan: Callable[[Service, _Body, str], GenerationPlan],
+    make: Callable[[Service, _Body, GenerationPlan], Answer],
+) -> Response:
     caller = caller_of(request)
     planned = await service.prepared(partial(plan, service, body, caller.name))
     result = make(service, body, planned)

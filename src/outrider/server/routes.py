@@ -14,6 +14,7 @@ from outrider.server.answers.responses import ResponseAnswer
 from outrider.server.answers.text import ChatAnswer, CompletionAnswer
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.generation import answer
+from outrider.server.models import Models
 from outrider.server.page import Page
 from outrider.server.prepare.anthropic import plan_message
 from outrider.server.prepare.chat import plan_chat, render, tokens_of
@@ -70,42 +71,41 @@ _METRICS: _Responses = {
 }
 
 
-def text_router(service: Service) -> APIRouter:
+def text_router(models: Models) -> APIRouter:
     """Text to be continued; with `stream`, as server-sent events."""
     router = APIRouter(tags=["text"], responses=_ERRORS | _ANSWER_OR_EVENTS)
 
     @router.post("/v1/chat/completions", response_model=answers.ChatCompletion)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation; with `stream`, as server-sent events."""
-        return await answer(service, request, body, plan_chat, ChatAnswer)
+        return await answer(models, request, body, plan_chat, ChatAnswer)
 
     @router.post("/v1/completions", response_model=answers.Completions)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they stand; with `stream`, as server-sent events."""
-        return await answer(service, request, body, plan_completions, CompletionAnswer)
+        return await answer(models, request, body, plan_completions, CompletionAnswer)
 
     @router.post("/v1/responses", response_model=answers.Response)
     async def responses(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation; with `stream`, as typed events. Nothing is stored."""
-        return await answer(service, request, body, plan_response, ResponseAnswer)
+        return await answer(models, request, body, plan_response, ResponseAnswer)
 
     @router.post("/v1/messages", response_model=answers.AnthropicMessage)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Continue a conversation, as Anthropic's API; with `stream`, as typed events."""
-        return await answer(service, request, body, plan_message, MessageAnswer)
+        return await answer(models, request, body, plan_message, MessageAnswer)
 
     @router.post("/v1/messages/count_tokens", response_model=answers.InputTokens)
     async def count_tokens(body: CountTokensRequest) -> Response:
         """The tokens of a conversation, as Anthropic's API."""
-        service.check_model(body.model)
-        plan = await service.prepared(lambda: plan_message(service, body, ""))
-        return JSONResponse({"input_tokens": len(plan.requests[0].prompt)})
+        async with models.serving(body.model) as service:
+            plan = await service.prepared(lambda: plan_message(service, body, ""))
+            return JSONResponse({"input_tokens": len(plan.requests[0].prompt)})
 
     return router
 
 
 def _detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
-    service.check_model(body.model)
     if body.tokens:
         service.check_tokens(body.tokens, "tokens")
     text = service.text_of(body.tokens)
@@ -113,7 +113,6 @@ def _detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
-    service.check_model(body.model)
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid_field("content", "give exactly one of content, prompt and messages.")
@@ -153,7 +152,7 @@ def _piece(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def info_router(service: Service) -> APIRouter:
+def info_router(models: Models) -> APIRouter:
     """Text to tokens and back, what is served, and what calls cost."""
     router = APIRouter(responses=_ERRORS | _ANSWER)
 
@@ -162,28 +161,29 @@ def info_router(service: Service) -> APIRouter:
     @router.post("/tokenize", response_model=answers.TokenizeAnswer, tags=["tokens"])
     async def tokenize(body: TokenizeRequest) -> Response:
         """The tokens of a text, or of a conversation under the model's chat template."""
-        return await service.prepared(lambda: JSONResponse(_tokenize(service, body)))
+        async with models.serving(body.model) as service:
+            return await service.prepared(lambda: JSONResponse(_tokenize(service, body)))
 
     @router.post("/detokenize", response_model=answers.DetokenizeAnswer, tags=["tokens"])
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of tokens; control tokens add nothing."""
-        return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
+        async with models.serving(body.model) as service:
+            return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
 
     @router.get("/v1/models", response_model=answers.ModelList, tags=["models"])
-    async def models() -> Any:
+    async def list_models() -> Any:
         """The model, under all its names."""
-        return {"object": "list", "data": [_model_card(service, name) for name in service.names]}
+        return {"object": "list", "data": [_model_card(models.loaded(name), name) for name in models.names]}
 
     @router.get("/v1/models/{model:path}", response_model=answers.ModelCard, tags=["models"])
-    async def model(model: str) -> Any:
+    async def show_model(model: str) -> Any:
         """The model of this name."""
-        service.check_model(model)
-        return _model_card(service, model)
+        return _model_card(models.loaded(model), model)
 
     @router.get("/outrider/status", response_model=answers.Status, tags=["state"])
     async def status() -> Any:
         """Models, drafters, and the seconds of a call over 1 to 32 tokens; null where they are not known."""
-        return _status(service)
+        return _status(models.loaded())
 
     return router
 
@@ -218,22 +218,22 @@ def _status(service: Service) -> dict[str, Any]:
     }
 
 
-def open_router(service: Service, page: Page | None) -> APIRouter:
+def open_router(models: Models, page: Page | None) -> APIRouter:
     """Health, metrics where there are some, and the page for people: programs find nothing in it."""
     router = APIRouter(responses=_ERRORS)
 
     @router.get("/health", response_model=answers.Health, tags=["state"])
     async def health() -> Any:
         """`ok`, or an error (503) when the server is ending, or its engine has failed."""
-        state = service.worker.state()
-        if state.failed:
+        states = [service.worker.state() for service in models.services()]
+        if any(state.failed for state in states):
             raise Problem(503, "the engine has failed. Restart the server.", code="engine_failed")
-        if state.draining:
+        if any(state.draining for state in states):
             message = "the server is ending. Ask another one."
             raise Problem(503, message, code="draining", retry_after_s=5)
         return {"status": "ok"}
 
-    if (collected := service.metrics) is not None:
+    if (collected := models.metrics) is not None:
 
         @router.get("/metrics", responses=_METRICS, response_class=Response, tags=["state"])
         async def metrics(request: Request) -> Response:

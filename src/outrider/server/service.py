@@ -111,12 +111,6 @@ class Service:
         """Tokens that a text has by itself."""
         return len(self.vocabulary.tokenize(text, add_special=False)) if text else 0
 
-    def check_model(self, model: str | None) -> None:
-        """Raises Problem (404) for a model that is not served here."""
-        if model is not None and model not in self.names and not self.settings.any_model:
-            message = f"there is no model {model[:200]} here. Say {' or '.join(self.names)}, or nothing."
-            raise Problem(404, message, code="model_not_found", param="model")
-
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Raises Problem for a token that the vocabulary lacks."""
         if max(tokens) >= (size := self.vocabulary.size):
