@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine", "formats"),
     ("session",),
     ("lab",),
-    ("server", "bench", "check", "certify", "distill", "trim"),
+    ("server", "bench", "check", "certify", "distill", "trim", "planning"),
     ("__init__",),  # the Python API: what `import outrider` shows
     ("cli",),
     ("__main__",),

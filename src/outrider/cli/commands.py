@@ -92,6 +92,11 @@ COMMANDS = {
         "check:check",
         "Say within a minute whether a draft model, or lookup alone, pays for a target on this machine.",
     ),
+    "plan": CommandSpec(
+        "plan_settings:PlanSettings",
+        "plan:plan",
+        "Say what a pair would do on hardware that is not here, and what another engine starts with.",
+    ),
     "distill": CommandSpec(
         "distill_settings:DistillSettings",
         "distill:distill",

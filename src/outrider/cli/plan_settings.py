@@ -1,0 +1,85 @@
+"""The settings of `plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.core.schema import MODELS, OUTPUT, Count, setting
+from outrider.core.settings import JsonOutput
+
+_TEXTS = "What is generated"
+
+
+class PlanSettings(JsonOutput):
+    """Those of `plan`."""
+
+    target: str | None = setting(
+        None,
+        "-m",
+        "--target",
+        "--model",
+        metavar="MODEL",
+        panel=MODELS,
+        help="Target: a known name such as llama-3.1-70b or llama-3.1-70b:fp8; a GGUF file; a config.json.",
+    )
+    drafts: list[str] = setting(
+        [],
+        "-md",
+        "--draft",
+        "--model-draft",
+        metavar="MODEL",
+        panel=MODELS,
+        help="Draft, named likewise (repeatable); mtp, eagle or eagle3: a head on the target.",
+    )
+    on: str | None = setting(
+        None,
+        metavar="NAME",
+        panel="Where",
+        help="Hardware, and how many: rtx-4090, h100x8. --list shows all.",
+    )
+    hardware: Path | None = setting(
+        None, panel="Where", help="TOML with more hardware, models or types of weights."
+    )
+    costs: Path | None = setting(
+        None,
+        panel="Where",
+        help="Measured curves (outrider costs --costs FILE) in the place of the cost model.",
+    )
+    batch: str = setting("1,8,32", metavar="N", panel=_TEXTS, help="Sequences at once, several by commas.")
+    context: Count = setting(4096, "-c", "--context", panel=_TEXTS, help="Tokens of each sequence.")
+    workload: str | None = setting(
+        None,
+        metavar="NAME",
+        panel=_TEXTS,
+        help="Bundled acceptance of a kind of text: all (the default), chat, code, edits, json, summaries, "
+        "retrieval or reasoning.",
+    )
+    recordings: list[Path] = setting(
+        [],
+        metavar="FILE",
+        panel=_TEXTS,
+        help="Recorded answers with the drafts' offers, as bench and --trace write them (repeatable).",
+    )
+    acceptance: list[str] = setting(
+        [],
+        metavar="[WHO=]P",
+        panel=_TEXTS,
+        help="Acceptance of each drafted token: 0.8, or by position 0.8,0.6,0.5; lookup=0.5; DRAFT=0.7 "
+        "(repeatable).",
+    )
+    export: str | None = setting(
+        None,
+        metavar="ENGINE",
+        panel=OUTPUT,
+        help="Start command of vllm, sglang or llama-server for the plan.",
+    )
+    metrics: str | None = setting(
+        None,
+        metavar="URL",
+        panel=OUTPUT,
+        help="A server's metrics: what acceptance they show, and what to change.",
+    )
+    html: Path | None = setting(None, panel=OUTPUT, help="Write the plan as a page there, too.")
+    list_known: bool = setting(
+        False, "--list", panel=OUTPUT, help="Show the hardware and models that are known."
+    )

@@ -1,0 +1,184 @@
+"""Hardware, models and types of weights by name, as data: the built-in file, and one of the user's."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outrider.core.errors import SettingError
+from outrider.core.files import read_toml
+from outrider.core.invalid import invalid
+
+_SECTIONS = ("kinds", "hardware", "types", "models")
+_WAY_OUT = "Name a TOML file like Outrider's planning/catalogue.toml."
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=0, le=1)]
+Whole = Annotated[int, Field(ge=1)]
+Number = Annotated[int, Field(ge=0)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Device(_Entry):
+    """One device: its public figures, and what part of them calls of a language model reach.
+
+    Bandwidths are in 10^9 bytes a second, operations in 10^12 a second by type (a multiply-add is two),
+    `link_gb_s` to the other devices, one way. `overlap` is p in (reading^p + computing^p)^(1/p).
+    """
+
+    name: str
+    title: str
+    kind: str
+    source: str
+    memory_gb: Positive
+    memory_gb_s: Positive
+    tera_operations_s: dict[str, Positive]
+    link_gb_s: Positive = 25.0
+    watts: Positive | None = None
+    bandwidth_ratio: Ratio
+    operations_ratio: Ratio
+    overlap: Annotated[float, Field(ge=1, le=64)]
+    call_s: Seconds
+    layer_s: Seconds
+    link_s: Seconds
+    parallel: Literal["tensor", "pipeline"]
+
+    def operations_s(self, kind: str) -> float:
+        """Operations a second that calls reach; those at 16 bits where the device has no others."""
+        table = self.tera_operations_s
+        return table.get(kind, table["f16"]) * 1e12 * self.operations_ratio
+
+
+class WeightType(_Entry):
+    """What a weight takes, scales included, and which of a device's operations it is multiplied by."""
+
+    bits: Positive
+    operations: str
+
+
+class ModelFields(_Entry):
+    """A model by the fields of its config. `inner` is the width of the feed-forward part, of one expert where
+    there are `experts`; ranks and widths of compressed attention (MLA) are given together. `gated`: three
+    matrices rather than two. A `type` of weights is a name among the types; `expert_type` that of experts."""
+
+    hub: str = ""
+    layers: Whole
+    width: Whole
+    heads: Whole
+    kv_heads: Whole | None = None
+    head_width: Whole | None = None
+    inner: Whole
+    vocabulary: Whole
+    tied: bool = False
+    gated: bool = True
+    experts: Number = 0
+    experts_used: Number = 0
+    shared_inner: Number = 0
+    dense_layers: Number = 0
+    dense_inner: Number = 0
+    q_rank: Number = 0
+    kv_rank: Number = 0
+    nope_width: Number = 0
+    rope_width: Number = 0
+    value_width: Number = 0
+    window_tokens: Number = 0
+    window_layers: Number = 0
+    type: str = "bf16"
+    expert_type: str = ""
+
+
+_Kind = TypeVar("_Kind", bound=_Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The tables, unread: an entry is checked when it is asked for."""
+
+    tables: Mapping[str, Mapping[str, Any]]
+
+    def device(self, name: str) -> Device:
+        """The device of this name. Raises SettingError, with the nearest names, for an unknown one."""
+        fields = self._fields("hardware", name)
+        kind = fields.get("kind", "")
+        kinds = self.tables["kinds"]
+        if kind not in kinds:
+            raise SettingError(
+                f"hardware {name}", f"its kind is {kind!r}", f"Give it one of {', '.join(kinds)}."
+            )
+        device = _read(Device, f"hardware {name}", {**kinds[kind], **fields, "name": name})
+        if "f16" not in device.tera_operations_s:
+            raise SettingError(f"hardware {name}", "it lacks operations at f16", "Add tera_operations_s.f16.")
+        return device
+
+    def model(self, name: str) -> ModelFields:
+        """The fields of the model of this name; raises as `device`."""
+        return _read(ModelFields, f"model {name}", self._fields("models", name))
+
+    def weight_type(self, name: str) -> WeightType:
+        """The type of weights of this name; raises as `device`."""
+        return _read(WeightType, f"type {name}", self._fields("types", name))
+
+    def _fields(self, section: str, name: str) -> dict[str, Any]:
+        table, seen = self.tables[section], [name]
+        if name not in table:
+            raise unknown(_WORDS[section], name, table)
+        fields = dict(table[name])
+        while (other := fields.pop("like", None)) is not None:
+            if other in seen or other not in table:
+                raise SettingError(
+                    f"{_WORDS[section]} {name}", f"it is like {other!r}, which is not there", _WAY_OUT
+                )
+            seen.append(other)
+            fields = {**table[other], **fields}
+        return fields
+
+
+_WORDS = {"hardware": "hardware", "models": "model", "types": "type of weights", "kinds": "kind"}
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> SettingError:
+    """The error about a name that is not known, with those that are nearest to it."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, 3, 0.5) or [n for n in names if name.lower() in n][:3]
+    way_out = f"Did you mean {', '.join(near)}?" if near else f"There are {', '.join(names)}."
+    return SettingError(name, f"no such {what} is known", way_out)
+
+
+def _read(kind: type[_Kind], what: str, fields: Mapping[str, Any]) -> _Kind:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise SettingError(what, str(invalid(error)), _WAY_OUT) from None
+
+
+@cache
+def _built_in() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads((files(__package__) / "catalogue.toml").read_text(encoding="utf-8"))
+
+
+def catalogue(own: Path | None = None) -> Catalogue:
+    """The built-in tables, and those of the file `own`, whose entries replace others of their name.
+
+    Raises SettingError for a file that cannot be read, or that has other tables.
+    """
+    if own is None:
+        return Catalogue(_built_in())
+    added = read_toml(own, _WAY_OUT)
+    if wrong := [name for name in added if name not in _SECTIONS or not isinstance(added[name], dict)]:
+        raise SettingError(str(own), f"{wrong[0]!r} is none of its tables {', '.join(_SECTIONS)}", _WAY_OUT)
+    for section, table in added.items():
+        if wrong := [name for name, entry in table.items() if not isinstance(entry, dict)]:
+            raise SettingError(str(own), f"{section}.{wrong[0]} is no table", _WAY_OUT)
+    return Catalogue({name: {**table, **added.get(name, {})} for name, table in _built_in().items()})

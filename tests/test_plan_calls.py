@@ -1,0 +1,304 @@
+"""The cost model of calls: experts against enumeration, what must rise, sums of memory, known models."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from examples import examples
+from outrider.core.errors import ModelFileError, SettingError
+from outrider.models import embedded_default
+from outrider.planning.calls import (
+    Machine,
+    PlannedCurve,
+    call_bytes,
+    call_operations,
+    call_time,
+    largest_batch,
+    machine_of,
+    memory_bytes,
+)
+from outrider.planning.catalogue import catalogue
+from outrider.planning.shapes import ModelShape, find_shape, head_of
+
+KNOWN = catalogue()
+MODELS = st.sampled_from(sorted(KNOWN.tables["models"]))
+DEVICES = st.sampled_from(sorted(KNOWN.tables["hardware"]))
+COUNTS = st.integers(1, 16)
+
+
+def mixture(experts: int, used: int) -> ModelShape:
+    return ModelShape("mixture", 1, 8, 8, 8.0, 16.0, 16.0, 0.0, experts=experts, experts_used=used)
+
+
+@pytest.mark.parametrize(
+    ("experts", "used", "tokens"), [(2, 1, 3), (3, 2, 2), (4, 2, 3), (5, 1, 4), (3, 3, 2)]
+)
+def test_expected_experts_are_those_of_enumeration(experts: int, used: int, tokens: int) -> None:
+    choices = list(combinations(range(experts), used))
+    texts = list(product(choices, repeat=tokens))
+    mean = sum(len({expert for choice in text for expert in choice}) for text in texts) / len(texts)
+    assert mixture(experts, used).distinct_experts(tokens) == pytest.approx(mean)
+
+
+def test_a_model_without_experts_reads_none() -> None:
+    assert mixture(0, 0).distinct_experts(7) == 0
+
+
+@settings(max_examples=examples(100))
+@given(MODELS, DEVICES, COUNTS, st.integers(1, 64), st.integers(1, 64), st.integers(0, 8192))
+def test_a_call_costs_no_less_for_more_of_anything(
+    model: str, device: str, count: int, tokens: int, batch: int, context: int
+) -> None:
+    shape, machine = find_shape(model, KNOWN), Machine(KNOWN.device(device), count)
+
+    def seconds(tokens: int, batch: int, context: int) -> float:
+        return call_time(shape, machine, tokens, batch=batch, context=context).total_s
+
+    here = seconds(tokens, batch, context)
+    assert here > 0
+    assert seconds(tokens + 1, batch, context) >= here
+    assert seconds(tokens, batch + 1, context) >= here
+    assert seconds(tokens, batch, context + 100) >= here
+
+
+@settings(max_examples=examples(50))
+@given(MODELS, DEVICES, st.integers(1, 64))
+def test_reading_and_computing_overlap_at_best(model: str, device: str, tokens: int) -> None:
+    found = call_time(find_shape(model, KNOWN), Machine(KNOWN.device(device)), tokens)
+    assert max(found.memory_s, found.operations_s) <= found.device_s * (1 + 1e-12)
+    assert found.device_s <= (found.memory_s + found.operations_s) * (1 + 1e-12)
+    assert found.link_s == 0
+
+
+def test_a_dense_call_reads_its_weights_once_and_computes_for_every_token() -> None:
+    shape = find_shape("llama-3.1-8b", KNOWN)
+    logits = 4 * shape.vocabulary
+    assert call_bytes(shape, 1) == shape.dense_bytes + logits
+    assert call_bytes(shape, 5) == shape.dense_bytes + 5 * logits
+    assert call_bytes(shape, 1, batch=3, context=10) == shape.dense_bytes + 3 * (shape.kv_bytes(10) + logits)
+    assert call_operations(shape, 4) > 3.99 * call_operations(shape, 1) > 7.9 * shape.active_parameters
+
+
+def test_devices_that_share_layers_read_faster_and_wait_for_each_other() -> None:
+    shape = find_shape("llama-3.1-70b", KNOWN)
+    one, eight = (call_time(shape, machine_of(name, KNOWN), 1) for name in ("h100", "h100x8"))
+    assert eight.memory_s == pytest.approx(one.memory_s / 8)
+    assert eight.link_s > one.link_s == 0
+    first, second = (call_time(shape, machine_of(name, KNOWN), 1) for name in ("wse-3", "wse-3x4"))
+    assert second.memory_s == first.memory_s and second.link_s > 0
+
+
+def test_a_small_draft_takes_the_devices_that_are_faster_for_it() -> None:
+    shape = find_shape("llama-3.2-1b", KNOWN)
+    one, eight = machine_of("h100", KNOWN), machine_of("h100x8", KNOWN)
+    both = PlannedCurve(shape, (one, eight)).call_s(1)
+    assert both == min(call_time(shape, machine, 1).total_s for machine in (one, eight))
+
+
+@settings(max_examples=examples(50))
+@given(MODELS, MODELS, st.sampled_from(["h100x8", "m2-ultra", "rtx-4090"]), st.integers(1, 9000))
+def test_the_largest_batch_fits_and_one_more_does_not(
+    first: str, second: str, name: str, context: int
+) -> None:
+    shapes, machine = [find_shape(first, KNOWN), find_shape(second, KNOWN)], machine_of(name, KNOWN)
+    most = largest_batch(shapes, machine, context)
+    weights, kv = memory_bytes(shapes, batch=most, context=context)
+    assert weights == sum(shape.memory_bytes for shape in shapes)
+    assert kv == pytest.approx(most * sum(shape.kv_bytes(context) for shape in shapes))
+    assert (weights + kv <= machine.usable_bytes) or most == 0
+    assert sum(memory_bytes(shapes, batch=most + 1, context=context)) > machine.usable_bytes
+
+
+def test_windows_bound_what_is_kept() -> None:
+    shape = find_shape("gpt-oss-20b", KNOWN)
+    assert shape.kv_bytes(128) == 2 * 128 * (shape.kv_values + shape.window_kv_values)
+    assert shape.kv_bytes(1128) - shape.kv_bytes(128) == 2 * 1000 * shape.kv_values
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("llama-3.1-405b", 405.9, 405.9),
+        ("llama-3.1-70b", 70.6, 70.6),
+        ("llama-3.1-8b", 8.03, 8.03),
+        ("llama-3.2-3b", 3.21, 3.21),
+        ("llama-3.2-1b", 1.24, 1.24),
+        ("qwen2.5-0.5b", 0.494, 0.494),
+        ("qwen2.5-7b", 7.62, 7.62),
+        ("qwen2.5-72b", 72.7, 72.7),
+        ("qwen3-0.6b", 0.6, 0.6),
+        ("qwen3-30b-a3b", 30.5, 3.3),
+        ("qwen3-235b-a22b", 235, 22),
+        ("gpt-oss-20b", 20.9, 3.6),
+        ("gpt-oss-120b", 116.8, 5.1),
+        ("deepseek-v3", 671, 37),
+        ("gemma-3-270m", 0.268, 0.268),
+        ("gemma-3-27b", 27.0, 27.0),
+        ("mistral-7b", 7.25, 7.25),
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("smollm2-135m", 0.1345, 0.1345),
+    ],
+)
+def test_known_models_have_the_parameters_that_their_makers_name(
+    name: str, total: float, active: float
+) -> None:
+    shape = find_shape(name, KNOWN)
+    assert shape.parameters / 1e9 == pytest.approx(total, rel=0.01)
+    # Makers count the embedding as active, and some the output layer alone.
+    least, most = shape.active_parameters / 1e9, (shape.active_parameters + shape.embedding_parameters) / 1e9
+    assert least * 0.99 <= active * 1.01 and active <= most * 1.01
+
+
+def test_every_entry_of_the_catalogue_can_be_used() -> None:
+    for name in KNOWN.tables["hardware"]:
+        assert KNOWN.device(name).source
+    for name in KNOWN.tables["types"]:
+        assert find_shape(f"llama-3.2-1b:{name}", KNOWN).memory_bytes > 0
+    for name in KNOWN.tables["models"]:
+        assert find_shape(name, KNOWN).hub
+
+
+def test_a_gguf_file_has_the_shape_that_its_name_has() -> None:
+    found, known = find_shape(str(embedded_default()), KNOWN), find_shape("smollm2-135m", KNOWN)
+    assert found.layers == known.layers and found.width == known.width
+    assert found.vocabulary == known.vocabulary and found.kv_values == known.kv_values
+    assert found.dense_parameters == pytest.approx(known.dense_parameters, rel=0.001)
+    assert found.attention_width == known.attention_width
+    assert found.memory_bytes == embedded_default().stat().st_size
+
+
+CONFIG = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+    "sliding_window": None,
+}
+DEEPSEEK = {
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "quantization_config": {"quant_method": "fp8"},
+}
+OSS = {
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(CONFIG, "qwen3-30b-a3b"), (DEEPSEEK, "deepseek-v3"), (OSS, "gpt-oss-20b")]
+)
+def test_a_config_has_the_shape_that_its_name_has(tmp_path: Path, config: object, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    known = find_shape(name, KNOWN)
+    for reference in (folder, folder / "config.json"):
+        found = find_shape(str(reference), KNOWN)
+        for field in ModelShape.__dataclass_fields__:
+            if field != "hub":
+                assert getattr(found, field) == getattr(known, field), field
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "it is no JSON"),
+        ("[]", "it is no model's config"),
+        (
+            '{"hidden_size": 8}',
+            "it lacks num_hidden_layers, num_attention_heads, intermediate_size, vocab_size",
+        ),
+        (json.dumps(CONFIG | {"num_hidden_layers": "many"}), "layers"),
+    ],
+)
+def test_a_config_without_what_is_needed_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelFileError, match=r"config\.json") as error:
+        find_shape(str(tmp_path / "config.json"), KNOWN)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle", "eagle3"])
+def test_a_head_is_about_a_layer_of_its_target(kind: str) -> None:
+    target = find_shape("llama-3.1-8b", KNOWN)
+    head = head_of(target, kind)
+    layer = (target.dense_parameters - target.width * target.vocabulary) / target.layers
+    assert head.layers == 1 and head.is_head
+    assert layer < head.dense_parameters < 4 * layer + target.width * target.vocabulary
+    assert head.kv_values == target.kv_values / target.layers
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [("h10", "h100"), ("rtx4090", "rtx-4090"), ("nothing-like-it", "There are"), ("h100x0", "out of range")],
+)
+def test_unknown_hardware_is_named_with_its_nearest(text: str, near: str) -> None:
+    with pytest.raises(SettingError) as error:
+        machine_of(text, KNOWN)
+    assert near in str(error.value)
+
+
+def test_a_file_of_hardware_adds_to_what_is_known(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[hardware.mine]\nlike = "h100"\ntitle = "Mine"\nmemory_gb_s = 5000\n')
+    known = catalogue(own)
+    assert known.device("mine").memory_gb_s == 5000 and known.device("mine").memory_gb == 80
+    assert known.device("h100") == KNOWN.device("h100")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x", "it is no TOML"),
+        ("[cars.a]\n", "'cars' is none of its tables"),
+        ("[hardware]\na = 1\n", "hardware.a is no table"),
+        ('[hardware.mine]\nkind = "boat"\n', "its kind is 'boat'"),
+        ('[hardware.mine]\nkind = "gpu"\n', "title"),
+        ('[hardware.mine]\nlike = "mine"\n', "which is not there"),
+        ('[hardware.mine]\nlike = "h100"\nmemory_gb = -1\n', "memory_gb"),
+    ],
+)
+def test_a_broken_file_of_hardware_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(text)
+    with pytest.raises(SettingError) as error:
+        catalogue(own).device("mine")
+    assert why in str(error.value)

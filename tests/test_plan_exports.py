@@ -1,0 +1,178 @@
+"""What a plan exports: what each engine is started with, against that engine's own parser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cli_helpers import Outcome, call
+from outrider.cli.llama_options import llama_options
+from outrider.planning.acceptance import Acceptance
+from outrider.planning.calls import PlannedCurve, machine_of
+from outrider.planning.catalogue import catalogue
+from outrider.planning.exports import ENGINES, Export, export
+from outrider.planning.plan import Asked, Model, make_plan, plan_batch
+from outrider.planning.shapes import HEADS, find_shape, head_of
+
+KNOWN = catalogue()
+PARSE = """
+import ctypes, glob, sys, xllamacpp
+# llama.cpp's own parser, as the wheel exports it: bool common_params_to_map(argc, argv, SERVER, std::map&).
+library = ctypes.CDLL(glob.glob(xllamacpp.__path__[0] + "/*.so")[0])
+parse = library["_Z20common_params_to_mapiPPc13llama_exampleRSt3map"
+                "I10common_argSsSt4lessIS3_ESaISt4pairIKS3_SsEEE"]
+parse.restype = ctypes.c_bool
+words = [word.encode() for word in sys.argv[1:]]
+found = (ctypes.c_uint64 * 6)()  # an empty std::map of libstdc++
+found[3] = found[4] = ctypes.addressof(found) + 8
+assert parse(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None), 12, ctypes.byref(found))
+print(found[5])
+"""
+
+
+def planned(
+    *drafts: str,
+    target: str = "llama-3.1-70b",
+    on: str = "h100x4",
+    batches: Sequence[int] = (1, 32),
+    lookup: float | None = None,
+    acceptance: float = 0.8,
+) -> Any:
+    machine, shape = machine_of(on, KNOWN), find_shape(target, KNOWN)
+    shapes = [head_of(shape, name) if name in HEADS else find_shape(name, KNOWN) for name in drafts]
+    models = [Model(s.name, PlannedCurve(s, (machine,)), s, Acceptance.of(acceptance)) for s in shapes]
+    asked = Asked(
+        Model(shape.name, PlannedCurve(shape, (machine,)), shape),
+        models,
+        batches,
+        2048,
+        machine,
+        None if lookup is None else Acceptance.of(lookup),
+    )
+    return make_plan(asked)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "draft": {"drafts": ["llama-3.2-1b"]},
+    "draft at fewer bits": {"drafts": ["llama-3.2-1b:fp8"], "target": "llama-3.1-70b:fp8"},
+    "lookup": {"drafts": [], "lookup": 0.6},
+    "both": {"drafts": ["llama-3.2-1b"], "lookup": 0.6},
+    "mtp": {"drafts": ["mtp"], "target": "deepseek-v3", "on": "h200x8"},
+    "eagle3": {"drafts": ["eagle3"]},
+    "nothing": {"drafts": ["llama-3.1-8b"], "acceptance": 0.01},
+    "one": {"drafts": ["llama-3.2-1b"], "on": "mi300x", "batches": [1]},
+}
+
+
+def exported(case: str, engine: str) -> Export:
+    options = dict(CASES[case])
+    return export(planned(*options.pop("drafts"), **options), engine)
+
+
+def test_vllm_gets_the_draft_its_length_and_lengths_by_batch_size() -> None:
+    found = exported("draft", "vllm")
+    assert found.config is not None
+    assert found.config["method"] == "draft_model"
+    assert found.config["model"] == "meta-llama/Llama-3.2-1B-Instruct"
+    assert found.command[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct"]
+    assert json.loads(found.command[-1]) == found.config
+    assert "min_p" in found.script and "logit_bias" in found.script
+    assert shlex.split(found.script.splitlines()[-1]) == found.command
+
+
+@pytest.mark.parametrize("case", ["draft", "lookup", "both", "mtp", "eagle3"])
+def test_lengths_by_batch_size_are_those_that_are_best(case: str) -> None:
+    options = dict(CASES[case])
+    made = planned(*options.pop("drafts"), **options)
+    config = export(made, "vllm").config
+    assert config is not None
+    for start, end, length in config.get("num_speculative_tokens_per_batch_size", ()):
+        assert 1 <= start <= end and 0 <= length <= config["num_speculative_tokens"]
+        ways = [way for way in plan_batch(made.asked, start).ways if way.drafting != "both"]
+        best = max(ways, key=lambda way: way.speedup.value)
+        assert length == (best.length if best.speedup.value > 1 else 0)
+
+
+def test_nothing_is_exported_where_nothing_pays() -> None:
+    for engine in ENGINES:
+        found = exported("nothing", engine)
+        assert found.config is None and "no draft is expected to pay" in found.script
+        assert "spec" not in " ".join(found.command)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llama_server_knows_every_flag(case: str) -> None:
+    command = exported(case, "llama-server").command
+    flags = [word for word in command if word.startswith("-")]
+    for flag in flags:
+        assert flag in llama_options(), flag
+    kinds = llama_options()["--spec-type"]
+    assert kinds.num_values == 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llama_servers_own_parser_takes_the_command(case: str) -> None:
+    pytest.importorskip("xllamacpp")
+    if sys.platform != "linux":
+        pytest.skip("the layout of its std::map is libstdc++'s")
+    command = exported(case, "llama-server").command
+    ran = subprocess.run([sys.executable, "-c", PARSE, *command], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    refused = subprocess.run(
+        [sys.executable, "-c", PARSE, "llama-server", "--no-such"], capture_output=True, text=True
+    )
+    assert "invalid argument" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case != "nothing"])
+def test_vllms_own_config_takes_it(case: str) -> None:
+    vllm_config = pytest.importorskip("vllm.config.speculative", reason="vLLM is not installed")
+    dynamic = pytest.importorskip("vllm.v1.spec_decode.dynamic.utils")
+    config = exported(case, "vllm").config
+    assert config is not None
+    fields = vllm_config.SpeculativeConfig.__dataclass_fields__
+    assert set(config) <= set(fields)
+    if table := config.get("num_speculative_tokens_per_batch_size"):
+        dynamic.validate_and_normalize_dynamic_sd_schedule(table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_sglangs_own_parser_takes_it(case: str) -> None:
+    server_args = pytest.importorskip("sglang.srt.server_args", reason="SGLang is not installed")
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    parser.parse_args(exported(case, "sglang").command[3:])
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capture: Any, *words: str) -> Outcome:
+    return call(monkeypatch, capture, "plan", *words)
+
+
+PAIR = ("--target", "llama-3.1-70b", "--draft", "llama-3.2-1b", "--on", "h100x4", "--batch", "1")
+
+
+def test_the_command_prints_a_script_or_json(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    script = run(monkeypatch, capfdbinary, *PAIR, "--export", "vllm")
+    assert script.status == 0 and script.out.splitlines()[-1].startswith("vllm serve meta-llama")
+    assert all(line.startswith("# ") for line in script.out.splitlines()[:-1])
+    found = json.loads(run(monkeypatch, capfdbinary, *PAIR, "--export", "vllm", "--json").out)
+    assert shlex.join(found["command"]) == script.out.splitlines()[-1]
+    assert found["config"]["num_speculative_tokens"] >= 1
+
+
+def test_an_unknown_engine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    found = run(monkeypatch, capfdbinary, *PAIR, "--export", "ollama")
+    assert found.status == 2 and "Choose one of vllm, sglang, llama-server" in found.said
