@@ -1,5 +1,5 @@
-"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`; under /v1/messages in
-Anthropic's.
+"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`; at endpoints of others in
+theirs.
 
 A message names the input, the reason and the way out, as the errors of `outrider.core.errors` do.
 """
@@ -40,7 +40,6 @@ _KNOWN: tuple[tuple[type[OutriderError], int, str], ...] = (
     (OutriderError, 500, "internal_error"),
 )
 """Status and code of Outrider's own errors; the first that fits holds."""
-_ANTHROPIC = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -104,8 +103,12 @@ class Problem(Exception):
 
     def response(self, path: str = "") -> Response:
         """The answer that says it, in the shape of the endpoint at this path."""
-        body = anthropic_error(self.status, self.body) if path.startswith(_ANTHROPIC) else self.body
-        return JSONResponse(body, self.status, headers=self.headers)
+        return JSONResponse(self.body_at(path), self.status, headers=self.headers)
+
+    def body_at(self, path: str) -> dict[str, Any]:
+        """The object that the client of the endpoint at this path gets."""
+        shape = next((shape for start, shape in _SHAPES if path.startswith(start)), None)
+        return shape(self.status, self.body) if shape else self.body
 
     def renamed(self, names: Mapping[str, str]) -> Problem:
         """The same, where fields have other names."""
@@ -121,6 +124,24 @@ def anthropic_error(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's error object in the shape of Anthropic's API."""
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
+
+
+def llama_error(status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's error object in llama-server's shape: its code is the status."""
+    return {"error": {**body["error"], "code": status}}
+
+
+def ollama_error(_status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's error object in the shape of Ollama's API."""
+    return {"error": body["error"]["message"]}
+
+
+_SHAPES = (
+    ("/v1/messages", anthropic_error),
+    ("/api/", ollama_error),
+    *((path, llama_error) for path in ("/completion", "/infill", "/props", "/slots", "/apply-template")),
+)
+"""Where errors have another shape than OpenAI's, by the beginnings of paths."""
 
 
 def invalid_field(param: str, why: str, *, code: str = "invalid_value") -> Problem:

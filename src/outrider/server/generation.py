@@ -1,5 +1,5 @@
 """From a plan to a response: generations that run together, their outcomes as one answer, whole or as a
-stream of server-sent events."""
+stream of server-sent events or of lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.core.data import Completion, Update
 from outrider.core.errors import OutriderError
-from outrider.server.answers.choice import Answer, Choice, estimate_of
+from outrider.server.answers.choice import EVENTS, Answer, Choice, estimate_of
 from outrider.server.errors import Problem, internal_error, problem_of
 from outrider.server.keys import Caller, TokenUsage
 from outrider.server.models import Models
@@ -33,14 +33,27 @@ _QUIET_S = 15.0
 
 class Generations:
     """Those of one answer, as they run. When `stack` is closed those that still run are cancelled, and what
-    was generated until then counts against the caller's limits."""
+    was generated until then counts against the caller's limits. After `max_decode_s` a choice ends that has
+    begun a new line."""
 
-    def __init__(self, service: Service, caller: Caller, stack: ExitStack) -> None:
+    def __init__(
+        self, service: Service, caller: Caller, stack: ExitStack, max_decode_s: float | None = None
+    ) -> None:
         self._service = service
+        self._max_decode_s = max_decode_s
         self._caller = caller
         self._stack = stack
         self._outcomes: asyncio.Queue[tuple[Choice, Outcome]] = asyncio.Queue()
+        self._jobs: dict[int, Job] = {}
+        """by the indices of choices"""
+        self._began_s: dict[int, float] = {}
+        """when the first tokens came"""
         self.num_open = 0
+
+    def cut(self, choice: Choice) -> None:
+        """End a choice here: what there is of it is its answer."""
+        choice.is_cut = True
+        self._service.worker.cancel(self._jobs[choice.index])
 
     async def start(self, choice: Choice) -> None:
         """Hand a choice's request to the worker. Raises Problem, and what the engine refuses it with."""
@@ -50,6 +63,7 @@ class Generations:
         used = self._stack.enter_context(self._caller.reserved(len(request.prompt), longest))
         job = await self._service.worker.submit(request, partial(self._take, choice, used))
         self._stack.callback(self._service.worker.cancel, job)
+        self._jobs[choice.index] = job
         used.prompt_tokens = len(request.prompt)
         self.num_open += 1
 
@@ -73,10 +87,15 @@ class Generations:
         if isinstance(outcome, Update):
             if outcome.error is not None:
                 raise problem_of(outcome.error)
+            now_s = asyncio.get_running_loop().time()
+            began_s = self._began_s.setdefault(choice.index, now_s)
+            is_late = self._max_decode_s is not None and now_s - began_s > self._max_decode_s
+            if is_late and "\n" in choice.content and not choice.is_cut:
+                self.cut(choice)
             return choice, outcome
         broken_off = self._service.worker.state().draining
         if isinstance(outcome, Completion):
-            broken_off = outcome.finish_reason == "cancelled"
+            broken_off = outcome.finish_reason == "cancelled" and not choice.is_cut
         if broken_off:
             message = "the server is ending and broke the generation off. Try again later."
             raise Problem(503, message, code="cancelled", retry_after_s=5)
@@ -110,11 +129,11 @@ async def _answer(
     planned = await service.prepared(partial(plan, service, body, caller.name))
     result = make(service, body, planned)
     with ExitStack() as stack:
-        running = Generations(service, caller, stack)
+        running = Generations(service, caller, stack, planned.max_decode_s)
         for choice in result.choices:
             await running.start(choice)
         if body.stream:
-            return EventStream(_events(service, running, result), stack.pop_all().close)
+            return EventStream(_events(service, running, result), result.media_type, stack.pop_all().close)
         leaving = asyncio.create_task(_end_when_left(request, stack))
         try:
             while running.num_open:
@@ -136,8 +155,9 @@ async def _end_when_left(request: Request, stack: ExitStack) -> None:
 
 async def _events(service: Service, running: Generations, result: Answer) -> AsyncIterator[bytes]:
     """The events of a stream, with comments where they are far apart."""
+    frame = _event if result.media_type == EVENTS else _line
     for data in result.first():
-        yield _event(data)
+        yield frame(data)
     clock = asyncio.get_running_loop().time
     sent_s = clock()
     try:
@@ -146,17 +166,18 @@ async def _events(service: Service, running: Generations, result: Answer) -> Asy
                 async with asyncio.timeout_at(sent_s + _QUIET_S):
                     choice, outcome = await running.next()
             except TimeoutError:
-                yield b": waiting\n\n"
+                if frame is _event:
+                    yield b": waiting\n\n"
                 sent_s = clock()
                 continue
             for data in result.next(choice, outcome):
-                yield _event(data)
+                yield frame(data)
                 sent_s = clock()
     except Exception as error:
         problem = error if isinstance(error, Problem) else internal_error("the server failed.")
         if service.metrics is not None:
             service.metrics.observe_error(problem.status, problem.code)
-        yield _event(result.failed(problem.body))
+        yield frame(result.failed(problem.body))
         if problem is not error:
             raise
         return
@@ -166,17 +187,21 @@ async def _events(service: Service, running: Generations, result: Answer) -> Asy
 
 def _event(data: dict[str, Any]) -> bytes:
     """One server-sent event, named after the type of typed ones."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     name = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{name}data: {text}\n\n".encode(errors="replace")
+    return name.encode() + b"data: " + _line(data) + b"\n"
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"{text}\n".encode(errors="replace")
 
 
 class EventStream(StreamingResponse):
     """A stream of events; `close` is called when it has ended, however that came about."""
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], media_type: str, close: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type=media_type, headers=headers)
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -52,7 +52,7 @@ def protect(
 class Guard:
     """Lets a request through that comes from where it may, with a key (if there are any) and within its
     limits, with a body that is neither too large nor too slow, and ends it when it takes too long. Refusals
-    are answered in OpenAI's shape. What a caller uses is `state.caller`.
+    are answered in the endpoint's shape. What a caller uses is `state.caller`.
     """
 
     def __init__(
@@ -177,12 +177,14 @@ class Guard:
             if kind is None:
                 raise error from None
             # Any other answer stays without its end, so the server closes the connection.
-            if kind.startswith("text/event-stream"):
-                event = f"data: {json.dumps(error.body)}\n\n".encode()
+            if frame := _FRAMES.get(kind.partition(";")[0]):
+                event = frame.format(json.dumps(error.body_at(scope["path"]))).encode()
                 await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 _CLOSE = {"Connection": "close"}
+_FRAMES = {"text/event-stream": "data: {}\n\n", "application/x-ndjson": "{}\n"}
+"""How an error is written into a stream."""
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

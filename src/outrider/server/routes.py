@@ -14,6 +14,7 @@ from outrider.server.answers.responses import ResponseAnswer
 from outrider.server.answers.text import ChatAnswer, CompletionAnswer
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.generation import answer
+from outrider.server.llama_routes import llama_info_router, llama_text_router
 from outrider.server.models import Models
 from outrider.server.page import Page
 from outrider.server.prepare.anthropic import plan_message
@@ -30,6 +31,7 @@ from outrider.server.protocol.requests import (
     TokenizeRequest,
 )
 from outrider.server.service import Service
+from outrider.server.slots import slots_router
 
 _MAX_CHARACTERS = 1_000_000
 """of a text for /tokenize: seconds on a core"""
@@ -102,6 +104,7 @@ def text_router(models: Models) -> APIRouter:
             plan = await service.prepared(lambda: plan_message(service, body, ""))
             return JSONResponse({"input_tokens": len(plan.requests[0].prompt)})
 
+    router.include_router(llama_text_router(models))
     return router
 
 
@@ -185,6 +188,8 @@ def info_router(models: Models) -> APIRouter:
         """Models, drafters, and the seconds of a call over 1 to 32 tokens; null where they are not known."""
         return _status(models.loaded())
 
+    router.include_router(llama_info_router(models))
+    router.include_router(slots_router(models))
     return router
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from outrider.core.errors import OutriderError
 from outrider.core.params import SamplingParams, Verification
 from outrider.drafters.model import ModelDrafter
 from outrider.formats import format_of
+from outrider.models.infill import Infill, find_infill
 from outrider.policy import AutoPolicy
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
@@ -102,6 +104,16 @@ class Service:
     def policy_name(self) -> str:
         """Who drafts where a request says nothing: "auto", or "fixed" lengths."""
         return "fixed" if self.policy is None else "auto"
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """The tokens by which the model fills in a middle; None where it cannot."""
+        return find_infill(self.vocabulary, self.metadata)
+
+    def metadata(self, key: str) -> str:
+        """A value of the target's GGUF file as text; empty where it is absent."""
+        weights = getattr(getattr(self.session.target, "inner", self.session.target), "weights", None)
+        return "" if weights is None else str(weights.metadata(key))
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of tokens; control tokens add nothing."""

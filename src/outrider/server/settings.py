@@ -87,6 +87,9 @@ class Server(Group):
     any_model: bool = setting(
         False, help="Answer requests for a model of any name, for clients that have a fixed one."
     )
+    spm_infill: bool = setting(
+        False, help="Fill-in-the-middle: the text after the gap comes first, as some models have it."
+    )
     tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
     tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
     page: bool = setting(True, help="The web page at /. On by default.")

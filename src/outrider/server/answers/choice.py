@@ -19,6 +19,8 @@ from outrider.server.service import Service
 from outrider.session.readout import read_out
 from outrider.session.speedup import Estimate, estimate_speedup
 
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+
 _MIN_LOGPROB = -9_999.0
 """What OpenAI gives for a token that is next to impossible; JSON has no infinity."""
 _COUNTS = ("target_calls", "draft_calls", "generated_tokens", "drafted_tokens", "accepted_tokens")
@@ -49,6 +51,8 @@ class Choice:
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
     scored: list[TokenLogprob] = field(default_factory=list)
     queued_s: float = 0.0
+    is_cut: bool = False
+    """whether the server ended it, as the request wanted"""
     completion: Completion = field(init=False)
     """when the generation has ended"""
 
@@ -62,7 +66,7 @@ class Choice:
             if record.kind == "decode":
                 spent = (1, record.work.calls, len(record.tokens), len(record.draft), record.num_accepted)
                 self.counts.update(dict(zip(_COUNTS, spent, strict=True)))
-            self.scored += [scored for scored in record.logprobs if self._is_text(scored.token)]
+            self.scored += [scored for scored in record.logprobs if self.is_text(scored.token)]
             pieces = [(piece.text, piece.source) for piece in outcome.pieces]
             events = self.reader.push(*pieces) if self.reader else _content(pieces)
         for event in events:
@@ -76,7 +80,7 @@ class Choice:
                 self.calls[event.index].arguments += event.text
         return events
 
-    def _is_text(self, token: int) -> bool:
+    def is_text(self, token: int) -> bool:
         """Whether a token is part of the text; others end it, or are structure."""
         ends, is_control = self.vocabulary.ends_generation, self.vocabulary.is_control
         return token in self.request.visible or not (ends(token) or is_control(token))
@@ -94,7 +98,7 @@ class Choice:
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
         """Why the choice ended, in OpenAI's terms."""
-        if self.completion.finish_reason in ("length", "context"):
+        if self.completion.finish_reason in ("length", "context", "cancelled"):
             return "length"
         return "tool_calls" if self.calls else "stop"
 
@@ -107,6 +111,8 @@ def _content(pieces: Iterable[tuple[str, str]]) -> list[Event]:
 class Answer(ABC):
     """An answer that can be given whole or as the events of a stream."""
 
+    media_type = EVENTS
+    """of its stream: events, or JSON in lines"""
     done = "[DONE]"
     """what a stream that is whole ends with, if anything"""
 
@@ -123,8 +129,8 @@ class Answer(ABC):
         choice.take(outcome)
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """The answer when every choice has ended."""
+    def whole(self) -> Any:
+        """The answer when every choice has ended, as JSON has it."""
 
     @abstractmethod
     def first(self) -> Iterator[dict[str, Any]]:
@@ -175,9 +181,13 @@ class Answer(ABC):
         }
         return {"usage": usage, "outrider": account}
 
+    def account_of(self, choice: Choice) -> dict[str, Any]:
+        """What speculation did for one choice."""
+        return _account_of(choice, self.service.policy)
+
     def _account(self) -> dict[str, Any]:
         """What speculation did. Of several choices counts add up, and `choices` has each one's."""
-        each = [_account_of(choice, self.service.policy) for choice in self.choices]
+        each = [self.account_of(choice) for choice in self.choices]
         completion = self.choices[0].completion
         return {
             "policy": self.plan.policy,

@@ -29,14 +29,8 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token"
 def plan_chat(service: Service, body: ChatRequest, namespace: str) -> GenerationPlan:
     """The requests that a chat request asks for. Raises Problem."""
     check_choices(service.settings, body.n or 1, "n")
-    functions = [tool.function for tool in body.tools or ()]
-    tools = [
-        ToolSpec(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in functions
-    ]
-    choice = _choice(body.tool_choice, tools)
-    variables, notices = _variables(service, body)
-    parallel = body.parallel_tool_calls is not False
-    text = render(service, body.messages, tools, choice, variables, parallel=parallel)
+    tools, choice = _tools(body)
+    text, notices = rendered(service, body)
     prompt = "".join(service.controls.split(text))
     grammar, grammar_notices = _grammar(service, body, tools, choice, prompt)
     return plan_of(
@@ -53,6 +47,23 @@ def plan_chat(service: Service, body: ChatRequest, namespace: str) -> Generation
             service.format.reader, [] if choice == "none" else tools, reasoning=True, prompt=prompt
         ),
     )
+
+
+def rendered(service: Service, body: ChatRequest) -> tuple[str, list[str]]:
+    """The conversation under the model's template, as `render` gives it, and notices. Raises Problem."""
+    tools, choice = _tools(body)
+    variables, notices = _variables(service, body)
+    parallel = body.parallel_tool_calls is not False
+    return render(service, body.messages, tools, choice, variables, parallel=parallel), notices
+
+
+def _tools(body: ChatRequest) -> tuple[list[ToolSpec], ToolChoice]:
+    """The tools of a request, and whether they may or must be called."""
+    functions = [tool.function for tool in body.tools or ()]
+    tools = [
+        ToolSpec(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in functions
+    ]
+    return tools, _choice(body.tool_choice, tools)
 
 
 def _choice(asked: str | NamedTool | None, tools: Sequence[ToolSpec]) -> ToolChoice:

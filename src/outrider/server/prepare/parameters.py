@@ -18,7 +18,7 @@ from outrider.server.protocol.base import (
     JsonSchemaFormat,
     SamplingFields,
 )
-from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.protocol.requests import ChatRequest, TextRequest
 from outrider.server.settings import ServeSettings
 
 _MIN_TEMPERATURE = 1e-4
@@ -82,6 +82,19 @@ _ENGINE_NAMES = {
 }
 """Fields that the engine has under another name."""
 _PARAMETERS = {parameter.name for parameter in dataclass_fields(SamplingParams)}
+_SAMPLED = [name for name in SamplingFields.model_fields if _ENGINE_NAMES.get(name, name) in _PARAMETERS]
+_SAMPLERS: dict[str, dict[str, float]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": 0.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
+}
+"""llama.cpp's names of samplers, in their order, and the values that switch them off."""
 
 
 def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingParams:
@@ -90,11 +103,29 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams) -> SamplingPar
         why = "it is another name of repeat_penalty. Leave one of them out."
         raise invalid_field("repetition_penalty", why)
     given: dict[str, Any] = {}
-    for name in SamplingFields.model_fields:
+    for name in _SAMPLED:
         parameter, value = _ENGINE_NAMES.get(name, name), getattr(fields, name)
-        if value is not None and parameter in _PARAMETERS:
+        if value is not None:
             given[parameter] = _CONVERSIONS[name](value) if name in _CONVERSIONS else value
+    if fields.samplers is not None:
+        kept = set(map(_known_sampler, fields.samplers))
+        given |= {key: value for name in _SAMPLERS.keys() - kept for key, value in _SAMPLERS[name].items()}
     return replace(defaults, **given)
+
+
+def sampler_notices(fields: SamplingFields) -> list[str]:
+    """What is not done of a request's `samplers`."""
+    given = list(map(_known_sampler, fields.samplers or ()))
+    unknown = [name[:64] for name in given if name not in _SAMPLERS]
+    known = [name for name in given if name in _SAMPLERS]
+    notices = [f"samplers: {name} is not known here" for name in unknown]
+    if known != [name for name in _SAMPLERS if name in known]:
+        notices.append(f"samplers: their order is {', '.join(name for name in _SAMPLERS if name in known)}")
+    return notices
+
+
+def _known_sampler(name: str) -> str:
+    return {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}.get(name, name)
 
 
 def verification_of(
@@ -120,9 +151,7 @@ def verification_of(
 _OBJECT = {"type": "object"}
 
 
-def grammar_of(
-    fields: ChatRequest | CompletionRequest, settings: ServeSettings
-) -> tuple[Grammar | None, str]:
+def grammar_of(fields: ChatRequest | TextRequest, settings: ServeSettings) -> tuple[Grammar | None, str]:
     """What limits the answer, and the field that says so; None and "" where nothing does.
 
     Raises Problem for two of them, and for a text that is too long.

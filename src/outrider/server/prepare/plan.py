@@ -11,9 +11,9 @@ from outrider.core.params import Drafting
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.formats import AnswerReader
 from outrider.server.errors import invalid_field, problem_of
-from outrider.server.prepare.parameters import sampling_of, verification_of
+from outrider.server.prepare.parameters import sampler_notices, sampling_of, verification_of
 from outrider.server.protocol.messages import Prediction, text_of
-from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.protocol.requests import ChatRequest, TextRequest
 from outrider.server.service import Service
 
 
@@ -24,7 +24,7 @@ class GenerationPlan:
     `policy` is who drafts, by name. `bitwise`: the texts are those of plain decoding, bit for bit.
     `notices` are lines that belong into the answer. `reader` makes what reads a choice's text; None: it is
     content from the first character to the last. `echoes` are the texts that the choices begin with (an
-    echoed prompt).
+    echoed prompt). After `max_decode_s` an answer ends that has begun a new line.
     """
 
     requests: tuple[Request, ...]
@@ -35,6 +35,7 @@ class GenerationPlan:
     show_sources: bool
     reader: Callable[[], AnswerReader] | None = None
     echoes: tuple[str, ...] = ()
+    max_decode_s: float | None = None
 
     @property
     def has_logprobs(self) -> bool:
@@ -44,7 +45,7 @@ class GenerationPlan:
 
 def plan_of(
     service: Service,
-    body: ChatRequest | CompletionRequest,
+    body: ChatRequest | TextRequest,
     prompts: Sequence[tuple[int, ...]],
     namespace: str,
     *,
@@ -95,7 +96,7 @@ def plan_of(
         ),
         policy=service.policy_name if policy == "auto" else policy,
         bitwise=bitwise and keeps_text,
-        notices=(*notices, *more),
+        notices=(*notices, *more, *sampler_notices(body)),
         choices_per_prompt=number,
         show_sources=bool(speculation and speculation.show_sources),
         reader=reader,
@@ -120,7 +121,7 @@ def _predicted(service: Service, asked: Prediction | None) -> tuple[tuple[int, .
 
 
 def compile_grammar(
-    service: Service, body: ChatRequest | CompletionRequest, grammar: Grammar, field: str
+    service: Service, body: ChatRequest | TextRequest, grammar: Grammar, field: str
 ) -> tuple[str, ...]:
     """Compile the grammar of a field; what of it is not enforced. Raises Problem."""
     if body.ignore_eos:

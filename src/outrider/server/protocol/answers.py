@@ -239,6 +239,50 @@ class InputTokens(BaseModel):
     input_tokens: int
 
 
+# llama-server's
+
+
+class LlamaCompletion(BaseModel):
+    """The answer to POST /completion and /infill; less where `response_fields` says so."""
+
+    model_config = ConfigDict(extra="allow")
+
+    content: str | None = None
+    stop: Literal[True] | None = None
+    stop_type: Literal["eos", "limit", "word"] | None = None
+
+
+class AppliedTemplate(Answer):
+    """The answer to POST /apply-template."""
+
+    prompt: str
+
+
+class Props(BaseModel):
+    """The answer to GET /props."""
+
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+    is_sleeping: bool
+
+
+class Slot(Answer):
+    """Room for one request."""
+
+    id: int
+    id_task: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+
+
 # Tokens, models and state
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -118,6 +119,17 @@ def explained(why: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+def only(neutral: float, why: str) -> AfterValidator:
+    """Says `why` a number other than the `neutral` one is not supported."""
+
+    def check(value: Any) -> Any:
+        if value != neutral:
+            raise unsupported(f"{why}. Say {neutral:g}, or leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
 def few(most: int) -> BeforeValidator:
     """Refuses an object of too many fields before it looks at any of them."""
 
@@ -157,10 +169,23 @@ TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
 SchemaText = Annotated[str, Field(min_length=1)]
 SchemaName = Annotated[str, Field(max_length=256)]
+SamplerName = Annotated[str, Field(max_length=64)]
 AllowedTexts = Annotated[Many[str], Field(min_length=1, max_length=10_000)]
 
 _DIALECTS = "GBNF where it holds `::=`, else llguidance's Lark."
 _MAX_BIASES = 4_096
+_MIROSTAT = "Accepted, without effect: there is no mirostat."
+
+
+def _biases(value: Any) -> Any:
+    """llama.cpp's pairs of a token and its bias as an object; false bars a token."""
+    if not isinstance(value, list) or len(value) > _MAX_BIASES or not all(map(_is_pair, value)):
+        return value
+    return {str(token): -100 if bias is False else bias for token, bias in value}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], int | str)
 
 
 class Speculation(Shape):
@@ -213,9 +238,20 @@ class SamplingFields(Shape):
     dry_allowed_length: NumTokens | None = None
     dry_penalty_last_n: NumTokensOrOff | None = None
     dry_sequence_breakers: Annotated[Many[StopText], Field(max_length=64)] | None = None
-    logit_bias: Annotated[dict[TokenId, Penalty], Field(max_length=_MAX_BIASES), few(_MAX_BIASES)] | None = (
-        Field(None, description="By token id; -100 bars a token.")
+    samplers: Annotated[Many[SamplerName], Field(max_length=32)] | None = Field(
+        None,
+        description="Those that are not named are off. Their order is fixed (docs/sampling.md): the notices "
+        "name another, and samplers that are not known here.",
     )
+    mirostat: Annotated[int, only(0, "mirostat is not supported")] | None = None
+    mirostat_tau: Any = Field(None, description=_MIROSTAT)
+    mirostat_eta: Any = Field(None, description=_MIROSTAT)
+    logit_bias: Annotated[
+        dict[TokenId, Penalty] | None,
+        Field(max_length=_MAX_BIASES),
+        few(_MAX_BIASES),
+        BeforeValidator(_biases),
+    ] = Field(None, description="By token id; -100 bars a token. Also llama.cpp's pairs of both.")
     seed: Annotated[int, Field(ge=-1, le=2**63 - 1), WHOLE] | None = Field(
         None, description="-1 draws a fresh one; the n-th of several answers has seed + n."
     )

@@ -54,8 +54,6 @@ REFUSED = {
     "function_call": "function_call is no longer in use. Say tool_choice",
     "web_search_options": "this server does not search the web. Leave it out",
     "moderation": "nothing is moderated here. Leave it out",
-    "mirostat": "mirostat is not supported. Leave it out",
-    "samplers": "the order of samplers is fixed (docs/sampling.md). Leave it out",
     "n_probs": "it is llama.cpp's name. Say logprobs and top_logprobs",
     "guided_whitespace_pattern": "white space by a pattern is not supported. Leave it out",
     "structural_tag": "structural tags are not supported. Use tools, or a grammar",
@@ -123,13 +121,19 @@ class ChatRequest(GenerationRequest, GrammarFields):
     verbosity: Annotated[Literal["medium"] | None, _NO_VERBOSITY] = None
 
 
-class CompletionRequest(GenerationRequest, GrammarFields):
+class TextRequest(GenerationRequest, GrammarFields):
+    """What completions have in common, whoever's they are."""
+
+    n: NumChoices | None = None
+    prediction: Prediction | None = None
+
+
+class CompletionRequest(TextRequest):
     """Texts to be continued as they stand, without a chat template."""
 
     renamed: ClassVar = _RENAMED
 
     refused: ClassVar = REFUSED | {
-        "suffix": "text is not filled in between two others. Leave it out",
         "prompt_embeds": "prompts are text or tokens. Leave it out",
         "use_beam_search": "beam search is not supported. Leave it out",
     }
@@ -140,7 +144,9 @@ class CompletionRequest(GenerationRequest, GrammarFields):
         | Annotated[Many[Text], Field(min_length=1)]
         | Annotated[Many[Tokens], Field(min_length=1)]
     )
-    n: NumChoices | None = None
+    suffix: str | None = Field(
+        None, description="What follows the text that is asked for, with a model that can fill in a middle."
+    )
     best_of: NumChoices | None = Field(
         None, description="Only as many as `n`: all that are generated are returned."
     )
@@ -149,7 +155,6 @@ class CompletionRequest(GenerationRequest, GrammarFields):
         None, description="16 unless the server is set otherwise, as OpenAI's."
     )
     logprobs: NumLogprobs | None = None
-    prediction: Prediction | None = None
 
 
 class SchemaFormat(NamedSchema):

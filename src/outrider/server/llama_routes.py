@@ -1,0 +1,70 @@
+"""llama-server's own endpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from outrider.server.answers.llama import LlamaAnswer
+from outrider.server.generation import answer
+from outrider.server.models import Models
+from outrider.server.prepare.chat import rendered
+from outrider.server.prepare.llama import plan_infill, plan_llama
+from outrider.server.protocol import answers
+from outrider.server.protocol.llama import InfillRequest, LlamaRequest
+from outrider.server.protocol.requests import ChatRequest
+
+_LISTED = answers.LlamaCompletion | list[answers.LlamaCompletion]
+
+
+def llama_text_router(models: Models) -> APIRouter:
+    """Text to be continued, as llama-server; with `stream`, as server-sent events."""
+    router = APIRouter(tags=["llama-server"])
+
+    @router.post("/completion", response_model=_LISTED)
+    @router.post("/completions", response_model=_LISTED)
+    async def completion(body: LlamaRequest, request: Request) -> Response:
+        """Continue texts as they stand, as llama-server; several prompts or choices give a list."""
+        return await answer(models, request, body, plan_llama, LlamaAnswer)
+
+    @router.post("/infill", response_model=_LISTED)
+    async def infill(body: InfillRequest, request: Request) -> Response:
+        """Fill a gap between two texts, with a model that can."""
+        return await answer(models, request, body, plan_infill, LlamaAnswer)
+
+    return router
+
+
+def llama_info_router(models: Models) -> APIRouter:
+    """What llama-server says of itself and its template."""
+    router = APIRouter(tags=["llama-server"])
+
+    @router.post("/apply-template", response_model=answers.AppliedTemplate)
+    async def apply_template(body: ChatRequest) -> Any:
+        """The prompt that a request for a chat completion becomes."""
+        async with models.serving(body.model) as service:
+            text, _ = await service.prepared(lambda: rendered(service, body))
+            return {"prompt": "".join(service.controls.split(text))}
+
+    @router.get("/props", response_model=answers.Props)
+    async def props(model: str | None = None) -> Any:
+        """A model's settings, as far as clients need them."""
+        service = models.loaded(model)
+        template, sampling = service.template, service.defaults
+        params = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        return {
+            "default_generation_settings": {"n_ctx": service.context_tokens, "params": params},
+            "total_slots": service.worker.state().max_running,
+            "model_alias": service.name,
+            "model_path": service.session.target.name,
+            "chat_template": template.source if template else "",
+            "bos_token": template.bos if template else "",
+            "eos_token": template.eos if template else "",
+            "modalities": {"vision": False, "audio": False},
+            "build_info": service.fingerprint,
+            "is_sleeping": False,
+        }
+
+    return router
