@@ -15,8 +15,9 @@ from pydantic import SecretStr
 from outrider.cli.serve_settings import ServeOptions
 from outrider.core.errors import SettingError
 from outrider.core.schema import settings_of
+from outrider.server.configuration import as_toml, read_configuration
 from outrider.server.keys import read_keys
-from outrider.server.settings import TABLES, ServeSettings, as_toml, is_loopback, read_configuration, table_of
+from outrider.server.settings import TABLES, ServeSettings, is_loopback, table_of
 
 KEY = "a-key-of-twenty-four-chars"
 

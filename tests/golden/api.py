@@ -14,8 +14,9 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from golden.normal import normal
-from outrider.server.assembly import assemble
+from outrider.server.assembly import assemble, service_of
 from outrider.server.keys import ApiKey, KeyRing, digest_of
+from outrider.server.models import Models
 from outrider.server.settings import ServeSettings
 from serving import TEMPLATE, tiny_session, user
 
@@ -80,7 +81,8 @@ def serve(*, template: str | None = TEMPLATE, keys: bool = False, **settings: An
     """A client of the whole server, as `outrider serve` puts it together; `settings` are the server's."""
     ring = KeyRing([ApiKey(name="anna", sha256=digest_of(KEY))] if keys else [])
     with tiny_session(template=template) as (session, _model):
-        app, service = assemble(session, ServeSettings(**settings), ring)
+        service = service_of(session, ServeSettings(**settings))
+        app = assemble(Models.of(service), service.settings, ring)
         service.start()
         try:
             yield TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)

@@ -15,7 +15,8 @@ from golden.api import serve
 from outrider.bench.plan import ContestantSpec, SweepPlan, plan_text
 from outrider.cli.main import app
 from outrider.lab.workloads.reading import WorkloadSpec
-from outrider.server.settings import Configuration, ServeSettings, as_toml
+from outrider.server.configuration import Configuration, as_toml
+from outrider.server.settings import ServeSettings
 
 __all__ = ["commands", "endpoints", "package", "settings"]
 

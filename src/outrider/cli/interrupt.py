@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -21,13 +22,15 @@ class Interrupt:
         self._previous: Any = None
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGINT, self._note)
+        if current_thread() is main_thread():  # no other one gets signals
+            self._previous = signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, self._previous)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:

@@ -79,7 +79,7 @@ def run(settings: RunSettings) -> int:
 def load_pair(plan: PairPlan, errors: Console, max_sequences: int = 1, capacity_tokens: int = 0) -> Pair:
     """Load the models that were asked for, or the embedded default, where the contexts of so many sequences
     and tokens over all of them will find room."""
-    room = Room(plan.settings.ctx_size, plan.settings.ctx_size_draft, max_sequences, capacity_tokens)
+    room = room_of(plan, max_sequences, capacity_tokens)
     show_log(plan.settings.verbose)
     with LoadInterrupt(), errors.status("loading") as status:
         return Pair.load(
@@ -92,6 +92,11 @@ def load_pair(plan: PairPlan, errors: Console, max_sequences: int = 1, capacity_
             room=room,
             measuring=lambda what, part: status.update(f"choosing the library, once ({what}): {part:.0%}"),
         )
+
+
+def room_of(plan: PairPlan, max_sequences: int, capacity_tokens: int) -> Room:
+    """The contexts of a pair, of so many sequences and tokens over all of them."""
+    return Room(plan.settings.ctx_size, plan.settings.ctx_size_draft, max_sequences, capacity_tokens)
 
 
 def open_session(

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from rich.console import Console
 from rich.text import Text
 
+from outrider.backends.machine import available_bytes
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
-from outrider.cli.run import load_pair, open_session
+from outrider.cli.run import load_pair, open_session, room_of
 from outrider.policy import AutoPolicy
-from outrider.server.assembly import assemble
+from outrider.server.assembly import assemble, metrics_of, service_of
+from outrider.server.configuration import Configuration
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.loading import Loading
 from outrider.server.logs import log_to_stderr
+from outrider.server.metrics import AllMetrics, Metrics
+from outrider.server.models import LoadedModel, ModelEntry, Models
 from outrider.server.running import Server, address_of, bind, close, tls_context
-from outrider.server.settings import Configuration, ServeSettings, is_loopback
+from outrider.server.service import Service
+from outrider.server.settings import ServeSettings, is_loopback
+from outrider.server.turns import Turns
+from outrider.server.worker import NOT_LOADED
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
+from outrider.session.drafts import resolve_models
+from outrider.session.loading import memory_bytes as pair_bytes
 
 LOG = logging.getLogger("outrider.server")
 
@@ -29,34 +38,46 @@ def serve(configuration: Configuration) -> int:
     address get wrong is found before a model is loaded. Raises the errors of `outrider.core.errors`."""
     settings = configuration.settings
     settings.check()
-    plan = plan_pair(settings, greedy=settings.temp == 0 or settings.top_k == 1)
+    is_one = not configuration.models
+    plans = {name: (each, _plan(each)) for name, each in (configuration.models or {"": settings}).items()}
     ring, notices = key_ring(settings)
     tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
     log_to_stderr(as_json=settings.log_json)
     errors = Console(stderr=True, highlight=False, quiet=settings.log_json)
+    several = None if is_one else _several(settings, plans)
     sockets = bind(settings.host, settings.port)
+    address = address_of(sockets, tls=tls is not None)
+    said = [*configuration.notices, *notices]
     try:
         with ExitStack() as stack:
-            with Loading(sockets, settings, tls) as loading:
-                pair = load_pair(plan, errors, settings.max_running, settings.kv_tokens or 0)
-                loading.doing = "opening contexts and measuring what calls cost here"
-                session = stack.enter_context(_open(settings, plan, pair, errors))
-            app, service = assemble(session, settings, ring, plan.verification)
-            address = address_of(sockets, tls=tls is not None)
+            if several is None:
+                with Loading(sockets, settings, tls) as loading:
+                    models, overview = _one(settings, plans[""][1], loading, stack, errors)
+                said += models.services()[0].notices
+            else:
+                models, overview = several
+            overview |= _overview(settings, ring, address)
 
             def ready() -> None:
-                said = [*configuration.notices, *notices, *session.notices]
-                _announce(settings, _overview(settings, session, pair, ring, address), said, errors)
+                _announce(settings, overview, said, errors)
 
-            server = Server(app, settings, tls=tls, drain=service.worker.drain, ready=ready)
-            service.start()
+            app = assemble(models, settings, ring)
+            server = Server(app, settings, tls=tls, drain=models.drain, ready=ready)
             try:
                 server.run(sockets)
             finally:
-                service.close()
+                models.close()
             return server.status
     finally:
         close(sockets)
+
+
+def _plan(settings: ServeSettings) -> PairPlan:
+    return plan_pair(settings, greedy=settings.temp == 0 or settings.top_k == 1)
+
+
+def _load(settings: ServeSettings, plan: PairPlan, errors: Console) -> Pair:
+    return load_pair(plan, errors, settings.max_running, settings.kv_tokens or 0)
 
 
 def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) -> Session:
@@ -73,10 +94,92 @@ def _open(settings: ServeSettings, plan: PairPlan, pair: Pair, errors: Console) 
     )
 
 
-def _overview(
-    settings: ServeSettings, session: Session, pair: Pair, ring: KeyRing, address: str
-) -> dict[str, str]:
-    """What is served, where and to whom, one subject a line."""
+def _one(
+    settings: ServeSettings, plan: PairPlan, loading: Loading, stack: ExitStack, errors: Console
+) -> tuple[Models, dict[str, str]]:
+    """The only model, loaded and at work until the stack is closed; what is said of it."""
+    pair = _load(settings, plan, errors)
+    loading.doing = "opening contexts and measuring what calls cost here"
+    session = stack.enter_context(_open(settings, plan, pair, errors))
+    service = service_of(session, settings, plan.verification)
+    service.start()
+    return Models.of(service), _overview_of_model(settings, session, pair)
+
+
+_MEMORY_SHARE = 0.9
+"""of what is free at the start, that all models together may take where it is not said"""
+
+
+def _several(
+    settings: ServeSettings, plans: Mapping[str, tuple[ServeSettings, PairPlan]]
+) -> tuple[Models, dict[str, str]]:
+    """Models that are loaded when they are asked for; what is said of them. Raises what reading the headers
+    of their files does."""
+    turns = Turns()
+    limit = settings.models_memory
+    memory = int(_MEMORY_SHARE * available_bytes() if limit is None else limit * 2**30)
+    counted: dict[str, Metrics] = {}
+    entries = [_entry(name, *plan, turns, counted) for name, plan in plans.items()]
+    for entry, (_, plan) in zip(entries, plans.values(), strict=True):
+        if plan.target is None or not plan.target.startswith("hf:"):
+            entry.memory_bytes()
+    models = Models(
+        entries,
+        max_loaded=settings.models_max,
+        memory_bytes=memory,
+        idle_s=settings.idle,
+        any_model=settings.any_model,
+        metrics=AllMetrics(counted) if settings.metrics else None,
+    )
+    idle = "" if settings.idle is None else f"after {settings.idle:g} s without a request, and "
+    overview = {
+        "models": ", ".join(models.first_names),
+        "loaded": f"when asked for, up to {settings.models_max} in {memory / 2**30:.1f} GiB",
+        "unloaded": f"{idle}when another one needs the room",
+    }
+    return models, overview
+
+
+def _entry(
+    name: str, settings: ServeSettings, plan: PairPlan, turns: Turns, counted: dict[str, Metrics]
+) -> ModelEntry:
+    names = tuple(dict.fromkeys(filter(None, (name, settings.alias))))
+    own = settings.model_copy(update={"alias": name})
+    running: list[Service] = []
+    if settings.metrics:
+        counted[name] = metrics_of(name, lambda: running[-1].worker.state() if running else NOT_LOADED)
+
+    def load() -> LoadedModel:
+        silent = Console(quiet=True)
+        pair = _load(own, plan, silent)
+        try:
+            session = _open(own, plan, pair, silent)
+        except BaseException:
+            pair.close()
+            raise
+        for notice in session.notices:
+            LOG.info("note", extra={"fields": {"model": name, "note": notice}})
+        service = Service(
+            session, own, verification=plan.verification, metrics=counted.get(name), turns=turns
+        )
+        running[:] = [service]
+
+        def close() -> None:
+            running.clear()
+            session.close()
+
+        return LoadedModel(service, close)
+
+    def memory_bytes() -> int:
+        named = resolve_models(plan.target, plan.draft, plan.hub)
+        room = room_of(plan, own.max_running, own.kv_tokens or 0)
+        return pair_bytes(named.target, named.draft, plan.options, plan.draft_options, room)
+
+    return ModelEntry(names, load, memory_bytes)
+
+
+def _overview_of_model(settings: ServeSettings, session: Session, pair: Pair) -> dict[str, str]:
+    """What is served, one subject a line."""
     target, engine = session.target, session.engine
     named = f" as {settings.alias}" if settings.alias else ""
     draft = f"draft {pair.draft_name}" if pair.draft_name else "no draft model"
@@ -88,6 +191,12 @@ def _overview(
         f"{target.capacity_tokens} KV cells for all",
         "drafts": f"by {names}, {how}" if engine.drafters else "none: plain decoding",
         **({"bits": "texts equal plain decoding's bit for bit"} if session.bitwise else {}),
+    }
+
+
+def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str, str]:
+    """Where it is served and to whom, one subject a line."""
+    return {
         "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
         "access": _access(settings, ring),
         "metrics": _metrics(settings, ring),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
@@ -18,6 +19,7 @@ from outrider.server.models import Models
 from outrider.server.page import Page, page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
+from outrider.server.worker import WorkerState
 from outrider.session import Session
 
 
@@ -29,7 +31,7 @@ def create_app(served: Service | Models, *, page: Page | None = None, has_keys: 
     leaves who calls in `request.state.caller`. The document is at /openapi.json; there are no pages about
     it, since these would load scripts from elsewhere.
     """
-    models = served if isinstance(served, Models) else Models(served)
+    models = served if isinstance(served, Models) else Models.of(served)
     app = FastAPI(
         strict_content_type=False,  # foreign pages are refused by their origin (guard)
         title="Outrider",
@@ -47,19 +49,26 @@ def create_app(served: Service | Models, *, page: Page | None = None, has_keys: 
     return app
 
 
-def assemble(
-    session: Session, settings: ServeSettings, ring: KeyRing, verification: Verification | None = None
-) -> tuple[ASGIApp, Service]:
-    """What a server is to run, and the service in it, to be started and closed. The session stays its
-    owner's."""
+def service_of(
+    session: Session, settings: ServeSettings, verification: Verification | None = None
+) -> Service:
+    """The service of a server's only model. The session stays its owner's."""
     metrics = None
     if settings.metrics:
-        metrics = Metrics(
-            lambda: service.worker.state(),
-            model={"name": session.target.name, "context_tokens": str(session.target.context_length)},
-            build={"version": version("outrider"), "llama_cpp": build_id()},
-        )
+        context = str(session.target.context_length)
+        metrics = metrics_of(session.target.name, lambda: service.worker.state(), context_tokens=context)
     service = Service(session, settings, verification=verification, metrics=metrics)
-    app = create_app(service, page=page() if settings.page else None, has_keys=bool(ring))
-    observe_error = metrics.observe_error if metrics else None
-    return protect(app, settings, ring, observe_error=observe_error), service
+    return service
+
+
+def assemble(models: Models, settings: ServeSettings, ring: KeyRing) -> ASGIApp:
+    """What a server of these models is to run."""
+    app = create_app(models, page=page() if settings.page else None, has_keys=bool(ring))
+    observe_error = models.metrics.observe_error if models.metrics else None
+    return protect(app, settings, ring, observe_error=observe_error)
+
+
+def metrics_of(name: str, state: Callable[[], WorkerState], **facts: str) -> Metrics:
+    """The collectors of a model; `facts` about it become labels."""
+    build = {"version": version("outrider"), "llama_cpp": build_id()}
+    return Metrics(state, model={"name": name} | facts, build=build)

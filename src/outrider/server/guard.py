@@ -21,6 +21,8 @@ from outrider.server.settings import ServeSettings, is_loopback
 _NOT_IN_HOST = frozenset("@/\\?#")
 """What no Host header holds, and what would make another address of it."""
 _HEALTH, _PAGE, _METRICS = "/health", "/", "/metrics"
+_FOR_ADMINS = {_METRICS: ", or --metrics-open", "/models/load": "", "/models/unload": ""}
+"""what only keys with admin = true may use, and another way to it"""
 _EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
 
 
@@ -89,8 +91,8 @@ class Guard:
             key = None if is_open else _identify(self._ring, headers)
             limiter = self._limiters[key.name] if key else None
             scope.setdefault("state", {})["caller"] = Caller(limiter)
-            if key and scope["path"] == _METRICS and not key.admin:
-                message = "this key may not read it. Use one with admin = true, or --metrics-open."
+            if key and scope["path"] in _FOR_ADMINS and not key.admin:
+                message = f"this key may not use it. Use one with admin = true{_FOR_ADMINS[scope['path']]}."
                 raise Problem(403, message, code="not_admin")
             # Only what may make the models work counts as a request.
             with limiter.request() if limiter and scope["method"] == "POST" else nullcontext():

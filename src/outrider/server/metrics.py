@@ -8,11 +8,12 @@ values are bounded: what comes after the first so many of a kind is "other".
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from outrider.core.data import Completion, StepRecord, Update
@@ -117,8 +118,13 @@ class Bounded:
         return value if value in self._known else OTHER
 
 
+def _render(collected: Any, accept: str) -> tuple[bytes, str]:
+    encode, content_type = choose_encoder(accept)
+    return encode(collected), content_type
+
+
 class Metrics:
-    """All collectors of one server, in a registry of their own.
+    """All collectors of one model, in a registry of their own.
 
     `state` is called at each scrape. `model` and `build` become labels of two metrics that are always 1.
     `observe_…` may be called from any thread.
@@ -152,8 +158,7 @@ class Metrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics as text, and its content type: OpenMetrics where the `Accept` header names it."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return _render(self.registry, accept)
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
         counter = self._counters[name]
@@ -252,3 +257,38 @@ class Metrics:
             self._observe("inter_token_latency_seconds", later.end_s - earlier.end_s)
         if num_later := num_tokens - len(bursts[0].tokens):
             self._observe("request_time_per_output_token_seconds", (last_s - first_s) / num_later)
+
+
+class AllMetrics:
+    """The collectors of several models, by their names, as one: the label `model_name` says whose a sample
+    is. Errors count for the first model."""
+
+    def __init__(self, models: Mapping[str, Metrics]) -> None:
+        self._models = models
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric once, with the samples of all models."""
+        families: dict[str, Metric] = {}
+        for model, metrics in self._models.items():
+            for metric in metrics.registry.collect():
+                if metric.name.startswith("process_"):  # it is one process
+                    continue
+                family = families.setdefault(
+                    metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                )
+                family.samples += [
+                    sample._replace(labels={"model_name": model, **sample.labels})
+                    for sample in metric.samples
+                ]
+        yield from families.values()
+        yield from self._process.collect()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """As `Metrics.render`."""
+        return _render(self, accept)
+
+    def observe_error(self, status: int, code: str) -> None:
+        """As `Metrics.observe_error`."""
+        next(iter(self._models.values())).observe_error(status, code)

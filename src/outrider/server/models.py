@@ -1,49 +1,347 @@
-"""The models of a server, by the names that clients call them."""
+"""The models of a server, by the names that clients call them: loaded when they are asked for, unloaded when
+nobody has asked for long or another one needs their memory."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from outrider.core.errors import OutOfMemory, OutriderError
 from outrider.server.errors import Problem
-from outrider.server.metrics import Metrics
+from outrider.server.metrics import AllMetrics, Metrics
 from outrider.server.service import Service
+
+_log = logging.getLogger("outrider.server")
+
+_LOOK_S = 0.05
+"""between looks at whether a model has become idle that others wait for"""
+_WATCH_S = 1.0
+"""between looks at which models have been idle for long"""
+_RETRY_S = 2.0
+
+State = Literal["unloaded", "loading", "loaded", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that serves; `close` frees it after its service was closed."""
+
+    service: Service
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that a server can load. `load` and `memory_bytes`, what it takes at most, are called in threads
+    of their own and raise OutriderError."""
+
+    names: tuple[str, ...]
+    """what clients call it; the first is its own"""
+    load: Callable[[], LoadedModel]
+    memory_bytes: Callable[[], int] = lambda: 0
+    metrics: Metrics | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Model:
+    entry: ModelEntry
+    is_fixed: bool = False
+    """whether it is loaded as long as the server runs"""
+    loaded: LoadedModel | None = None
+    loading: asyncio.Task[None] | None = None
+    is_leaving: bool = False
+    """whether it takes no more requests, so that it can be unloaded for another one"""
+    error: OutriderError | None = None
+    """why it could not be loaded the last time"""
+    memory_bytes: int = 0
+    num_waiting: int = 0
+    """requests that wait until it is loaded"""
+    num_preparing: int = 0
+    """requests that are being prepared or handed in"""
+    loaded_s: float = 0.0
+    used_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.entry.names[0]
+
+    @property
+    def state(self) -> State:
+        if self.loaded is not None:
+            return "loaded"
+        if self.loading is not None:
+            return "loading"
+        return "failed" if self.error else "unloaded"
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes requests. One whose engine has failed is loaded anew."""
+        if self.loaded is None or self.is_fixed:
+            return self.is_fixed
+        return not self.is_leaving and not self.loaded.service.worker.state().failed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request needs it to stay loaded."""
+        if self.loaded is None:
+            return False
+        state = self.loaded.service.worker.state()
+        return (
+            self.is_fixed
+            or self.num_preparing > 0
+            or (state.running + state.waiting > 0 and not state.failed)
+        )
 
 
 class Models:
-    """What is served: one model, as long as the server runs."""
+    """The models that are served. The first is meant where a request names none.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    At most `max_loaded` of them are loaded at once, which take no more than `memory_bytes` together (None: as
+    the system has it); those that nobody asked for in `idle_s` seconds are unloaded (None: never). What is
+    unloaded for another model is the one whose last request is longest ago, never one with a request. With
+    `any_model` a name that is unknown means the first.
+    """
 
-    @property
-    def metrics(self) -> Metrics | None:
-        """What is counted; None where nothing is."""
-        return self._service.metrics
+    def __init__(
+        self,
+        entries: Sequence[ModelEntry],
+        *,
+        max_loaded: int = 1,
+        memory_bytes: int | None = None,
+        idle_s: float | None = None,
+        any_model: bool = False,
+        metrics: Metrics | AllMetrics | None = None,
+    ) -> None:
+        self._models = [_Model(entry) for entry in entries]
+        self._by_name = {name: model for model in reversed(self._models) for name in model.entry.names}
+        self._max_loaded = max_loaded
+        self._memory_bytes = memory_bytes
+        self._idle_s = idle_s
+        self._any_model = any_model
+        self.metrics = metrics
+        """what is counted; None where nothing is"""
+        self.started_unix_s = int(time.time())
+        self.is_draining = False
+        self._changing: asyncio.Lock | None = None
+        """held while models are loaded or unloaded: one at a time"""
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, service: Service) -> Models:
+        """One model, which is loaded as long as the server runs."""
+        loaded = LoadedModel(service, lambda: None)
+        entry = ModelEntry(service.names, lambda: loaded)
+        models = cls([entry], any_model=service.settings.any_model, metrics=service.metrics)
+        models._models[0].loaded, models._models[0].is_fixed = loaded, True
+        return models
 
     @property
     def names(self) -> tuple[str, ...]:
         """What clients may call the models."""
-        return self._service.names
+        return tuple(name for model in self._models for name in model.entry.names)
 
-    def check(self, name: str | None) -> None:
-        """Raises Problem (404) for a model that is not served here."""
-        if name is not None and name not in self.names and not self._service.settings.any_model:
+    @property
+    def first_names(self) -> tuple[str, ...]:
+        """The models, each by its own name."""
+        return tuple(model.name for model in self._models)
+
+    def _find(self, name: str | None) -> _Model:
+        if name is None:
+            return self._models[0]
+        model = self._by_name.get(name)
+        if model is None and not self._any_model:
             message = f"there is no model {name[:200]} here. Say {' or '.join(self.names)}, or nothing."
             raise Problem(404, message, code="model_not_found", param="model")
+        return model or self._models[0]
 
-    @asynccontextmanager
-    async def serving(self, name: str | None) -> AsyncIterator[Service]:
-        """The service of a model, loaded, for as long as requests are prepared and handed in; None is the
-        first model. Raises Problem."""
-        self.check(name)
-        yield self._service
+    def loaded(self, name: str | None = None) -> Service | None:
+        """The service of a model (None: of the first); None where it is not loaded. Raises Problem (404) for
+        a model that is not served here."""
+        loaded = self._find(name).loaded
+        return loaded.service if loaded else None
 
-    def loaded(self, name: str | None = None) -> Service:
-        """The service of a model (None: of the first). Raises Problem."""
-        self.check(name)
-        return self._service
+    def name_of(self, name: str | None) -> str:
+        """A model's own name. Raises Problem (404)."""
+        return self._find(name).name
 
     def services(self) -> tuple[Service, ...]:
         """Of the models that are loaded."""
-        return (self._service,)
+        return tuple(model.loaded.service for model in self._models if model.loaded)
+
+    def card(self, name: str) -> dict[str, Any]:
+        """A name and what is known of its model. Raises Problem (404)."""
+        model = self._find(name)
+        service = model.loaded.service if model.loaded else None
+        card: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": service.started_unix_s if service else self.started_unix_s,
+            "owned_by": "outrider",
+            "root": model.name,
+            "status": {"value": "unloaded" if model.state == "failed" else model.state},
+        }
+        if service is not None:
+            card["max_model_len"] = service.context_tokens
+        if model.error is not None:
+            card["status"] |= {"failed": True, "why": model.error.why}
+        return card
+
+    @asynccontextmanager
+    async def serving(self, name: str | None) -> AsyncIterator[Service]:
+        """The service of a model, which is loaded if it is not, for as long as requests are prepared and
+        handed in; it stays loaded until they have ended.
+
+        Raises Problem: 404 for a model that is not served here, 503 for one that cannot be loaded.
+        """
+        model = self._find(name)
+        model.num_waiting += 1
+        try:
+            while not model.serves:
+                if model.loading is None:
+                    model.loading = asyncio.create_task(self._load(model))
+                    model.loading.add_done_callback(_retrieve)
+                await asyncio.shield(model.loading)  # others wait for it too
+        finally:
+            model.num_waiting -= 1
+        model.num_preparing += 1
+        try:
+            assert model.loaded is not None, "what serves is loaded"
+            yield model.loaded.service
+        finally:
+            model.num_preparing -= 1
+            model.used_s = time.monotonic()
+
+    async def unload(self, name: str) -> None:
+        """Unload a model. Raises Problem: 404 for one that is not served here, 409 for one with requests."""
+        model = self._find(name)
+        async with self._lock():
+            if model.is_busy:
+                raise Problem(409, f"{name[:200]} has requests. Ask again when they have ended.", code="busy")
+            await self._unload(model)
+
+    def _lock(self) -> asyncio.Lock:
+        self._changing = self._changing or asyncio.Lock()
+        return self._changing
+
+    async def _load(self, model: _Model) -> None:
+        try:
+            async with self._lock():
+                if model.serves:
+                    return
+                await self._unload(model)  # one that has failed
+                model.memory_bytes = await asyncio.to_thread(model.entry.memory_bytes)
+                await self._make_room(model)
+                _log.info("loading", extra={"fields": {"model": model.name}})
+                model.loaded = await self._loaded(model)
+                model.loaded.service.start()
+                model.error, model.loaded_s = None, time.monotonic()
+                model.used_s = model.loaded_s
+                _log.info("loaded", extra={"fields": {"model": model.name}})
+            if self._idle_s is not None and self._watching is None:
+                self._watching = asyncio.create_task(self._watch(self._idle_s))
+        except OutriderError as error:
+            model.error = error
+            _log.error("not loaded", extra={"fields": {"model": model.name, "why": str(error)}})
+            # What the error is about is a file of the server's, which a client does not have.
+            why = f"{model.name} cannot be loaded: {error.why}. The server's log may say more."
+            raise Problem(503, why, code="model_not_loaded", retry_after_s=_RETRY_S) from None
+        finally:
+            model.loading = None
+
+    async def _loaded(self, model: _Model) -> LoadedModel:
+        """Load it; where the system has no memory, after others were unloaded."""
+        while True:
+            try:
+                return await asyncio.to_thread(model.entry.load)
+            except OutOfMemory:
+                idle = self._idle_models()
+                if not idle:
+                    raise
+                await self._unload(idle[0])
+
+    async def _make_room(self, model: _Model) -> None:
+        """Unload others until there is room for a model. Where all have requests, the one that was loaded
+        first takes no more, and is unloaded when those it has have ended.
+
+        Raises OutOfMemory for a model that is larger than all room, and Problem when nobody waits for it any
+        more.
+        """
+        limit = self._memory_bytes
+        if limit is not None and model.memory_bytes > limit:
+            needed, given = model.memory_bytes / 1e9, limit / 1e9
+            why = f"it takes {needed:.1f} GB, and all models together may take {given:.1f} GB"
+            raise OutOfMemory(model.name, why, "Raise --models-memory.")
+        while not self._has_room(model):
+            others = self._idle_models() or [min(self._others(model), key=lambda other: other.loaded_s)]
+            await self._end(others[0], model)
+
+    async def _end(self, other: _Model, model: _Model) -> None:
+        """Unload one model for another one when its requests have ended."""
+        other.is_leaving = True
+        try:
+            while other.is_busy:
+                if self.is_draining or not model.num_waiting:
+                    raise Problem(503, "the server is ending. Ask another one.", code="draining")
+                await asyncio.sleep(_LOOK_S)
+            await self._unload(other)
+        finally:
+            other.is_leaving = False
+
+    def _others(self, model: _Model) -> list[_Model]:
+        return [other for other in self._models if other.loaded and other is not model]
+
+    def _has_room(self, model: _Model) -> bool:
+        loaded = self._others(model)
+        total = model.memory_bytes + sum(other.memory_bytes for other in loaded)
+        return len(loaded) < self._max_loaded and (self._memory_bytes is None or total <= self._memory_bytes)
+
+    def _idle_models(self) -> list[_Model]:
+        """Those that may be unloaded, the one first whose last request is longest ago."""
+        idle = [model for model in self._models if model.loaded and not model.is_busy]
+        return sorted(idle, key=lambda model: model.used_s)
+
+    async def _unload(self, model: _Model) -> None:
+        if model.loaded is None:
+            return
+        loaded, model.loaded = model.loaded, None
+        _log.info("unloading", extra={"fields": {"model": model.name}})
+        await asyncio.to_thread(_close, loaded)
+
+    async def _watch(self, idle_s: float) -> None:
+        """Unload what has been idle for so long, for ever."""
+        while True:
+            await asyncio.sleep(min(_WATCH_S, idle_s / 4))
+            for model in self._models:
+                if model.is_busy:
+                    model.used_s = time.monotonic()
+                elif model.loaded and time.monotonic() - model.used_s >= idle_s:
+                    async with self._lock():
+                        if not model.is_busy:
+                            await self._unload(model)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests and wait for the others, at most so long; then they are cancelled."""
+        self.is_draining = True
+        await asyncio.gather(*(service.worker.drain(timeout_s) for service in self.services()))
+
+    def close(self) -> None:
+        """End the services and free their models. Closing twice is harmless."""
+        for model in self._models:
+            if model.loaded is not None:
+                _close(model.loaded)
+
+
+def _close(loaded: LoadedModel) -> None:
+    loaded.service.close()
+    loaded.close()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """An error that nobody waited for is logged by the task itself."""
+    if not task.cancelled():
+        task.exception()

@@ -27,6 +27,7 @@ from outrider.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ModelRequest,
     ResponseRequest,
     TokenizeRequest,
 )
@@ -173,35 +174,48 @@ def info_router(models: Models) -> APIRouter:
         async with models.serving(body.model) as service:
             return await service.prepared(lambda: JSONResponse(_detokenize(service, body)))
 
-    @router.get("/v1/models", response_model=answers.ModelList, tags=["models"])
+    @router.get(
+        "/v1/models", response_model=answers.ModelList, response_model_exclude_unset=True, tags=["models"]
+    )
     async def list_models() -> Any:
-        """The model, under all its names."""
-        return {"object": "list", "data": [_model_card(models.loaded(name), name) for name in models.names]}
+        """The models, under all their names, and which of them are loaded."""
+        return {"object": "list", "data": [models.card(name) for name in models.names]}
 
-    @router.get("/v1/models/{model:path}", response_model=answers.ModelCard, tags=["models"])
+    @router.get(
+        "/v1/models/{model:path}",
+        response_model=answers.ModelCard,
+        response_model_exclude_unset=True,
+        tags=["models"],
+    )
     async def show_model(model: str) -> Any:
         """The model of this name."""
-        return _model_card(models.loaded(model), model)
+        return models.card(model)
 
     @router.get("/outrider/status", response_model=answers.Status, tags=["state"])
-    async def status() -> Any:
-        """Models, drafters, and the seconds of a call over 1 to 32 tokens; null where they are not known."""
-        return _status(models.loaded())
+    async def status(model: str | None = None) -> Any:
+        """A model, its drafters, and the seconds of a call over 1 to 32 tokens, where they are known."""
+        service = models.loaded(model)
+        found = {} if service is None else _status(service)
+        served = {"model": models.name_of(model), "models": list(models.first_names)}
+        return found | served | {"is_loaded": service is not None}
+
+    if len(models.first_names) > 1:
+
+        @router.post("/models/load", response_model=answers.Done, tags=["models"])
+        async def load(body: ModelRequest) -> Any:
+            """Load a model before somebody asks it for something; for keys with admin = true."""
+            async with models.serving(body.model):
+                return {"success": True}
+
+        @router.post("/models/unload", response_model=answers.Done, tags=["models"])
+        async def unload(body: ModelRequest) -> Any:
+            """Unload a model that has no requests; for keys with admin = true."""
+            await models.unload(body.model)
+            return {"success": True}
 
     router.include_router(llama_info_router(models))
     router.include_router(slots_router(models))
     return router
-
-
-def _model_card(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.started_unix_s,
-        "owned_by": "outrider",
-        "root": service.name,
-        "max_model_len": service.context_tokens,
-    }
 
 
 def _status(service: Service) -> dict[str, Any]:
@@ -210,7 +224,6 @@ def _status(service: Service) -> dict[str, Any]:
         # The engine's thread refines the curve; to ask it changes nothing but its own cache.
         calls_s = service.policy.knowledge.costs.calls_s(_CALL_SIZES, context=0).tolist()
     return {
-        "model": service.name,
         "draft": service.draft_name,
         "context_tokens": service.context_tokens,
         "drafters": [drafter.name for drafter in service.session.engine.drafters],

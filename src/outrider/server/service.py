@@ -24,6 +24,7 @@ from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
 from outrider.server.prepare.control_tokens import ControlTokens
 from outrider.server.settings import ServeSettings
+from outrider.server.turns import Turns
 from outrider.server.worker import Worker
 from outrider.session import Session
 
@@ -38,8 +39,9 @@ class Service:
     """One model and what serves it: a worker for the session's engine, and threads that prepare requests.
 
     `settings` say what clients call the model (`alias`; it keeps its own name too), how requests that say
-    nothing are sampled, and what one may ask for; `verification` holds where a request says nothing.
-    `start` and `close` begin and end its threads; the session stays its owner's.
+    nothing are sampled, and what one may ask for; `verification` holds where a request says nothing. The
+    engines of several services compute by `turns`. `start` and `close` begin and end its threads; the session
+    stays its owner's.
     """
 
     def __init__(
@@ -49,12 +51,13 @@ class Service:
         *,
         verification: Verification | None = None,
         metrics: Metrics | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.session = session
         self.settings = settings = settings or ServeSettings()
         self.metrics = metrics
         observe = metrics.observe_steps if metrics else None
-        self.worker = Worker(session, max_waiting=settings.max_waiting, observe=observe)
+        self.worker = Worker(session, max_waiting=settings.max_waiting, observe=observe, turns=turns)
         self.names = tuple(name for name in (settings.alias, session.target.name) if name)
         """what clients may call the model"""
         self.name = self.names[0]

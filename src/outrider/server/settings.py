@@ -1,25 +1,19 @@
 """Every setting of the server, in one model.
 
 A setting has one name: `max_running` in the TOML file, `OUTRIDER_MAX_RUNNING` in the environment,
-`--max-running` on the command line. The tables below are the file's; `outrider.server.settings`
+`--max-running` on the command line. The tables below are the file's; `outrider.server.configuration`
 says which source wins. Times are in seconds, sizes in bytes unless a name says tokens.
 """
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 
 from outrider.core.errors import SettingError
-from outrider.core.files import read_toml
 from outrider.core.loading_settings import Context, DraftContext, Loading
 from outrider.core.schema import (
     Count,
@@ -28,7 +22,6 @@ from outrider.core.schema import (
     Number,
     Share,
     setting,
-    setting_error,
     with_default,
 )
 from outrider.core.settings import (
@@ -89,6 +82,22 @@ class Server(Group):
     )
     spm_infill: bool = setting(
         False, help="Fill-in-the-middle: the text after the gap comes first, as some models have it."
+    )
+    models_dir: Path | None = setting(
+        None, help="Serve each GGUF file of this folder under its name; loaded when it is asked for."
+    )
+    models_max: Count = setting(4, help="Models that are loaded at once, of those that are served.")
+    models_memory: Annotated[float, Field(gt=0)] | None = setting(
+        None,
+        metavar="GIB",
+        help="Memory that all loaded models may take. Default: nine tenths of what is free.",
+    )
+    idle: Annotated[float, Field(gt=0)] | None = setting(
+        None,
+        "--idle",
+        "--sleep-idle-seconds",
+        metavar="SECONDS",
+        help="Unload a model of several that nobody asked for in so long. Default: never.",
     )
     tls_cert: Path | None = setting(None, help="Certificate chain (PEM): serve HTTPS.")
     tls_key: Path | None = setting(None, help="Its private key (PEM), without a passphrase.")
@@ -224,152 +233,3 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-# Where settings come from: command line before environment before TOML file before defaults.
-
-PREFIX = "OUTRIDER_"
-CONFIG_VARIABLE = f"{PREFIX}CONFIG"
-_OTHERS = frozenset({CONFIG_VARIABLE, f"{PREFIX}CACHE"})
-"""Variables of ours that are no settings of the server."""
-
-_ALIKE = 0.8
-"""Names at least so similar to a setting's are taken for slips."""
-
-_FIELDS = ServeSettings.model_fields
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """The settings in force; `origins` says where each that is no default comes from."""
-
-    settings: ServeSettings
-    origins: Mapping[str, str]
-    notices: tuple[str, ...] = ()
-
-
-def read_configuration(
-    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
-) -> Configuration:
-    """The settings in force; `flags` are those that the command line gave, by name.
-
-    Without `file` the variable OUTRIDER_CONFIG may name one. Raises SettingError.
-    """
-    notices: list[str] = []
-    path = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    sources = [
-        *(_file_values(path) if path else ()),
-        *_environment_values(environment, notices),
-        *((name, value, f"--{name.replace('_', '-')}") for name, value in flags.items()),
-    ]
-    for name, value, origin in sources:
-        _check_kind(name, value, origin)
-        values[name], origins[name] = value, origin
-    try:
-        settings = ServeSettings.model_validate(values)
-    except ValidationError as error:
-        raise setting_error(error, ServeSettings, values, origins) from None
-    return Configuration(settings, origins, tuple(notices))
-
-
-def as_toml(configuration: Configuration) -> str:
-    """The settings in force as a file that can be read back; secrets are left out, and said to be."""
-    lines = []
-    for table, fields in TABLES.items():
-        lines += ["", f"[{table}]"]
-        for name in fields.model_fields:
-            value = getattr(configuration.settings, name)
-            origin = configuration.origins.get(name, "default")
-            if value is None or value == []:
-                lines.append(f"# {name}: not set")
-            elif _is_secret(value):
-                lines.append(f"# {name}: set, not shown  # {_one_line(origin)}")
-            else:
-                lines.append(f"{name} = {_toml(value)}  # {_one_line(origin)}")
-    return "\n".join(lines[1:]) + "\n"
-
-
-def _file_values(path: Path) -> Iterator[tuple[str, Any, str]]:
-    """Name, value and origin of each setting of a file."""
-    content = read_toml(path, "Name a TOML file (--config).")
-    for key, value in content.items():
-        if isinstance(value, dict) and key in TABLES:
-            for name, inner in value.items():
-                yield _named_in_file(path, name, key), inner, f"{path}: {name}"
-        else:
-            yield _named_in_file(path, key, None), value, f"{path}: {key}"
-
-
-def _named_in_file(path: Path, name: str, table: str | None) -> str:
-    """The name, which must be a setting's and stand in its own table or in front of all."""
-    home = table_of(name)
-    where = f"{path}: {name}"
-    if home is None:
-        raise SettingError(where, "there is no such setting", _suggestion(name, lambda known: known))
-    if table is not None and home != table:
-        raise SettingError(where, f"it is no setting of [{table}]", f"Move it to [{home}].")
-    return name
-
-
-def _environment_values(environment: Mapping[str, str], notices: list[str]) -> Iterator[tuple[str, Any, str]]:
-    """Name, value and origin of each setting that a variable gives. An empty variable gives nothing."""
-    for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable in _OTHERS or not text:
-            continue
-        name = variable.removeprefix(PREFIX).lower()
-        if name in _FIELDS and variable == _variable(name):
-            is_list = get_origin(_FIELDS[name].annotation) is list
-            yield name, _items(text, variable) if is_list else text, variable
-        elif get_close_matches(name, _FIELDS, 1, _ALIKE):
-            raise SettingError(variable, "there is no such setting", _suggestion(name, _variable))
-        else:
-            notices.append(f"{variable} is no setting of the server: it is not used")
-
-
-def _items(text: str, variable: str) -> list[Any]:
-    """Several values in one variable: separated by commas, or an array as in TOML."""
-    if not text.lstrip().startswith("["):
-        return [item.strip() for item in text.split(",") if item.strip()]
-    try:
-        items = tomllib.loads(f"items = {text}")["items"]
-    except tomllib.TOMLDecodeError:
-        items = None
-    if not isinstance(items, list):
-        raise SettingError(variable, "it is no array", 'Write ["a", "b"], or a,b.')
-    return items
-
-
-def _check_kind(name: str, value: Any, origin: str) -> None:
-    """Raise SettingError for a yes or no where a number or text belongs: it would pass for 1 or 0."""
-    annotation = _FIELDS[name].annotation
-    if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-        raise SettingError(origin, "it is no switch", _FIELDS[name].description or "")
-
-
-def _suggestion(name: str, spelled: Any) -> str:
-    found = get_close_matches(name, _FIELDS, 1, 0.6)
-    return f"Did you mean {spelled(found[0])}?" if found else "`outrider serve --print-config` shows all."
-
-
-def _variable(name: str) -> str:
-    return PREFIX + name.upper()
-
-
-def _is_secret(value: Any) -> bool:
-    return isinstance(value, SecretStr) or (isinstance(value, list) and isinstance(value[0], SecretStr))
-
-
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str | Path):
-        # JSON's escapes are TOML's but for DEL, which TOML wants escaped too.
-        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    return json.dumps(value)

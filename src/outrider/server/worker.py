@@ -21,6 +21,7 @@ from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
 from outrider.costs.other_programs import OtherPrograms
 from outrider.server.errors import Problem
+from outrider.server.turns import Turns
 from outrider.session import Session
 
 _log = logging.getLogger(__name__)
@@ -70,12 +71,19 @@ class WorkerState:
     """Nothing is served any more."""
 
 
+NOT_LOADED = WorkerState(
+    running=0, waiting=0, max_running=0, kv_tokens_used=0, kv_tokens_capacity=0, draining=False
+)
+"""Of a model that is not loaded."""
+
+
 class Worker:
     """Runs the engine of a session for many callers.
 
     `max_waiting` requests may wait for room besides those that the engine runs at once. `observe` gets
-    the updates of every step, in the worker's thread. Costs that were measured on a busy machine are measured
-    again when nobody has asked for anything for `idle_s`.
+    the updates of every step, in the worker's thread. The engines of several workers compute by `turns`.
+    Costs that were measured on a busy machine are measured again when nobody has asked for anything for
+    `idle_s`.
     """
 
     def __init__(
@@ -85,8 +93,10 @@ class Worker:
         max_waiting: int = 64,
         observe: Callable[[Sequence[Update]], None] | None = None,
         idle_s: float = IDLE_S,
+        turns: Turns | None = None,
     ) -> None:
         self._session = session
+        self._turns = turns or Turns()
         self._idle_s = idle_s
         self._engine = session.engine
         self._max_waiting = max_waiting
@@ -217,7 +227,9 @@ class Worker:
             with contextlib.suppress(queue.Empty):
                 return self._commands.get(timeout=self._idle_s)
             try:
-                if self._session.measure_again(others, self._stop_measuring):
+                with self._turns:
+                    is_new = self._session.measure_again(others, self._stop_measuring)
+                if is_new:
                     _log.info("what calls cost was measured again: the machine is quiet now")
             except _Awaited:
                 pass
@@ -226,7 +238,7 @@ class Worker:
         return self._commands.get()
 
     def _stop_measuring(self, _part: float) -> None:
-        if not self._commands.empty():
+        if not self._commands.empty() or self._turns.is_wanted:
             raise _Awaited
 
     def _enter(self, job: Job) -> None:
@@ -253,7 +265,8 @@ class Worker:
 
     def _step(self) -> None:
         try:
-            updates = self._engine.step()
+            with self._turns:
+                updates = self._engine.step()
             self._has_step_failed = False
         except Exception:
             _log.exception("a step failed")
@@ -279,7 +292,8 @@ class Worker:
         updates: list[Update] = []
         for request_id, job in list(self._running.items()):
             try:
-                updates += self._engine.step(only=request_id)
+                with self._turns:
+                    updates += self._engine.step(only=request_id)
             except Exception as error:
                 ended = self._engine.cancel(request_id)
                 del self._running[request_id]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from outrider.backends.gguf import LoadOptions, Weights, candidates, refusals
 from outrider.backends.gguf.heads import can_run_heads
-from outrider.backends.gguf.memory import Contexts, check_memory, free_memory
+from outrider.backends.gguf.library import Library
+from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, needed
 from outrider.backends.gguf.sizes import read_sizes
 from outrider.backends.tuning.options import Progress, checked_options, choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutriderError
@@ -44,11 +45,34 @@ def check_fit(
 ) -> None:
     """Raise OutOfMemory where the weights of both models and their contexts cannot fit, before they are
     loaded."""
+    library = next(candidates(options))
+    models = _contexts(target, draft, options, draft_options, room, library)
+    check_memory(models, free_memory(library, [model.options for model in models]))
+
+
+def memory_bytes(
+    target: ModelCard, draft: ModelCard | None, options: LoadOptions, draft_options: LoadOptions, room: Room
+) -> int:
+    """What the weights of both models and their contexts take at most, wherever they are put. Mapped weights
+    count as if they were read."""
+    models = _contexts(target, draft, options, draft_options, room, next(candidates(options)))
+    read = [replace(model, options=replace(model.options, mmap=False)) for model in models]
+    return sum(need.total() for model in read for need in needed(model, {}).values())
+
+
+def _contexts(
+    target: ModelCard,
+    draft: ModelCard | None,
+    options: LoadOptions,
+    draft_options: LoadOptions,
+    room: Room,
+    library: Library,
+) -> list[Contexts]:
     sizes = read_sizes(target.path)
     usual = min(DEFAULT_CONTEXT_TOKENS, sizes.trained_context)
     length = usual if room.context_length is None else room.context_length or sizes.trained_context
     capacity = room.capacity_tokens or length * room.max_sequences
-    library, count = next(candidates(options)), room.max_sequences
+    count = room.max_sequences
     drafted = capacity + count * LONGEST_DRAFT
     has_head = options.heads and sizes.num_heads > 0 and can_run_heads(library)
     models = [Contexts(sizes, options, capacity, count, has_head, drafted)]
@@ -56,7 +80,7 @@ def check_fit(
         small = read_sizes(draft.path)
         length = room.draft_context_length or min(length, small.trained_context)
         models.append(Contexts(small, draft_options, max(length, min(drafted, length * count)), count))
-    check_memory(models, free_memory(library, [model.options for model in models]))
+    return models
 
 
 def load_weights(

@@ -53,9 +53,9 @@ function ended(reply) {
 
 /** What calls cost is measured on: show it as it is now. Without an answer the last known costs stay. */
 async function refreshCosts(reply) {
-  const status = await fetchStatus().catch(() => null);
+  const status = await fetchStatus(conversation.model).catch(() => null);
   if (!status || conversation.turns.at(-1)?.reply !== reply) return;
-  showCosts(status);
+  showStatus(status);
   chart.mark(reply.checkedPerCall, reply.perCall);
 }
 
@@ -139,24 +139,42 @@ async function useKey(event) {
 async function loadStatus() {
   let status;
   try {
-    status = await fetchStatus();
+    status = await fetchStatus(conversation.model);
   } catch (error) {
     byId("models").textContent = error.message;
     if (error.needsKey) askForKey(error.message);
     if ([NO_ANSWER, 503].includes(error.status)) setTimeout(loadStatus, RETRY_MS); // it starts, or comes back
     return;
   }
-  const { model, draft, drafters: known = [] } = status;
+  showStatus(status);
+  legend.show(drafters);
+}
+
+function showStatus(status) {
+  const { model, draft, drafters: known = [], models = [model], is_loaded: isLoaded = true } = status;
   conversation.model = model;
   drafters = known;
+  const drafting = draft ? ` with draft ${draft}` : " without a draft model";
+  const isChoosing = document.activeElement?.id === "model";
   byId("models").replaceChildren(
-    element("strong", {}, model),
-    draft ? ` with draft ${draft}` : " without a draft model",
+    models.length > 1 ? modelPicker(models, model) : element("strong", {}, model),
+    isLoaded ? drafting : " is loaded by the first message",
   );
+  if (isChoosing) byId("model")?.focus();
   document.title = `${model} · Outrider`;
   showCosts(status);
-  legend.show(drafters);
   settings.offer(status);
+}
+
+/** The models that are served; the next message goes to the one that is chosen. */
+function modelPicker(models, current) {
+  const options = models.map((name) => element("option", { value: name, selected: name === current }, name));
+  const picker = element("select", { id: "model", "aria-label": "Model" }, ...options);
+  picker.addEventListener("change", () => {
+    conversation.model = picker.value;
+    loadStatus();
+  });
+  return picker;
 }
 
 function startAnew() {

@@ -23,9 +23,10 @@ const apiKey = {
   set: (key) => (key ? sessionStorage.setItem(KEY_NAME, key) : sessionStorage.removeItem(KEY_NAME)),
 };
 
-/** The models and what their calls cost: GET /outrider/status. Raises ServerError. */
-async function fetchStatus() {
-  const response = await request("outrider/status", {});
+/** A model (null: the first) and what its calls cost: GET /outrider/status. Raises ServerError. */
+async function fetchStatus(model) {
+  const query = model ? `?model=${encodeURIComponent(model)}` : "";
+  const response = await request(`outrider/status${query}`, {});
   return response.json().catch(() => {
     throw new ServerError("The server described itself in a way that cannot be read.");
   });

@@ -309,6 +309,14 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
+class ModelStatus(Answer):
+    """Whether a model is loaded: a request for it loads it. `why` it could not be loaded the last time."""
+
+    value: Literal["unloaded", "loading", "loaded"]
+    failed: bool = False
+    why: str = ""
+
+
 class ModelCard(Answer):
     """A name that the model is served under."""
 
@@ -317,7 +325,9 @@ class ModelCard(Answer):
     created: int
     owned_by: str
     root: str
-    max_model_len: int
+    max_model_len: int | None = None
+    """there where the model is loaded"""
+    status: ModelStatus
 
 
 class ModelList(Answer):
@@ -334,15 +344,23 @@ class Health(Answer):
 
 
 class Status(Answer):
-    """What is loaded, and what calls cost here."""
+    """A model, and what calls cost here where it is loaded. `models` are all that are served."""
 
     model: str
-    draft: str | None
-    context_tokens: int
-    drafters: list[str]
-    policy: str
-    bitwise: bool
-    chat_format: str | None
-    plain_token_s: float | None
-    calls_s: list[float] | None
-    notices: list[str]
+    models: list[str]
+    is_loaded: bool
+    draft: str | None = None
+    context_tokens: int | None = None
+    drafters: list[str] = []
+    policy: str | None = None
+    bitwise: bool = False
+    chat_format: str | None = None
+    plain_token_s: float | None = None
+    calls_s: list[float] | None = None
+    notices: list[str] = []
+
+
+class Done(Answer):
+    """Something was done that has no answer."""
+
+    success: bool

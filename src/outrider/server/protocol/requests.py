@@ -242,3 +242,9 @@ class DetokenizeRequest(Body):
 
     tokens: Many[Token]
     model: str | None = None
+
+
+class ModelRequest(Body):
+    """A model, by its name."""
+
+    model: str

@@ -1,0 +1,259 @@
+"""Where a server's settings come from: command line before environment before TOML file before defaults; and
+those of each model, where it has several."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import SecretStr, ValidationError
+
+from outrider.core.errors import SettingError
+from outrider.core.files import read_toml, reason_of
+from outrider.core.schema import setting_error
+from outrider.core.settings import Models
+from outrider.models.reference import is_companion, is_sidecar
+from outrider.server.settings import (
+    TABLES,
+    Machine,
+    Sampling,
+    ServedModels,
+    ServeSettings,
+    Speculation,
+    table_of,
+)
+
+PREFIX = "OUTRIDER_"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+_OTHERS = frozenset({CONFIG_VARIABLE, f"{PREFIX}CACHE"})
+"""Variables of ours that are no settings of the server."""
+
+_ALIKE = 0.8
+"""Names at least so similar to a setting's are taken for slips."""
+
+_FIELDS = ServeSettings.model_fields
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The settings in force; `origins` says where each that is no default comes from. `models` has those of
+    each model where there are several, by their names."""
+
+    settings: ServeSettings
+    origins: Mapping[str, str]
+    notices: tuple[str, ...] = ()
+    models: Mapping[str, ServeSettings] = field(default_factory=dict)
+
+
+def read_configuration(
+    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> Configuration:
+    """The settings in force; `flags` are those that the command line gave, by name.
+
+    Without `file` the variable OUTRIDER_CONFIG may name one. Raises SettingError.
+    """
+    notices: list[str] = []
+    path = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    content = read_toml(path, "Name a TOML file (--config).") if path else {}
+    sources = [
+        *(_file_values(path, content) if path else ()),
+        *_environment_values(environment, notices),
+        *((name, value, f"--{name.replace('_', '-')}") for name, value in flags.items()),
+    ]
+    for name, value, origin in sources:
+        values[name], origins[name] = value, origin
+    settings = _validated(values, origins)
+    models = _several(settings, values, origins, _model_tables(path, content))
+    return Configuration(settings, origins, tuple(notices), models)
+
+
+def _validated(values: Mapping[str, Any], origins: Mapping[str, str]) -> ServeSettings:
+    for name, value in values.items():
+        _check_kind(name, value, origins[name])
+    try:
+        return ServeSettings.model_validate(values)
+    except ValidationError as error:
+        raise setting_error(error, ServeSettings, values, origins) from None
+
+
+def as_toml(configuration: Configuration) -> str:
+    """The settings in force as a file that can be read back; secrets are left out, and said to be."""
+    lines = []
+    for table, fields in TABLES.items():
+        lines += ["", f"[{table}]"]
+        for name in fields.model_fields:
+            value = getattr(configuration.settings, name)
+            origin = configuration.origins.get(name, "default")
+            if value is None or value == []:
+                lines.append(f"# {name}: not set")
+            elif _is_secret(value):
+                lines.append(f"# {name}: set, not shown  # {_one_line(origin)}")
+            else:
+                lines.append(f"{name} = {_toml(value)}  # {_one_line(origin)}")
+    for model, settings in configuration.models.items():
+        lines += ["", f"[models.{json.dumps(model)}]"]
+        for name in sorted(_OF_MODELS):
+            value = getattr(settings, name)
+            if value != getattr(configuration.settings, name) and not _is_secret(value):
+                lines.append(f"{name} = {_toml(value)}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _file_values(path: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and origin of each setting of a file."""
+    for key, value in content.items():
+        if isinstance(value, dict) and key in TABLES:
+            for name, inner in value.items():
+                if not (key == "models" and isinstance(inner, dict)):
+                    yield _named_in_file(path, name, key), inner, f"{path}: {name}"
+        else:
+            yield _named_in_file(path, key, None), value, f"{path}: {key}"
+
+
+def _named_in_file(path: Path, name: str, table: str | None) -> str:
+    """The name, which must be a setting's and stand in its own table or in front of all."""
+    home = table_of(name)
+    where = f"{path}: {name}"
+    if home is None:
+        raise SettingError(where, "there is no such setting", _suggestion(name, lambda known: known))
+    if table is not None and home != table:
+        raise SettingError(where, f"it is no setting of [{table}]", f"Move it to [{home}].")
+    return name
+
+
+# Several models: a table [models.NAME] for each, files of a folder, and the one that -m names.
+
+_OF_MODELS = {
+    name for group in (ServedModels, Speculation, Sampling, Machine) for name in group.model_fields
+} | {"alias"}
+"""settings that a model may have for itself"""
+_NAMING = {*Models.model_fields, "alias", "chat_template_file", "costs"} - {"hf_token", "offline"}
+"""of these, those that mean one model, and no other one inherits"""
+
+_Given = tuple[Mapping[str, Any], Mapping[str, str]]
+"""values of settings, and where each comes from"""
+
+
+def _model_tables(path: Path | None, content: Mapping[str, Any]) -> dict[str, _Given]:
+    """What a file says of each of several models."""
+    found: dict[str, _Given] = {}
+    for model, values in content.get("models", {}).items():
+        if not isinstance(values, dict):
+            continue
+        for name in values:
+            if name not in _OF_MODELS:
+                where = f"{path}: models.{model}.{name}"
+                why = "it is no setting of a model" if name in _FIELDS else "there is no such setting"
+                raise SettingError(where, why, _suggestion(name, lambda known: known))
+        found[model] = values, {name: f"{path}: models.{model}.{name}" for name in values}
+    return found
+
+
+def _several(
+    settings: ServeSettings, values: Mapping[str, Any], origins: Mapping[str, str], given: dict[str, _Given]
+) -> dict[str, ServeSettings]:
+    """The settings of each of several models: its own, else those of all. Empty where there is one model."""
+    if settings.models_dir is not None:
+        for name, path in _files_in(settings.models_dir).items():
+            given.setdefault(name, ({"model": str(path)}, {"model": str(path)}))
+    if not given:
+        return {}
+    shared = {name: value for name, value in values.items() if name not in _NAMING}
+    if reference := settings.model or settings.hf_repo:
+        first = settings.alias or Path(reference).stem
+        own = {name: value for name, value in values.items() if name in _NAMING}
+        given = {first: (own, origins), **{name: it for name, it in given.items() if name != first}}
+    return {
+        name: _validated({**shared, **own}, {**origins, **places}) for name, (own, places) in given.items()
+    }
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """The GGUF files of a folder by their names: of a split one the first, and none of another kind of model
+    that goes with one (mmproj). Raises SettingError where there is none."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".gguf")
+    except OSError as error:
+        raise SettingError(f"models_dir {folder}", reason_of(error), "Name a folder.") from None
+    found: dict[str, Path] = {}
+    for path in files:
+        part = _SPLIT.fullmatch(path.stem)
+        if is_companion(path.name) or is_sidecar(path.name) or (part and part[2] != "00001"):
+            continue
+        found[part[1] if part else path.stem] = path
+    if not found:
+        raise SettingError(f"models_dir {folder}", "there is no .gguf file in it", "Name another folder.")
+    return found
+
+
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-\d{5}")
+
+
+def _environment_values(environment: Mapping[str, str], notices: list[str]) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and origin of each setting that a variable gives. An empty variable gives nothing."""
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in _OTHERS or not text:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name in _FIELDS and variable == _variable(name):
+            is_list = get_origin(_FIELDS[name].annotation) is list
+            yield name, _items(text, variable) if is_list else text, variable
+        elif get_close_matches(name, _FIELDS, 1, _ALIKE):
+            raise SettingError(variable, "there is no such setting", _suggestion(name, _variable))
+        else:
+            notices.append(f"{variable} is no setting of the server: it is not used")
+
+
+def _items(text: str, variable: str) -> list[Any]:
+    """Several values in one variable: separated by commas, or an array as in TOML."""
+    if not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        items = tomllib.loads(f"items = {text}")["items"]
+    except tomllib.TOMLDecodeError:
+        items = None
+    if not isinstance(items, list):
+        raise SettingError(variable, "it is no array", 'Write ["a", "b"], or a,b.')
+    return items
+
+
+def _check_kind(name: str, value: Any, origin: str) -> None:
+    """Raise SettingError for a yes or no where a number or text belongs: it would pass for 1 or 0."""
+    annotation = _FIELDS[name].annotation
+    if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+        raise SettingError(origin, "it is no switch", _FIELDS[name].description or "")
+
+
+def _suggestion(name: str, spelled: Any) -> str:
+    found = get_close_matches(name, _FIELDS, 1, 0.6)
+    return f"Did you mean {spelled(found[0])}?" if found else "`outrider serve --print-config` shows all."
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def _is_secret(value: Any) -> bool:
+    return isinstance(value, SecretStr) or (isinstance(value, list) and isinstance(value[0], SecretStr))
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str | Path):
+        # JSON's escapes are TOML's but for DEL, which TOML wants escaped too.
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
