@@ -19,7 +19,7 @@ KINDS = {
     "retrieval": ("rag",),
     "reasoning": ("reasoning", "math", "math_reasoning"),
 }
-HEAD = """# Acceptance by kind of text, written by benchmarks/plan/acceptance.py: of lookup, and of the draft model.
+HEAD = """# Acceptance by kind of text, written by benchmarks/plan/acceptance.py.
 # `offered` is the share of steps that have a draft, the others are the shares of drafts by position.
 
 source = "Qwen2.5-Coder 1.5B with its 0.5B as draft, Q4_K_M, greedy, {answers} answers of up to 128 tokens"

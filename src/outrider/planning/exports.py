@@ -165,7 +165,8 @@ def _vllm(plan: Plan) -> Export:
             "num_speculative_tokens_per_batch_size where its version refuses it."
         )
     notes.append(
-        "With a speculative config vLLM refuses requests that set min_p or logit_bias, and custom logits processors."
+        "With a speculative config vLLM refuses requests that set min_p or logit_bias, and custom logits "
+        "processors."
     )
     command += ["--speculative-config", json.dumps(config)]
     return Export("vllm", command, config, notes)

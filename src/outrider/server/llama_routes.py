@@ -15,6 +15,7 @@ from outrider.server.prepare.llama import plan_infill, plan_llama
 from outrider.server.protocol import answers
 from outrider.server.protocol.llama import InfillRequest, LlamaRequest
 from outrider.server.protocol.requests import ChatRequest
+from outrider.server.service import Service
 
 _LISTED = answers.LlamaCompletion | list[answers.LlamaCompletion]
 
@@ -51,20 +52,24 @@ def llama_info_router(models: Models) -> APIRouter:
     @router.get("/props", response_model=answers.Props)
     async def props(model: str | None = None) -> Any:
         """A model's settings, as far as clients need them."""
-        service = models.loaded(model)
-        template, sampling = service.template, service.defaults
-        params = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        return {
-            "default_generation_settings": {"n_ctx": service.context_tokens, "params": params},
-            "total_slots": service.worker.state().max_running,
-            "model_alias": service.name,
-            "model_path": service.session.target.name,
-            "chat_template": template.source if template else "",
-            "bos_token": template.bos if template else "",
-            "eos_token": template.eos if template else "",
-            "modalities": {"vision": False, "audio": False},
-            "build_info": service.fingerprint,
-            "is_sleeping": False,
-        }
+        async with models.serving(model) as service:
+            return _props(service)
 
     return router
+
+
+def _props(service: Service) -> dict[str, Any]:
+    template, sampling = service.template, service.defaults
+    params = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return {
+        "default_generation_settings": {"n_ctx": service.context_tokens, "params": params},
+        "total_slots": service.worker.state().max_running,
+        "model_alias": service.name,
+        "model_path": service.session.target.name,
+        "chat_template": template.source if template else "",
+        "bos_token": template.bos if template else "",
+        "eos_token": template.eos if template else "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": service.fingerprint,
+        "is_sleeping": False,
+    }

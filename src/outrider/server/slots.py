@@ -17,8 +17,10 @@ def slots_router(models: Models) -> APIRouter:
 
     @router.get("/slots", response_model=list[answers.Slot], tags=["state"])
     async def slots(model: str | None = None, fail_on_no_slot: str | None = None) -> Any:
-        """The slots; with `fail_on_no_slot` an error (503) where none is free."""
+        """The slots of a loaded model; with `fail_on_no_slot` an error (503) where none is free."""
         service = models.loaded(model)
+        if service is None:
+            return []
         state = service.worker.state()
         if fail_on_no_slot and state.running >= state.max_running:
             raise Problem(503, "no slot is free. Ask again a little later.", code="no_slot", retry_after_s=1)
