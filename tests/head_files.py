@@ -1,14 +1,16 @@
-"""GGUF files of heads, which draft from hidden states of a target: real headers, no real weights."""
+"""GGUF files of heads, which draft from hidden states of a target: real headers, no real weights, and models
+whose own head is right now and then."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 
-from tiny_gguf import MERGES, WIDTH, vocabulary
+from tiny_gguf import MERGES, WIDTH, vocabulary, write_tiny
 
 
 def write_heads(
@@ -36,4 +38,15 @@ def write_heads(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def with_good_head(path: Path, arch: str, **of_tiny: Any) -> Path:
+    """A model whose head says mostly what the model says next: its layers add little to the last token's
+    embedding, and the head passes that on."""
+    write_tiny(path, arch=arch, mtp_layers=1, context_length=512, repeating=True, **of_tiny)
+    reader = GGUFReader(path, "r+")
+    [tensor] = [tensor for tensor in reader.tensors if tensor.name.endswith("nextn.eh_proj.weight")]
+    width = tensor.data.shape[0]
+    tensor.data[:] = np.eye(width, 2 * width, dtype=np.float32)
     return path

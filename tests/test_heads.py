@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
 
 from backends import FILES, MAINLINE, assert_near, next_rows, store
 from engines import GREEDY, asked, run
+from head_files import with_good_head
 from llama_cpp_models import SMALL, TEXT
 from outrider.backends.gguf import LoadOptions, Weights
 from outrider.backends.gguf.head_model import HeadModel
@@ -114,17 +114,6 @@ def test_a_copied_sequence_has_the_states_too(weights: Weights) -> None:
 
 
 # In the engine
-
-
-def with_good_head(path: Path, arch: str) -> Path:
-    """A model whose head says mostly what the model says next: its layers add little to the last token's
-    embedding, and the head passes that on."""
-    write_tiny(path, arch=arch, mtp_layers=1, context_length=512, repeating=True)
-    reader = GGUFReader(path, "r+")
-    [tensor] = [tensor for tensor in reader.tensors if tensor.name.endswith("nextn.eh_proj.weight")]
-    width = tensor.data.shape[0]
-    tensor.data[:] = np.eye(width, 2 * width, dtype=np.float32)
-    return path
 
 
 @pytest.fixture(scope="module", params=["qwen35", "glm4moe"])

@@ -90,7 +90,10 @@ def differences(before: Results, after: Results) -> list[str]:
         for key in dict.fromkeys([*first, *second])
         if first.get(key) != second.get(key)
     ]
-    prints = [{row.model: row.fingerprint for row in results.models} for results in (before, after)]
+    prints = [
+        {row.model: row.fingerprint for row in results.models if row.beside is None}
+        for results in (before, after)
+    ]
     for name in sorted(prints[0].keys() & prints[1].keys()):
         if prints[0][name] != prints[1][name]:
             lines.append(f"model {name}: another file ({prints[0][name]} / {prints[1][name]})")

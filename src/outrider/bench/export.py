@@ -13,6 +13,7 @@ from outrider.bench.results import Results
 from outrider.core.errors import InputError, SettingError
 from outrider.core.extras import require_extra
 from outrider.core.files import check_writable, write_whole
+from outrider.lab.models import OWN_HEAD
 
 _GROUPS: tuple[tuple[type, str], ...] = (
     (str, "kind run_started target target_fingerprint backend draft draft_fingerprint contestant setting"),
@@ -49,7 +50,7 @@ def table(results: Results) -> list[dict[str, Any]]:
             "run_started": results.head.started,
             "target_fingerprint": prints.get(row["target"]),
             "backend": None if row.get("contestant") else results.backend(row["target"]) or None,
-            "draft_fingerprint": prints.get(row["draft"]),
+            "draft_fingerprint": prints.get(row["target" if row["draft"] == OWN_HEAD else "draft"]),
             "tokens_per_s": row["timed_tokens"] / row["decode_s"] if is_timed else None,
         }
         for name in ("drafted", "accepted"):

@@ -54,8 +54,8 @@ class Ledger:
             self.append(SkippedRow(what=what, why=why))
 
     def note_model(self, row: ModelRow) -> None:
-        """Write down a model in its role under its backend, once."""
-        if not self.of(ModelRow, model=row.model, role=row.role, backend=row.backend):
+        """Write down a model in its role under its backend, once; a head beside its target."""
+        if not self.of(ModelRow, model=row.model, role=row.role, backend=row.backend, beside=row.beside):
             self.append(row)
 
     def cases(self, workload: Workload) -> list[tuple[Case, AnswerRow]]:

@@ -18,7 +18,6 @@ from outrider.lab.rows import ModelRow, PairRow, Role
 from outrider.lab.subject import pair_row
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import compare
-from outrider.session.learned import prior_in
 from outrider.session.loading import in_same_library, why_no_draft
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -55,17 +54,17 @@ class LlamaCppLoader:
             loaded = stack.enter_context(
                 Loaded(file, self._draft_options(target), notices, beside=target.model)
             )
-            model = self._open(loaded)
-            alignment = compare(target.model.vocabulary, model.vocabulary)
-            useless = None
-            if isinstance(target.model, GgufModel):
-                useless = why_no_draft(target.model.weights, model.weights)
+            alignment = compare(target.model.vocabulary, loaded.weights.vocabulary)
+            useless = loaded.why_not or None
+            if isinstance(target.model, GgufModel) and not file.is_head:
+                useless = why_no_draft(target.model.weights, loaded.weights)
             row = pair_row(target.name, file.name, alignment.report, why_not=useless)
             if not row.usable:
                 return row
-            draft = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+            self._open(loaded)
+            draft = loaded.draft(alignment)
             stack.pop_all()  # it is the caller's now
-        return draft, loaded.row("draft")
+        return draft, loaded.row("draft", target.name)
 
     def _open(self, loaded: Loaded) -> GgufModel:
         """A context for the longest text and the draft after it; 0: as trained."""
@@ -73,7 +72,7 @@ class LlamaCppLoader:
             longest = self._context and min(self._context + _ROOM_TOKENS, loaded.weights.trained_context)
             return loaded.open(longest)
         except BaseException:
-            loaded.weights.close()
+            loaded.close()
             raise
 
     def _draft_options(self, target: LoadedTarget) -> LoadOptions:

@@ -21,7 +21,7 @@ from outrider.backends.gguf import BACKENDS, LoadOptions
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
-from outrider.lab.models import DEFAULT
+from outrider.lab.models import DEFAULT, OWN_HEAD
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.workloads.reading import BUILT_IN, Names, Part, WorkloadSpec, several
 
@@ -86,6 +86,7 @@ class SweepPlan(Part):
     name: Annotated[str, Field(pattern=r"^[\w][\w .+-]*$")] = "bench"
     targets: Annotated[Names, Field(min_length=1)] = ("default",)
     drafts: Names = ()
+    """files, and `OWN_HEAD`"""
     lookup_only: bool = True
     """whether "no draft model" is a column too"""
     drafters: Annotated[
@@ -253,7 +254,7 @@ def _from(folder: Path, name: Any) -> Any:
 
 
 def _model_from(folder: Path, reference: Any) -> Any:
-    if not isinstance(reference, str) or reference == DEFAULT or reference.startswith("hf:"):
+    if not isinstance(reference, str) or reference in (DEFAULT, OWN_HEAD) or reference.startswith("hf:"):
         return reference
     # The folder's own brackets are no pattern.
     is_pattern = glob.has_magic(reference) and not (folder / os.path.expanduser(reference)).exists()

@@ -90,7 +90,7 @@ class Results:
         cases = ("target", "workload", "case")
         return cls(
             head=heads[0],
-            models=_last(rows, ModelRow, "model", "role", "backend"),
+            models=_last(rows, ModelRow, "model", "role", "backend", "beside"),
             pairs=_last(rows, PairRow, "target", "draft"),
             answers=_last(rows, AnswerRow, *cases),
             costs=_last(rows, CostsRow, "model", "role", "beside"),
@@ -148,6 +148,11 @@ class Results:
         found = [row for row in self.models if row.model == name]
         found.sort(key=lambda row: (row.role != role, backend is not None and row.backend != backend))
         return found[0] if found else None
+
+    def draft(self, name: str, target: str) -> ModelRow | None:
+        """The row of a draft for this target, in the same library if there is one; of a head beside it."""
+        heads = (row for row in self.models if (row.model, row.beside) == (name, target))
+        return next(heads, None) or self.model(name, "draft", self.backend(target))
 
     def backend(self, target: str) -> str:
         """The native library that ran a target; empty where that is not known."""

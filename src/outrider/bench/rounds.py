@@ -161,7 +161,8 @@ class Rounds:
         for case, answer in cases:
             turns: list[_Runner | Rival] = [*runners, *self.rivals]
             random.Random(f"{self._plan.seed} {block['block']} {case.id}").shuffle(turns)
-            self._target.engine.reset()
+            for engine in {runner.engine for runner in runners}:
+                engine.reset()
             for order, runner in enumerate(turns):
                 at_s, number = perf_counter() - started, number + 1
                 if isinstance(runner, _Runner):
@@ -241,7 +242,8 @@ class _Runner:
         self.draft = draft
         self.calls_s: list[float] = []
         """the target's calls over a single token"""
-        self._target = target
+        self.engine = ((draft and draft.feeder) or target).engine
+        """a head's is that of the target that feeds it"""
         self._policy = setting.policy(prices.target, prices.drafts(setting), prices.prior)
         self._spelling = PreferredTokenization()
         self._drafters: list[Drafter] = [SuffixDrafter()] if setting.uses_lookup else []
@@ -249,10 +251,10 @@ class _Runner:
             self._drafters.append(ModelDrafter(draft.model, draft.alignment))
 
     def run(self, case: Case, answer: AnswerRow, seed: int) -> Completion:
-        self._target.engine.equip(self._drafters, self._policy, self._spelling)
+        self.engine.equip(self._drafters, self._policy, self._spelling)
         request = request_of(case, answer.prompt, seed, speculate=self.setting != PLAIN)
         try:
-            completion = self._target.engine.generate(request)
+            completion = self.engine.generate(request)
         finally:
             for drafter in self._drafters:
                 drafter.reset()

@@ -25,7 +25,7 @@ from outrider.bench.rounds import Rival, Rounds
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
 from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError
-from outrider.lab.models import ModelFile, under_backends, usable_backends
+from outrider.lab.models import OWN_HEAD, ModelFile, own_head, under_backends, usable_backends
 from outrider.lab.progress import Meter, Progress
 from outrider.lab.prompts import Workload
 from outrider.lab.record import cases_of
@@ -58,7 +58,7 @@ def run_sweep(
     workloads = [load_workload(spec) for spec in plan.workloads]
     loading = loader or LlamaCppLoader(plan, workloads, hub or HubOptions())
     targets = loading.find(plan.targets)
-    drafts = loading.find(plan.drafts, targets)
+    drafts = loading.find([name for name in plan.drafts if name != OWN_HEAD], targets)
     with Store.open(folder, head_row(plan, workloads)) as store:
         sweep = _Sweep(plan, store, loading, workloads, Meter(progress), perf_counter())
         sweep.run(targets, drafts)
@@ -84,9 +84,9 @@ class _Sweep:
         done = {row.target for row in self.store.rows if isinstance(row, DoneRow)}
         waiting = [file for file in ordered if file.name not in done]
         for file in waiting:
-            self._expect(file, drafts)
+            self._expect(file, self._drafts(file, drafts))
         for file in waiting:
-            self._target(file, drafts)
+            self._target(file, self._drafts(file, drafts))
         if len(self.failures) == len(ordered):
             raise self.failures[0]
 
@@ -119,11 +119,17 @@ class _Sweep:
 
     def _check_files(self, files: Sequence[ModelFile]) -> None:
         """Rows of another file by the same name are no rows of this one."""
-        known = {row.model: row.fingerprint for row in self.store.rows if isinstance(row, ModelRow)}
+        rows = [row for row in self.store.rows if isinstance(row, ModelRow) and row.beside is None]
+        known = {row.model: row.fingerprint for row in rows}
         for file in files:
             if known.get(file.name, file.fingerprint) != file.fingerprint:
                 why = f"it is not the {file.name} that this run began with"
                 raise SettingError(str(file.path), why, "Name another folder (-o), or put the file back.")
+
+    def _drafts(self, file: ModelFile, drafts: Sequence[ModelFile]) -> list[ModelFile]:
+        """The draft files, and the target's own head where the plan names it."""
+        head = own_head(file) if OWN_HEAD in self.plan.drafts else None
+        return [*drafts, *([head] if head is not None else [])]
 
     def _expect(self, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         """A first guess, by the size of the file."""
@@ -173,8 +179,10 @@ class _Sweep:
         if not stages.can_draft:
             why = "it cannot take tokens back (recurrent or hybrid state): it decodes plainly"
             stages.ledger.skip(f"drafts and lookup for {file.name}", why)
+        if OWN_HEAD in self.plan.drafts and file.card.own_head is None:
+            stages.ledger.skip(f"{OWN_HEAD} for {file.name}", "its file has no head of its own")
         for draft in drafts:
-            if draft.fingerprint == file.fingerprint:
+            if draft.fingerprint == file.fingerprint and not draft.is_head:
                 stages.ledger.skip(f"{draft.name} for {file.name}", "it is the target itself")
             elif stages.can_draft:
                 stages.score(draft)
@@ -222,7 +230,7 @@ class _Sweep:
         """Other engines that start; one that needs a draft model is started with each."""
         for spec in self.plan.contestants:
             wanting = spec.command is not None and "{draft}" in spec.command
-            usable = [draft for draft in drafts if draft.name in stages.drafts]
+            usable = [draft for draft in drafts if draft.name in stages.drafts and not draft.is_head]
             if wanting and not usable:
                 what = f"{spec.name} with {file.name}"
                 stages.ledger.skip(what, "its command wants a draft model, and there is none for this target")

@@ -37,7 +37,8 @@ class Models(Group):
         "--draft",
         "--model-draft",
         metavar="MODEL",
-        help="Draft model, named likewise; tried with every target (repeatable).",
+        help="Draft model, named likewise, or mtp: a target's own head; each is tried with every target "
+        "(repeatable).",
     )
     lookup_only: bool = setting(True, help="Try targets without a draft too (default).")
 

@@ -28,13 +28,22 @@ from outrider.core.invalid import invalid
 from outrider.lab.facts import Acceptance, BreakEven, Calls, Tokenizers
 from outrider.lab.judged import DraftReport
 from outrider.lab.loaded import Progress
-from outrider.lab.models import DEFAULT, ModelFacts, ModelFile, find_model, find_models, usable_backends
+from outrider.lab.models import (
+    DEFAULT,
+    ModelFacts,
+    ModelFile,
+    find_model,
+    find_models,
+    own_head,
+    usable_backends,
+)
 from outrider.lab.predict import Speedups
 from outrider.lab.prompts import Workload
 from outrider.lab.verdict import DraftVerdict, Outcome, as_text
 from outrider.lab.workloads.reading import BUILT_IN, WorkloadSpec, load_workload
 from outrider.models import DEFAULT_DRAFT, embedded_draft
 from outrider.models.finding import find_drafts
+from outrider.models.gguf import HEADS
 from outrider.models.hub import HubOptions
 from outrider.session.drafts import FoundFile, listed, of_draft
 
@@ -66,14 +75,16 @@ def _asking(settings: CheckSettings) -> CheckRequest:
         references = [DEFAULT_DRAFT] if embedded_draft() is not None else []
     elif not references:
         references, found = _drafts_here(settings.target, target, hub)
+    options = load_options(settings)
+    heads = [head] if options.heads and (head := own_head(target)) else []
     return CheckRequest(
         target=target,
         found=found,
-        drafts=tuple(find_models(references, hub=hub, taken=[target])),
+        drafts=(*find_models(references, hub=hub, taken=[*heads, target]), *heads),
         workloads=workloads,
         seconds=settings.seconds,
         context_length=settings.ctx_size,
-        options=load_options(settings),
+        options=options,
         draft_options=load_options(settings, draft=True),
     )
 
@@ -219,6 +230,12 @@ def _lookup_rows(lookup: LookupReport) -> list[tuple[str, str]]:
 
 def _draft_rows(draft: DraftReport, report: Report) -> list[tuple[str, str]]:
     rows = [("model", _model(draft.model)), ("size", _size(draft.model))]
+    if draft.kind != "model":
+        reads = f"{_bytes(draft.model.bytes_per_token)}, the output layer included"
+        rows = [
+            ("model", f"{HEADS[draft.kind]} that draft from the target's hidden states"),
+            ("size", f"{_bytes(draft.model.file_bytes)} beside the target; a token reads {reads}"),
+        ]
     rows.append(("tokenizer", _tokenizers(draft.tokenizers)))
     rows += [("", difference) for difference in draft.tokenizers.differences if not draft.tokenizers.usable]
     cost = f"it reads {draft.bytes_ratio:.2f} of the target's bytes for a token"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.backends.gguf import GgufModel, LoadOptions, Weights, show_log
+from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.tuning.options import Tuning, tune, tuned_options
 from outrider.backends.tuning.scoring import costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
@@ -129,25 +130,32 @@ def _measure(
         notices += pair.notices
         found: dict[str, CallCosts] = {}
         about: dict[str, Any] = {}
+
+        def measure(role: str, model: GgufModel) -> None:
+            rows: Rows = "all" if role == "target" else "last"
+            about[role] = asdict(subject_of(model, rows))
+            found[role], lines = costs_of(
+                model,
+                rows=rows,
+                seconds=settings.seconds or _SECONDS,
+                fresh=settings.fresh,
+                progress=lambda part: report(f"measuring the {role}", part),
+            )
+            notices.extend(lines)
+            model.close()
+
         for role, weights in (("target", pair.target), ("draft", pair.draft)):
-            if weights is not None:
-                model = _open(settings, weights)
-                own = (
-                    options[role] if role == "target" else in_same_library(pair.target.options, options[role])
-                )
-                if tuning := tuned_options(weights.path, own, draft=role == "draft"):
-                    tunings.setdefault(role, tuning)
-                rows: Rows = "all" if role == "target" else "last"
-                about[role] = asdict(subject_of(model, rows))
-                found[role], lines = costs_of(
-                    model,
-                    rows=rows,
-                    seconds=settings.seconds or _SECONDS,
-                    fresh=settings.fresh,
-                    progress=lambda part, role=role: report(f"measuring the {role}", part),  # type: ignore[misc]
-                )
-                notices += lines
-                model.close()
+            if weights is None:
+                continue
+            own = options[role] if role == "target" else in_same_library(pair.target.options, options[role])
+            if tuning := tuned_options(weights.path, own, draft=role == "draft"):
+                tunings.setdefault(role, tuning)
+            model = _open(settings, weights)
+            if role == "target" and pair.draft is None and pair.draft_name:
+                # Its calls give the head its hidden states, as they do in a session.
+                measure("draft", HeadModel(model, model.capacity_tokens))
+                notices.append(f"the draft is {pair.draft_name}")
+            measure(role, model)
     finally:
         pair.close()
     return PairCosts(found["target"], found.get("draft"), about)

@@ -30,7 +30,7 @@ from outrider.distill.run import Distilled, Progress
 from outrider.distill.train import Trainer
 from outrider.lab.facts import acceptance_of, calls_of
 from outrider.lab.loaded import Loaded, LoadedTarget
-from outrider.lab.models import ModelFile, find_models
+from outrider.lab.models import ModelFile, find_models, own_head
 from outrider.lab.predict import BOUND, DRAFT, Expectation, Prices, expect, with_policy_times
 from outrider.lab.prompts import Prompt, Workload
 from outrider.lab.record import ANSWER_TOKENS, Answer, questions_of, record_answers
@@ -71,6 +71,8 @@ def measure_held_out(
     with Loaded(file, options, notices, progress) as target:
         model = target.open(min(plan.context + 2 * ANSWER_TOKENS, target.weights.trained_context))
         loaded = LoadedTarget(file.name, model, target.template)
+        if own_head(file) is not None:
+            notices.append(f"{file.name} has an MTP head of its own: `outrider check` measures that")
         subject = Subject(loaded, target.facts(), target.costs("all", DEFAULT_SECONDS), ())
         answers = _record(subject, plan, seconds, progress, notices)
         if not answers:

@@ -107,7 +107,8 @@ def tokenizer_fault(report: AlignmentReport) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """How often the draft's most likely token is the answer's: over all positions, and at the first,
-    second, … place of a draft, those before it being right (None: never met)."""
+    second, … place of a draft, those before it being right (None: never met). A head is less often right at
+    later places, which it reads with states of its own."""
 
     rate: Interval
     positions: int
@@ -116,16 +117,14 @@ class Acceptance:
 
 def acceptance_of(recordings: Sequence[Recording], name: str) -> Acceptance:
     """The acceptance of the draft model's offers on at least one answer that is not empty."""
-    hits = [np.equal(recording.offers[name].tokens, recording.tokens) for recording in recordings]
+    runs = [recording.offers[name].num_right(recording.tokens) for recording in recordings]
     met, right = np.zeros(POSITIONS, dtype=int), np.zeros(POSITIONS, dtype=int)
-    for answer in hits:
-        for start in range(len(answer)):
-            places = answer[start : start + POSITIONS]
-            accepted = len(places) if places.all() else int(np.argmin(places))
+    for answer in runs:
+        for start, accepted in enumerate(answer):
             right[:accepted] += 1
-            met[: min(accepted + 1, len(places))] += 1
+            met[: min(accepted + 1, len(answer) - start)] += 1
     return Acceptance(
-        rate=share_of([int(answer.sum()) for answer in hits], [len(answer) for answer in hits]),
-        positions=sum(map(len, hits)),
+        rate=share_of([sum(map(bool, answer)) for answer in runs], list(map(len, runs))),
+        positions=sum(map(len, runs)),
         by_position=tuple(float(r / m) if m else None for r, m in zip(right, met, strict=True)),
     )

@@ -23,13 +23,14 @@ from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
 from outrider.lab.statistics import Interval
 from outrider.lab.subject import DraftOffers, Subject
 from outrider.lab.verdict import DraftNumbers, DraftVerdict, cannot_work, judge_draft
+from outrider.models.gguf import ModelKind
 
 SHOWN_CALLS = 17
 
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """One draft model. What could not be found out, since the pair cannot work, is None.
+    """One draft model, or a head. What could not be found out, since the pair cannot work, is None.
 
     `bytes_ratio` and `step_ratio` are a draft step's bytes and time against the target's; `over_plain` and
     `over_lookup` what the automatic choice gains with the draft over doing without it.
@@ -49,6 +50,7 @@ class DraftReport:
     over_plain: Interval | None = None
     over_lookup: Interval | None = None
     seconds: float = 0.0
+    kind: ModelKind = "model"
 
 
 def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | None = None) -> DraftReport:
@@ -60,6 +62,7 @@ def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | No
         rewind=draft.rewind,
         bytes_ratio=draft.facts.bytes_per_token / subject.facts.bytes_per_token,
         verdict=cannot_work(*(draft.refusal or ("", ()))),
+        kind=draft.kind,
     )
     if draft.refusal is not None or draft.costs is None:
         return report
@@ -77,6 +80,7 @@ def judge(subject: Subject, draft: DraftOffers, settings: Sequence[Setting] | No
         over_plain=found.over(AUTO.name, PLAIN.name),
         over_lookup=found.over(AUTO.name, AUTO_LOOKUP.name),
         output_ratio=draft.output_ratio,
+        is_head=draft.kind != "model",
     )
     return replace(
         report,

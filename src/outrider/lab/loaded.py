@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from outrider.backends.gguf import GgufModel, LoadOptions
+from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.tuning.scoring import costs_of
-from outrider.core.contracts import Constraint, Model
+from outrider.core.contracts import Constraint, Model, RewindKind
 from outrider.core.data import Grammar
 from outrider.core.errors import PromptError
 from outrider.costs import CallCosts
@@ -21,12 +22,15 @@ from outrider.engine import Engine
 from outrider.formats import ToolSpec, format_of
 from outrider.lab.models import ModelFacts, ModelFile, card_fields
 from outrider.lab.prompts import Prompt
-from outrider.lab.replay import Offers, Recording, record_offers
+from outrider.lab.replay import Offers, Recording, TargetStates, record_offers
 from outrider.lab.rows import ModelRow, Role
+from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.chat import ChatTemplate
 from outrider.models.vocab import Alignment
+from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.pretrained import PretrainedCalibration
 from outrider.session import Session
+from outrider.session.learned import prior_in
 from outrider.session.loading import load_draft, load_weights, template_of
 from outrider.session.session import close_model
 
@@ -37,8 +41,9 @@ Progress = Callable[[str, float | None], None]
 class Loaded:
     """Weights, and a context once it is opened; leaving it frees both.
 
-    Lines for the user go to `notices`. A draft is loaded `beside` its target. Raises ModelFileError or
-    OutOfMemory.
+    Lines for the user go to `notices`. A draft is loaded `beside` its target. A head has its target's
+    weights, on which the target is opened once more: what else is measured of the target does without the
+    hidden states that a head reads. Raises ModelFileError or OutOfMemory.
     """
 
     def __init__(
@@ -55,24 +60,55 @@ class Loaded:
         self._file = file
         self._before = resident_bytes()
         self._model: GgufModel | None = None
+        self._feeder: LoadedTarget | None = None
         self.opened_bytes: int | None = None
         """the memory that weights and context took at first; None where that is not known"""
         progress(f"loading {file.name}", None)
-        if isinstance(beside, GgufModel):
+        if isinstance(beside, GgufModel) and file.is_head:
+            self.weights = beside.weights
+        elif isinstance(beside, GgufModel):
             self.weights = load_draft(beside.weights, file.path, file.card, options, notices)
         else:
             self.weights = load_weights(file.path, file.card, options, notices, draft=beside is not None)
         try:
             self.template = None if beside else template_of(self.weights, file.card.chat_template)
         except BaseException:
-            self.weights.close()
+            self.close()
             raise
 
+    @property
+    def rewind(self) -> RewindKind:
+        """How a context is taken back; a head's layers are attention alone."""
+        return "free" if self._file.is_head else self.weights.rewind
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot draft, whatever the target; empty where it can."""
+        if not self._file.is_head or self.weights.num_heads:
+            return ""
+        return f"{self.weights.library.title} as it is here lacks the calls for a model's own head"
+
     def open(self, context_length: int) -> GgufModel:
-        """A context of so many tokens for one sequence (0: as trained). Raises OutOfMemory."""
-        self._model = self.weights.open(context_length)
+        """A context of so many tokens for one sequence (0: as trained); not of what cannot draft. Raises
+        OutOfMemory."""
+        assert not self.why_not, self.why_not
+        model = self.weights.open(context_length)
+        if self._file.is_head:
+            self._feeder = LoadedTarget(self._file.name, model)
+            try:
+                model = HeadModel(model, model.context_length + LONGEST_DRAFT)
+            except BaseException:
+                self._feeder.model.close()
+                raise
+        self._model = model
         self.opened_bytes = self._grown()
-        return self._model
+        return model
+
+    def draft(self, alignment: Alignment) -> LoadedDraft:
+        """The open model as a draft that lines up so."""
+        assert self._model is not None, "open it first"
+        prior = None if self._feeder else prior_in(self._model, self._notices)
+        return LoadedDraft(self._file.name, self._model, alignment, prior, self._feeder)
 
     def _grown(self) -> int | None:
         """The bytes that the process has grown by so far."""
@@ -104,8 +140,8 @@ class Loaded:
             **card_fields(card),
         )
 
-    def row(self, role: Role) -> ModelRow:
-        """What a sweep writes down about the open model."""
+    def row(self, role: Role, target: str | None = None) -> ModelRow:
+        """What a sweep writes down about the open model, of a draft for this target."""
         model = self._model
         assert model is not None, "open it first"
         effective = asdict(model.options) | {
@@ -123,6 +159,7 @@ class Loaded:
             effective=effective | ({"notices": list(self._notices)} if self._notices else {}),
             backend=model.options.backend,
             memory_bytes=self.opened_bytes or None,
+            beside=target if self._file.is_head else None,
             **card_fields(self._file.card),
         )
 
@@ -130,7 +167,15 @@ class Loaded:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.weights.close()
+        self.close()
+
+    def close(self) -> None:
+        """Free weights and context, of a head its contexts alone. Closing twice is harmless."""
+        if not self._file.is_head:
+            self.weights.close()
+        elif self._model is not None and self._feeder is not None:
+            self._model.close()
+            self._feeder.model.close()
 
 
 class LoadedTarget:
@@ -172,6 +217,15 @@ class LoadedTarget:
         """What makes a fresh constraint of a prompt's grammar; None where it has none."""
         return None if grammar is None else self._session.compile(grammar).start
 
+    def states_along(self, tokens: Sequence[int]) -> TargetStates:
+        """The hidden states of a text, for a head; only where one was opened on the model. Raises
+        BackendError when a call fails or the text does not fit."""
+        assert isinstance(self.model, GgufModel) and self.model.hidden is not None, "no head reads them"
+        self.engine.reset()
+        for _ in teacher_forced(self.model, tokens, len(tokens)):
+            pass
+        return self.model.hidden
+
     def close(self) -> None:
         """Free the model and its weights."""
         self._session.close()
@@ -186,16 +240,29 @@ class LoadedDraft:
     alignment: Alignment
     prior: PretrainedCalibration | None = None
     """what its file says of its acceptance"""
+    feeder: LoadedTarget | None = None
+    """of a head: the target in a context of its own, whose hidden states it reads"""
 
     def offers(self, recording: Recording) -> Offers:
         """What it would offer along an answer. Raises BackendError when a call fails or the text does not
         fit."""
         prompt, answer, constrain = recording.prompt, recording.tokens, recording.constrain
-        return record_offers(self.model, self.alignment, prompt, answer, constrain=constrain)
+        states = None if self.feeder is None else self.feeder.states_along((*prompt, *answer))
+        try:
+            return record_offers(
+                self.model, self.alignment, prompt, answer, constrain=constrain, states=states
+            )
+        finally:
+            if self.feeder is not None:
+                self.feeder.model.truncate(0, 0)
 
     def close(self) -> None:
-        """Free the model and its weights."""
-        close_model(self.model)
+        """Free the model and its weights; of a head its contexts alone."""
+        if self.feeder is None:
+            close_model(self.model)
+        else:
+            self.model.close()
+            self.feeder.model.close()
 
 
 def resident_bytes() -> int | None:

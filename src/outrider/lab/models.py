@@ -28,6 +28,9 @@ from outrider.models.gguf import check_whole
 DEFAULT = "default"
 """The reference that means the embedded default model."""
 
+OWN_HEAD = "mtp"
+"""The name of the head in a target's own file; as a reference, that of every target."""
+
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _WAY_OUT = "Check the path; a pattern may hold *, ?, [abc] and ** for folders at any depth."
 
@@ -44,6 +47,17 @@ class ModelFile:
     """of the file's content"""
     backend: str = "auto"
     """what loads it, where it is a target: one of `LoadOptions`' backends"""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it drafts from a target's hidden states; its file may be the target's."""
+        return self.card.kind != "model"
+
+
+def own_head(target: ModelFile) -> ModelFile | None:
+    """The head in the target's own file, as a draft; None where there is none."""
+    head = target.card.own_head
+    return None if head is None else replace(target, name=OWN_HEAD, card=head)
 
 
 def find_models(

@@ -59,6 +59,8 @@ class ModelRow(_Row):
     """the native library that ran it: "llama.cpp" or "ik"; empty where a run does not say"""
     memory_bytes: int | None = None
     """what loading weights and contexts added to the process; None where it was not measured"""
+    beside: str | None = None
+    """of a head: its target"""
 
 
 class PairRow(_Row):

@@ -19,10 +19,10 @@ from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, Prices, prices_of
 from outrider.lab.record import Answer, Case, recording_of, request_of
 from outrider.lab.rows import AnswerRow, OffersRow, PairRow
+from outrider.models.gguf import ModelKind
 from outrider.models.vocab import Alignment, AlignmentReport, compare
 from outrider.policy import FixedPolicy
 from outrider.policy.pretrained import PretrainedCalibration
-from outrider.session.learned import prior_in
 
 _MIN_ANSWERS = 4
 _PROBED_ANSWERS = 2
@@ -82,12 +82,12 @@ def probe_draft(
     Raises BackendError when a call fails."""
     found: list[StepRecord] = []
     for case, answer in cases:
-        drafter = ModelDrafter(draft.model, draft.alignment)
-        target.engine.equip((drafter,), FixedPolicy(_PROBED_LENGTH, 0, 0.0))
-        target.engine.reset()
+        drafter, engine = ModelDrafter(draft.model, draft.alignment), (draft.feeder or target).engine
+        engine.equip((drafter,), FixedPolicy(_PROBED_LENGTH, 0, 0.0))
+        engine.reset()
         request = request_of(case, answer.prompt, answer.seed)
         most = min(request.max_tokens or _PROBED_TOKENS, _PROBED_TOKENS)
-        completion = target.engine.generate(replace(request, max_tokens=most, ignore_end=False))
+        completion = engine.generate(replace(request, max_tokens=most, ignore_end=False))
         found += completion.records
         drafter.reset()
     return found
@@ -121,15 +121,17 @@ class Subject:
 
 
 def why_unusable(
-    subject: Subject, rewind: RewindKind, alignment: Alignment
+    subject: Subject, rewind: RewindKind, alignment: Alignment, why_not: str = ""
 ) -> tuple[str, tuple[str, ...]] | None:
     """Why a draft, whose own rewinding is `rewind`, cannot work with this target, and what to try instead;
-    None for one that can."""
+    None for one that can. `why_not`: why it could not with any."""
     if subject.target.model.rewind == "none":
         why = "the target cannot take rejected drafts back (recurrent or hybrid state)"
         return why, ("a target of another architecture, with attention alone",)
     if (fault := tokenizer_fault(alignment.report)) is not None:
         return fault, (_OTHER_FAMILY, LOOKUP)
+    if why_not:
+        return why_not, ("another library (--backend llama.cpp)", LOOKUP)
     if rewind in ("none", "snapshots"):
         why = "the draft cannot forget tokens (recurrent or hybrid state), so rejected ones would stay"
         return why, ("a draft of another architecture, with attention alone", LOOKUP)
@@ -150,7 +152,8 @@ class DraftOffers:
     answers: tuple[Answer, ...] = ()
     prior: PretrainedCalibration | None = None
     output_ratio: float = 0.0
-    """of what a step reads, the part that is the output layer; 0 for a reduced vocabulary"""
+    """of what a step reads, the part that is the output layer; 0 for a reduced vocabulary, and for a head"""
+    kind: ModelKind = "model"
 
 
 def offers_along(
@@ -172,13 +175,15 @@ def offers_along(
     started = perf_counter()
     with Loaded(file, options, notices, progress, beside=subject.target.model) as draft:
         alignment = compare(subject.target.model.vocabulary, draft.weights.vocabulary)
-        ratio = 0.0 if alignment.report.is_reduced else file.card.output_bytes / file.card.bytes_per_token
-        found = DraftOffers(draft.facts(), draft.weights.rewind, alignment, output_ratio=ratio)
-        if refusal := why_unusable(subject, draft.weights.rewind, alignment):
+        is_whole = not (alignment.report.is_reduced or file.is_head)
+        ratio = file.card.output_bytes / file.card.bytes_per_token if is_whole else 0.0
+        kind = file.card.kind
+        found = DraftOffers(draft.facts(), draft.rewind, alignment, output_ratio=ratio, kind=kind)
+        if refusal := why_unusable(subject, draft.rewind, alignment, draft.why_not):
             return replace(found, refusal=refusal)
-        model = draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
+        draft.open(min(subject.target.model.context_length, draft.weights.trained_context))
         costs = known or draft.costs("last", costs_s)
-        loaded = LoadedDraft(file.name, model, alignment, prior_in(model, notices))
+        loaded = draft.draft(alignment)
         answers, skipped = offered(
             subject,
             loaded,

@@ -61,6 +61,7 @@ class DraftNumbers:
     over_plain: Interval
     over_lookup: Interval
     output_ratio: float = 0.0
+    is_head: bool = False
 
     @property
     def gain(self) -> Interval:
@@ -175,9 +176,8 @@ def _instead(numbers: DraftNumbers) -> tuple[str, ...]:
         found.append(
             "a draft that is nearer to the target: of its own family and tuning, larger or less quantized"
         )
-    found.append(
-        "lookup alone (leave the draft out)" if _outcome(numbers.lookup) != "does not pay" else _LOOK_UP
-    )
+    alone = f"lookup alone ({'--no-mtp' if numbers.is_head else 'leave the draft out'})"
+    found.append(alone if _outcome(numbers.lookup) != "does not pay" else _LOOK_UP)
     return tuple(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,8 +43,8 @@ class ModelCard:
     parameters: int
     active_parameters: int
     bytes_per_token: int
-    """of the weights that a call over a single token reads: without the experts that the token passes by, and
-    without the embedding where that is only looked up, not multiplied with"""
+    """of the weights that a call over a single token reads: without the experts that the token passes by,
+    without the embedding where that is only looked up, not multiplied with, and without the model's heads"""
     quantization: str
     num_tokens: int | None
     """size of the vocabulary, padding included"""
@@ -66,6 +66,8 @@ class ModelCard:
     """of the weights that give the logits: the output layer, or the embedding where the two are one"""
     mtp_layers: int = 0
     """layers of the file that predict tokens after the next one (`nextn_predict_layers`)"""
+    own_head: ModelCard | None = None
+    """the first of these beside a model, as if it were a file: its weights, and what a token reads for it"""
     tokens: Array | None = None
     """where the spellings of the tokens lie in the first file"""
     has_reduced_vocabulary: bool = False
@@ -93,14 +95,19 @@ def read_card(path: Path) -> ModelCard:
     parameters = sum(tensor.num_parameters for tensor in tensors)
     file_bytes = sum(header.file_bytes for header in headers)
     tokens = first.fields.get(Keys.Tokenizer.LIST)
-    mtp_layers = number(Keys.LLM.NEXTN_PREDICT_LAYERS) or 0
-    return ModelCard(
+    layers, mtp_layers = number(Keys.LLM.BLOCK_COUNT) or 0, number(Keys.LLM.NEXTN_PREDICT_LAYERS) or 0
+    kind = _kind(architecture, layers, mtp_layers, tensors)
+    first_head = max(layers - mtp_layers, 0)
+    heads = [tensor for tensor in tensors if kind == "model" and _layer(tensor) >= first_head]
+    bytes_per_parameter = file_bytes / max(parameters, 1)
+    read = _bytes_per_token([t for t in tensors if t not in heads], used, bytes_per_parameter)
+    card = ModelCard(
         path=files[0],
         name=first.text(Keys.General.NAME) or files[0].stem,
         architecture=architecture,
         parameters=parameters,
         active_parameters=parameters - sum(_idle_parameters(tensor, used) for tensor in tensors),
-        bytes_per_token=_bytes_per_token(tensors, used, file_bytes / max(parameters, 1)),
+        bytes_per_token=read,
         quantization=_quantization(first, tensors),
         num_tokens=tokens.length if isinstance(tokens, Array) else number(Keys.LLM.VOCAB_SIZE),
         context_length=number(Keys.LLM.CONTEXT_LENGTH),
@@ -113,11 +120,31 @@ def read_card(path: Path) -> ModelCard:
         expert_used_count=used,
         file_bytes=file_bytes,
         num_files=len(files),
-        kind=_kind(architecture, number(Keys.LLM.BLOCK_COUNT) or 0, mtp_layers, tensors),
+        kind=kind,
         output_bytes=_output_bytes(tensors),
         mtp_layers=mtp_layers,
         tokens=tokens if isinstance(tokens, Array) else None,
         has_reduced_vocabulary=first.text(TARGET_TOKENIZER) is not None,
+    )
+    own = [tensor for tensor in heads if _layer(tensor) == first_head]
+    return replace(card, own_head=_head(card, own, bytes_per_parameter)) if own else card
+
+
+def _head(card: ModelCard, tensors: Sequence[TensorInfo], bytes_per_parameter: float) -> ModelCard:
+    """The card of a model's own head of these tensors. It shares the model's embedding, which it looks up,
+    and its output layer, unless it has one of its own."""
+    parameters = sum(tensor.num_parameters for tensor in tensors)
+    read = [tensor for tensor in tensors if "nextn.embed_tokens" not in tensor.name]
+    has_output = any("nextn.shared_head_head" in tensor.name for tensor in tensors)
+    output_bytes = 0 if has_output else card.output_bytes
+    return replace(
+        card,
+        name=f"{card.name}, MTP head",
+        kind="mtp",
+        parameters=parameters,
+        active_parameters=parameters - sum(_idle_parameters(t, card.expert_used_count) for t in tensors),
+        bytes_per_token=output_bytes + _bytes_per_token(read, card.expert_used_count, bytes_per_parameter),
+        file_bytes=round(sum(_size(tensor, bytes_per_parameter) for tensor in tensors)),
     )
 
 
@@ -163,8 +190,14 @@ def _kind(architecture: str, layers: int, mtp_layers: int, tensors: Iterable[Ten
         return "eagle3"
     if architecture == "dflash":
         return "dflash"
-    held = {int(match[1]) for tensor in tensors if (match := _LAYER.match(tensor.name))}
+    held = {layer for tensor in tensors if (layer := _layer(tensor)) >= 0}
     return "mtp" if mtp_layers and held and min(held) >= layers - mtp_layers else "model"
+
+
+def _layer(tensor: TensorInfo) -> int:
+    """The layer that a tensor belongs to; -1 for none."""
+    match = _LAYER.match(tensor.name)
+    return int(match[1]) if match else -1
 
 
 def _idle_parameters(tensor: TensorInfo, used: int) -> int:
@@ -182,9 +215,13 @@ def _bytes_per_token(tensors: Sequence[TensorInfo], used: int, bytes_per_paramet
     for tensor in tensors:
         if has_output and tensor.name == "token_embd.weight":
             continue
-        size = tensor.num_parameters * bytes_per_parameter if tensor.num_bytes is None else tensor.num_bytes
-        total += size * (1 - _idle_parameters(tensor, used) / max(tensor.num_parameters, 1))
+        is_read = 1 - _idle_parameters(tensor, used) / max(tensor.num_parameters, 1)
+        total += _size(tensor, bytes_per_parameter) * is_read
     return round(total)
+
+
+def _size(tensor: TensorInfo, bytes_per_parameter: float) -> float:
+    return tensor.num_parameters * bytes_per_parameter if tensor.num_bytes is None else tensor.num_bytes
 
 
 def _output_bytes(tensors: Sequence[TensorInfo]) -> int:

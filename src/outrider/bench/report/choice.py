@@ -74,9 +74,12 @@ def _choice(view: View, target: str, *, certain: bool = True) -> Choice | None:
 def _command(view: View, ran: Cell) -> tuple[str, ...]:
     backend = view.results.backend(ran.target)
     words = ["outrider", "run"]
-    for flag, name, role in (("-m", ran.target, "target"), ("-md", ran.draft, "draft")):
-        row = None if name is None else view.results.model(name, role)
-        if row is not None:
-            words += [flag, row.path]
+    target = view.results.model(ran.target, "target")
+    draft = None if ran.draft is None else view.results.draft(ran.draft, ran.target)
+    words += [] if target is None else ["-m", target.path]
+    if draft is None:  # a head drafts unless it is told not to
+        words += ["--no-mtp"] if any(row.beside == ran.target for row in view.results.models) else []
+    elif draft.beside is None:
+        words += ["-md", draft.path]
     words += ["--backend", backend] if backend else []
     return (*words, *Setting.of(ran.setting).flags)

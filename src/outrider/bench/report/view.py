@@ -72,8 +72,10 @@ class View:
         return [None, *self.results.drafts] if alone else [*self.results.drafts]
 
     def columns_of(self, target: str) -> list[str | None]:
-        """The columns of one target, without drafts that do not line up with it."""
+        """The columns of one target, without drafts that do not line up with it and others' own heads."""
         unusable = {pair.draft for pair in self.results.pairs if pair.target == target and not pair.usable}
+        heads = [row for row in self.results.models if row.beside is not None]
+        unusable |= {row.model for row in heads} - {row.model for row in heads if row.beside == target}
         return [draft for draft in self.columns if draft not in unusable]
 
     @cached_property

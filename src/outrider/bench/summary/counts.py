@@ -110,7 +110,7 @@ def memory_is_measured(results: Results, target: str, draft: str | None) -> bool
 def _models(results: Results, target: str, draft: str | None) -> list[ModelRow | None]:
     """The row of the target and of the draft beside it, in the same library."""
     rows = [results.model(target, "target")]
-    return rows if draft is None else [*rows, results.model(draft, "draft", results.backend(target))]
+    return rows if draft is None else [*rows, results.draft(draft, target)]
 
 
 def quality_of(results: Results, target: str) -> Quality | None:

@@ -16,7 +16,7 @@ from outrider.core.data import Draft, Request, TokenEstimate
 from outrider.core.sequences import common_prefix
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.suffix import SuffixDrafter
-from outrider.lab.replay.recording import Offers, Recording
+from outrider.lab.replay.recording import Recording
 from outrider.lab.replay.run import SAMPLER, is_limited
 
 _MAX_PREFIX = 8
@@ -41,21 +41,13 @@ def hindsight_bound(
     as is correct. A draft model may be called beyond what is used of it. Where a longer call costs
     less, it can be had. Draft models are not mixed within an answer.
     """
-    runs = {name: _correct_runs(recording.tokens, recording.offers[name]) for name in draft_costs or {}}
+    runs = {name: [*recording.offers[name].num_right(recording.tokens), 0] for name in draft_costs or {}}
     reach = _lookup_reach(recording, [SuffixDrafter()] if free is None else free, list(runs.values()))
     best_s = _least_s(recording, reach, costs, own_s)
     for name, draft in (draft_costs or {}).items():
         model_s = _least_s(recording, reach, costs, own_s, draft, runs[name])
         best_s = min(best_s, draft.prefill_s(len(recording.prompt)) + model_s)
     return best_s
-
-
-def _correct_runs(answer: Sequence[int], offers: Offers) -> list[int]:
-    """From each position on, how many tokens in a row a draft model offers that are correct."""
-    runs = [0] * (len(answer) + 1)
-    for i in range(len(answer) - 1, -1, -1):
-        runs[i] = runs[i + 1] + 1 if offers.tokens[i] == answer[i] else 0
-    return runs
 
 
 def _lookup_reach(

@@ -4,6 +4,9 @@ As long as a draft is accepted, what a draft model offers next depends on the ta
 most likely token after every prefix of the answer says how far any draft would have been accepted. After a
 wrong token the draft goes on by itself: `departures` keep those tokens, for their confidence decides
 when a policy gives up. What lookups offer needs no recording: they are run again.
+
+A head reads with the target's hidden states only what the target has evaluated, and goes on from each token
+of its own by a state of its own. What it offers depends on where it began, so it departs everywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -21,6 +24,7 @@ from outrider.core.data import FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError, InputError
 from outrider.core.files import parse_json, reason_of
 from outrider.core.invalid import invalid
+from outrider.core.sequences import common_prefix
 from outrider.lab.teacher_forced import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import argmax
@@ -34,12 +38,28 @@ class Offers:
     """A draft model's most likely token at each position of an answer, and its confidence in it.
 
     `departures[i]` are the tokens and confidences that it would go on with after its token at position
-    i, where that is not the target's.
+    i, where that is not the target's; of a head, everywhere.
     """
 
     tokens: tuple[int, ...]
     confidence: tuple[Annotated[float, Field(gt=0, le=1)], ...]
     departures: Mapping[int, tuple[tuple[int, float], ...]]
+
+    def rereads(self, answer: Sequence[int]) -> bool:
+        """Whether they are a head's, which departs from right tokens too: it reads these again, with the
+        target's states, once they are accepted."""
+        return any(self.tokens[i] == answer[i] for i in self.departures)
+
+    def num_right(self, answer: Sequence[int]) -> list[int]:
+        """How many tokens in a row are the answer's in a draft that begins at each position of it."""
+        right = [0] * (len(answer) + 1)
+        for i in range(len(answer) - 1, -1, -1):
+            if self.tokens[i] != answer[i]:
+                continue
+            path = self.departures.get(i)
+            drafted = None if path is None else [token for token, _ in path]
+            right[i] = 1 + (right[i + 1] if drafted is None else common_prefix(drafted, answer[i + 1 :]))
+        return right[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +119,23 @@ def read_recordings(path: Path) -> list[Recording]:
     return found
 
 
+_Offer = tuple[int, float]
+"""A token and the confidence in it."""
+
 LONGEST_DEPARTURE = 12
 _MAX_CONFIDENCE = 0.99999
 """a model is never certain"""
 MIN_PREFIX_PROB = 0.04
 """A draft that has departed from the answer is followed until its prefix acceptance probability is this
 small."""
+
+
+class TargetStates(Protocol):
+    """The hidden states of what a target has evaluated, with which a head reads."""
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Those of the first tokens of a sequence are left."""
+        ...
 
 
 def record_offers(
@@ -114,10 +145,12 @@ def record_offers(
     answer: Sequence[int],
     *,
     constrain: Callable[[], Constraint] | None = None,
+    states: TargetStates | None = None,
 ) -> Offers:
     """What the draft `model` would offer after every prefix of `answer`, all ids the target's.
 
     `constrain` makes the request's constraint again, where it has one: offers are made under its masks.
+    `states` are those that a head reads with, of prompt and answer in sequence 0; few are left afterwards.
     Sequence 0 of the model is used and left empty. Raises BackendError when a call fails or the texts
     do not fit its context.
     """
@@ -132,11 +165,10 @@ def record_offers(
         model.truncate(0, 0)
         constraint = None if constrain is None else constrain()
         recorder = _Recorder(model, alignment, mine, starts, answer, constraint)
-        greedy = recorder.follow_answer()
-        positions = [i for i in range(len(answer)) if greedy[i][0] != answer[i]]
-        if model.rewind != "checkpoints":  # there one goes on from the one before, here the end is cut off
-            positions.reverse()
-        departures = {i: recorder.depart(i, *greedy[i]) for i in positions}
+        if states is None:
+            greedy, departures = recorder.follow_answer()
+        else:
+            greedy, departures = recorder.depart_everywhere(states, len(prompt))
     finally:
         model.truncate(0, 0)
     tokens, confidences = zip(*greedy, strict=True) if greedy else ((), ())
@@ -154,9 +186,46 @@ class _Recorder:
     answer: Sequence[int]
     constraint: Constraint | None
 
-    def follow_answer(self) -> list[tuple[int, float]]:
+    def follow_answer(self) -> tuple[list[_Offer], dict[int, tuple[_Offer, ...]]]:
+        """What is offered after each prefix of the answer, and how it goes on where that is wrong."""
+        found = self._along_answer()
+        positions = [i for i in range(len(self.answer)) if found[i][0] != self.answer[i]]
+        if (
+            self.model.rewind != "checkpoints"
+        ):  # there one goes on from the one before, here the end is cut off
+            positions.reverse()
+        departures = {}
+        for i in positions:
+            start = self.starts[i]
+            self.model.truncate(0, self.model.reach(0, min(start, self.model.length(0))))
+            self._read(start)
+            departures[i] = self._go_on(i, *found[i])
+        return found, departures
+
+    def depart_everywhere(
+        self, states: TargetStates, num_prompt: int
+    ) -> tuple[list[_Offer], dict[int, tuple[_Offer, ...]]]:
+        """The same of a head, which knows the target's states of all but the last token before its draft: one
+        state less at each step from the answer's end to its start."""
+        found: dict[int, _Offer] = {}
+        departures = {}
+        for i in range(len(self.answer) - 1, -1, -1):
+            last = self.starts[i] - 1
+            states.truncate(0, num_prompt + i - 1)
+            self.model.truncate(0, min(last, self.model.length(0)))
+            self._read(last)
+            row = self.model.decode([Span(0, (self.tokens[last],), last, 1)])[0][-1]
+            found[i] = self._most_likely(row, self.answer[:i])
+            departures[i] = self._go_on(i, *found[i])
+        return [found[i] for i in range(len(self.answer))], departures
+
+    def _read(self, length: int) -> None:
+        for _ in teacher_forced(self.model, self.tokens[:length], length):
+            pass
+
+    def _along_answer(self) -> list[_Offer]:
         """The most likely token and its confidence after each prefix of the answer."""
-        found: list[tuple[int, float]] = []
+        found: list[_Offer] = []
         if not self.starts:
             return found
         read = self.starts[0] - 1
@@ -168,21 +237,20 @@ class _Recorder:
                     found.append(self._most_likely(row, self.answer[: len(found)]))
         return found
 
-    def depart(self, position: int, token: int, confidence: float) -> tuple[tuple[int, float], ...]:
-        """How the draft goes on after a token of its own at this position of the answer, and after what
-        the constraint forces there."""
+    def _go_on(self, position: int, token: int, confidence: float) -> tuple[_Offer, ...]:
+        """How the draft goes on after a token of its own at this position of the answer, up to which the
+        model has read, and after what the constraint forces there: as far as it is right or likely to be."""
         start = self.starts[position]
-        self.model.truncate(0, self.model.reach(0, min(start, self.model.length(0))))
-        for _ in teacher_forced(self.model, self.tokens[:start], start):
-            pass
-        path: list[tuple[int, float]] = []
+        path: list[_Offer] = []
         text = list(self.answer[:position])
         prefix_prob = confidence
-        while prefix_prob >= MIN_PREFIX_PROB and len(path) < LONGEST_DEPARTURE:
+        while len(path) < LONGEST_DEPARTURE:
             mine = self.alignment.read((token,))
             if token < 0 or not mine or self.model.vocabulary.ends_generation(mine[0]):
                 break
             text.append(token)
+            if prefix_prob < MIN_PREFIX_PROB and text != list(self.answer[: len(text)]):
+                break
             if self.constraint is not None:
                 forced = self.constraint.forced(text)
                 text += forced
@@ -197,7 +265,7 @@ class _Recorder:
             prefix_prob *= confidence
         return tuple(path)
 
-    def _most_likely(self, row: Row, text: Sequence[int]) -> tuple[int, float]:
+    def _most_likely(self, row: Row, text: Sequence[int]) -> _Offer:
         """The most likely token after this beginning of the answer or of a draft, in the target's ids; -1 for
         one that the target lacks, or where the constraint leaves none."""
         if self.constraint is None:

@@ -171,6 +171,7 @@ class RecordedDrafter:
         self._prompt_tokens = len(recording.prompt)
         self._answer = recording.tokens
         self._offers: Offers = recording.offers[name]
+        self._rereads = self._offers.rereads(recording.tokens)
         self._costs = costs
         self.reset()
 
@@ -185,9 +186,9 @@ class RecordedDrafter:
         self.reset()
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Tokens that it evaluated itself and that became final need not be read again."""
+        """Tokens that it evaluated itself and that became final need not be read again, but by a head."""
         del sequence
-        self._seen += common_prefix(self._path, tokens)
+        self._seen += 0 if self._rereads else common_prefix(self._path, tokens)
         self._path = ()
         self._committed += len(tokens)
 
@@ -210,7 +211,8 @@ class RecordedDrafter:
             self._has_read = True
         context = self._prompt_tokens + self._committed
         call_tokens = [max(1, 1 + self._committed - self._seen) + len(request.prefix)]
-        self._seen = self._committed + 1
+        # What a target of checkpoints lost a head reads without its states, and again once it has them.
+        self._seen = self._committed + 1 - (request.reread or 0) * self._rereads
         draft = Draft()
         ahead = _ahead(self._answer, self._offers, self._committed + len(request.prefix))
         found, uncached = next(ahead), 0
@@ -248,13 +250,15 @@ def _ahead(
     """What the model would offer from this place of the answer on: token and confidence, or None where
     nothing more is known. The tokens that join the draft are sent.
 
-    After a wrong token of its own it goes on as was recorded, and then with the same confidence, with
-    unknown tokens, which are wrong in any case; after one of another's as at that place of the answer.
+    After a wrong token of its own, of a head after any, it goes on as was recorded, and then with the same
+    confidence, with unknown tokens, which are wrong in any case; after one of another's as at that place of
+    the answer.
     """
     while place < len(answer):
         joined = yield offers.tokens[place], offers.confidence[place]
         for token in joined:
-            if place < len(answer) and token == offers.tokens[place] != answer[place]:
+            is_its_own = place < len(answer) and token == offers.tokens[place]
+            if is_its_own and (token != answer[place] or place in offers.departures):
                 path = offers.departures.get(place, ())
                 confidences = [offers.confidence[place], *(confidence for _, confidence in path)]
                 was_cut = len(path) >= LONGEST_DEPARTURE or math.prod(confidences) < MIN_PREFIX_PROB

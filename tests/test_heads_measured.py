@@ -1,0 +1,289 @@
+"""A model's own head as `check`, `bench` and `costs` measure it, on tiny models of random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import TEMPLATE, Outcome, call
+from engines import GREEDY, asked
+from head_files import with_good_head
+from llama_cpp_models import TEXT
+from outrider.backends.gguf import LoadOptions
+from outrider.bench.plan import SweepPlan
+from outrider.bench.report.choice import choices
+from outrider.bench.report.view import View
+from outrider.bench.results import Results
+from outrider.bench.sweep import run_sweep
+from outrider.costs import PairCosts, export_costs
+from outrider.drafters.model import ModelDrafter
+from outrider.engine import Engine
+from outrider.lab.facts import acceptance_of
+from outrider.lab.loaded import Loaded, LoadedDraft, LoadedTarget
+from outrider.lab.models import OWN_HEAD, find_model, own_head
+from outrider.lab.predict import DRAFT
+from outrider.lab.replay import Offers, Recording, hindsight_bound, replay
+from outrider.lab.rows import ModelRow
+from outrider.lab.settings import Setting
+from outrider.models import HubOptions, read_card
+from outrider.models.vocab import align
+from outrider.policy import FixedPolicy
+from recordings import FLAT, SMALL, curve
+from tiny_gguf import write_tiny
+
+OPTIONS = LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_type_v="f32")
+Call = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module", params=["qwen35", "glm4moe"])
+def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose head is right now and then; of a target of checkpoints, and of one that rewinds freely."""
+    return with_good_head(tmp_path_factory.mktemp("good") / "good.gguf", request.param)
+
+
+@pytest.fixture(scope="module")
+def pair(good: Path) -> Iterator[tuple[LoadedTarget, LoadedDraft]]:
+    file = find_model(str(good), hub=HubOptions(offline=True))
+    head, notices = own_head(file), list[str]()
+    assert head is not None and head.is_head and not file.is_head
+    with Loaded(file, OPTIONS, notices) as loaded:
+        target = LoadedTarget("good", loaded.open(256))
+        beside = Loaded(head, OPTIONS, notices, beside=target.model)
+        beside.open(256)
+        with closing(beside.draft(align(loaded.weights.vocabulary, loaded.weights.vocabulary))) as draft:
+            yield target, draft
+    assert notices == []
+
+
+def answered(target: LoadedTarget, number: int = 0, length: int = 40) -> Recording:
+    prompt = TEXT[7 * number : 7 * number + 20]
+    request = asked(prompt, max_tokens=length, sampling=GREEDY, ignore_end=True)
+    target.engine.equip((), FixedPolicy(0))
+    target.engine.reset()
+    tokens = target.engine.generate(request).tokens
+    return Recording(str(number), "made", prompt, tokens, "length", {})
+
+
+def drafting(draft: LoadedDraft, length: int) -> Engine:
+    """The engine that the head drafts in, with drafts of this length."""
+    assert draft.feeder is not None
+    engine = draft.feeder.engine
+    engine.equip((ModelDrafter(draft.model, draft.alignment),), FixedPolicy(length, 0, 0.0))
+    engine.reset()
+    return engine
+
+
+def test_what_is_recorded_of_a_head_is_what_it_drafts(pair: tuple[LoadedTarget, LoadedDraft]) -> None:
+    """From every place of an answer: the head begins with the target's states and goes on with its own."""
+    target, draft = pair
+    made = answered(target)
+    offers = draft.offers(made)
+    assert len(offers.departures) == len(made.tokens) and offers.rereads(made.tokens)
+    for place in range(0, len(made.tokens) - 8, 3):
+        engine = drafting(draft, 5)
+        prompt = (*made.prompt, *made.tokens[:place])
+        records = engine.generate(asked(prompt, max_tokens=7, sampling=GREEDY, ignore_end=True)).records
+        first = next(record for record in records if record.kind == "decode")
+        path = ((offers.tokens[place], offers.confidence[place]), *offers.departures[place])[:5]
+        assert first.draft.tokens[: len(path)] == tuple(token for token, _ in path)
+        np.testing.assert_allclose(first.draft.acceptance[: len(path)], [p for _, p in path], atol=2e-3)
+
+
+def test_a_replay_makes_the_calls_of_the_real_run(pair: tuple[LoadedTarget, LoadedDraft]) -> None:
+    target, draft = pair
+    rejected = accepted = 0
+    for number in range(3):
+        made = answered(target, number)
+        made = replace(made, offers={DRAFT: draft.offers(made)})
+        for length in (1, 3, 5):
+            request = asked(made.prompt, max_tokens=40, sampling=GREEDY, ignore_end=True)
+            real = drafting(draft, length).generate(request)
+            assert real.tokens == made.tokens
+            played = replay(
+                made,
+                FixedPolicy(length, 0, 0.0),
+                curve(FLAT),
+                {DRAFT: curve(SMALL)},
+                free=[],
+                rereads=target.model.rewind == "checkpoints",
+            )
+            steps = [record for record in real.records if record.kind == "decode"]
+            assert [(len(r.draft), r.num_accepted, r.work.call_tokens) for r in steps] == [
+                (len(r.draft), r.num_accepted, r.work.call_tokens) for r in played.records
+            ]
+            accepted += sum(record.num_accepted for record in steps)
+            rejected += sum(len(record.draft) - record.num_accepted for record in steps)
+            bound_s = hindsight_bound(made, curve(FLAT), {DRAFT: curve(SMALL)}, free=[])
+            assert bound_s <= played.seconds + 1e-9
+    assert accepted > 20 and rejected > 20
+
+
+def test_a_head_departs_from_right_tokens_too() -> None:
+    """Three tokens are right from the target's states, but from the first of them it goes on wrong."""
+    offers = Offers((5, 6, 7), (0.9, 0.9, 0.9), {0: ((8, 0.9),), 1: ((7, 0.9),), 2: ()})
+    assert offers.num_right((5, 6, 7)) == [1, 2, 1] and offers.rereads((5, 6, 7))
+    known = Recording("1", "made", (1,), (5, 6, 7), "length", {DRAFT: offers})
+    found = acceptance_of([known], DRAFT)
+    assert found.rate.value == 1.0 and found.by_position[:3] == (1.0, 0.5, None)
+    model = Offers((5, 6, 9), (0.9, 0.9, 0.9), {2: ((8, 0.9),)})
+    assert model.num_right((5, 6, 7)) == [2, 1, 0] and not model.rereads((5, 6, 7))
+
+
+def test_the_card_of_a_head(tmp_path: Path) -> None:
+    with_heads, without = (
+        read_card(write_tiny(tmp_path / f"{count}.gguf", arch="glm4moe", mtp_layers=count))
+        for count in (1, 0)
+    )
+    head = with_heads.own_head
+    assert head is not None and without.own_head is None and head.kind == "mtp"
+    assert with_heads.bytes_per_token == without.bytes_per_token, "a plain step does not read it"
+    assert head.parameters == with_heads.parameters - without.parameters
+    assert head.active_parameters < head.parameters, "experts"
+    assert head.output_bytes < head.bytes_per_token < head.output_bytes + head.file_bytes
+    several = read_card(write_tiny(tmp_path / "2.gguf", arch="glm4moe", mtp_layers=2)).own_head
+    assert several is not None and several.parameters == head.parameters, "the first alone is drafted with"
+
+
+# The commands
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "drafts").mkdir()
+    with_good_head(folder / "target.gguf", "glm4moe", chat_template=TEMPLATE)
+    write_tiny(folder / "drafts" / "draft.gguf")
+    texts = ["the rain in the street", "a stone at the shore", "there was a king", "on the other hand"]
+    prompts = [{"id": str(i), "prompt": text, "max_tokens": 32} for i, text in enumerate(texts * 2)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    return folder
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path) -> Call:
+    """A command among the tiny models, whose costs are measured once."""
+    monkeypatch.chdir(models)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
+    return lambda *arguments: call(monkeypatch, capfdbinary, *arguments)
+
+
+CHECK = ("check", "target.gguf", "-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl")
+MAINLINE = ("--backend", "llama.cpp")
+
+
+def test_check_measures_the_targets_own_head(program: Call) -> None:
+    shown = json.loads(program(*CHECK, *MAINLINE, "--json").out)
+    [head] = shown["drafts"]
+    assert (head["model"]["name"], head["kind"]) == ("mtp", "mtp")
+    assert head["verdict"]["outcome"] in ("pays", "undecided", "does not pay")
+    assert 0 < head["acceptance"]["rate"]["value"] < 1 and head["answers"] == shown["sample"]["answers"]
+    assert head["step_ratio"] > 0 and head["break_even"] and 0 < head["bytes_ratio"] < 1
+    assert head["speedups"]["bound"]["value"] >= head["speedups"]["auto"]["value"] > 0
+    assert head["model"]["path"] == shown["target"]["path"] and head["rewind"] == "free"
+    assert shown["pays"] == any(found["verdict"]["pays"] for found in (*shown["drafts"], shown["lookup"]))
+
+
+@pytest.mark.slow
+def test_a_head_is_measured_beside_drafts(program: Call) -> None:
+    shown = json.loads(program(*CHECK, *MAINLINE, "drafts/draft.gguf", "--json").out)
+    assert [(d["model"]["name"], d["kind"]) for d in shown["drafts"]] == [("draft", "model"), ("mtp", "mtp")]
+    assert all(draft["acceptance"] for draft in shown["drafts"])
+
+
+@pytest.mark.slow
+def test_what_people_read_of_a_head(program: Call) -> None:
+    outcome = program(*CHECK, *MAINLINE)
+    lines, text = outcome.out.splitlines(), " ".join(outcome.out.split())
+    assert "draft mtp" in lines and max(map(len, lines)) <= 80
+    assert "MTP layers that draft from the target's hidden states" in text
+    assert "outrider trim" not in text
+
+
+def test_a_head_that_is_not_wanted_or_cannot_run(program: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(program(*CHECK, *MAINLINE, "--no-mtp", "--json").out)["drafts"] == []
+    monkeypatch.setattr("outrider.backends.gguf.heads._SIGNATURES", {"llama_no_such_call": (None,)})
+    shown = json.loads(program(*CHECK, *MAINLINE, "--json").out)
+    [head] = shown["drafts"]
+    assert head["verdict"]["outcome"] == "cannot work"
+    assert "as it is here lacks the calls for a model's own head" in head["verdict"]["sentence"]
+
+
+def test_costs_of_a_head(program: Call) -> None:
+    arguments = ("costs", "-m", "target.gguf", "-t", "1", "--seconds", "0.3", *MAINLINE, "--json")
+    shown = json.loads(program(*arguments).out)
+    assert shown["draft"]["schema"] == "outrider.costs/1"
+    assert shown["about"]["draft"]["settings"]["heads"] == "own"
+    assert shown["about"]["target"]["settings"]["heads"] == "fed"
+    assert shown["about"]["draft"]["model"] == "target, MTP head"
+    plain = json.loads(program(*arguments, "--no-mtp").out)
+    assert plain["draft"] is None and "heads" not in plain["about"]["target"]["settings"]
+
+
+@pytest.fixture(scope="module")
+def swept(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A sweep over a model with a head and one without."""
+    folder = tmp_path_factory.mktemp("swept")
+    write_tiny(folder / "headless.gguf", name="headless")
+    export_costs(folder / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
+    values: dict[str, Any] = {
+        "targets": (str(models / "target.gguf"), str(folder / "headless.gguf")),
+        "drafts": (OWN_HEAD,),
+        "workloads": ({"file": str(models / "prompts.jsonl"), "max_tokens": 24, "prompts": 3},),
+        "draft_lengths": "1-4",
+        "p_mins": (0.0,),
+        "controls": ("model 3", "model 2", "lookup 4"),
+        "finalists": 1,
+        "repetitions_least": 1,
+        "repetitions_most": 1,
+        "context": 512,
+        "threads": 1,
+        "costs": str(folder / "costs.json"),
+        "backends": ("llama.cpp",),
+        "cache_type_k": "f32",
+        "cache_type_v": "f32",
+    }
+    run_sweep(SweepPlan(**values), folder / "run", hub=HubOptions(offline=True))
+    return Results.read(folder / "run")
+
+
+def test_a_sweep_runs_a_head_as_a_draft(swept: Results) -> None:
+    [pair] = swept.pairs
+    assert (pair.target, pair.draft, pair.usable) == ("target", OWN_HEAD, True)
+    [head] = [row for row in swept.models if row.role == "draft"]
+    assert isinstance(head, ModelRow) and head.beside == "target" and head.model == OWN_HEAD
+    assert any(row.what == "mtp for headless" for row in swept.skipped)
+    [costs] = [row for row in swept.costs if row.role == "draft"]
+    assert (costs.model, costs.beside) == (OWN_HEAD, "target")
+    assert len(swept.offers) == 3
+    predicted = {
+        (row.draft, row.setting, row.workload, case.case): case
+        for row in swept.predictions
+        if row.target == "target"
+        for case in row.cases
+    }
+    compared = 0
+    for run in swept.runs:
+        assert run.equal
+        if run.draft is None or Setting.of(run.setting).is_auto:
+            continue
+        case = predicted[run.draft, run.setting, run.workload, run.case]
+        assert (run.target_calls, run.draft_calls) == (case.target_calls, case.draft_calls)
+        assert (run.drafted, run.accepted) == (case.drafted, case.accepted)
+        compared += 1
+    assert compared >= 6
+
+
+def test_the_report_of_a_sweep_with_a_head(swept: Results) -> None:
+    view = View(swept)
+    assert view.columns_of("target") == [None, OWN_HEAD] and view.columns_of("headless") == [None]
+    for choice in choices(view):
+        assert "-md" not in choice.command
+        with_head = choice.ran.target == "target" and choice.ran.draft is None
+        assert ("--no-mtp" in choice.command) == with_head
