@@ -13,7 +13,7 @@ import pytest
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("sampling", "models"),
-    ("verify", "costs"),
+    ("verify", "costs", "tiers"),
     ("policy", "drafters", "constraints", "backends"),
     ("engine", "formats"),
     ("session",),

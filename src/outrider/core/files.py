@@ -6,6 +6,7 @@ import codecs
 import json
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +69,30 @@ def write_whole(path: Path, content: str | bytes, what: str) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(data)  # a device or a pipe, which must stay what it is
         else:
-            _replace(path.resolve(), data)
+            _replace(path.resolve(), [data], 0o666)
     except OSError as error:
         reason = f"the {what} could not be written ({reason_of(error)})"
         raise SettingError(str(path), reason, "Free some space, or name another file.") from error
 
 
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
+def write_private(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """Write these bytes to a file that its owner alone can read: all of them or, with OSError, nothing."""
+    _replace(path, parts, 0o600)
+
+
+PARTIAL = ".partial"
+"""ends the names of files that are being written"""
+
+
+def _replace(path: Path, parts: Sequence[bytes | memoryview], mode: int) -> None:
+    partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
-        partial.write_bytes(data)
+        partial.unlink(missing_ok=True)  # one that was left may be readable by others, or be a link
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb", buffering=0) as file:
+            for part in parts:
+                view = memoryview(part).cast("B")
+                while view:  # of large ones a call writes some 2 GiB
+                    view = view[file.write(view) :]
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

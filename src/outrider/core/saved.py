@@ -1,7 +1,8 @@
-"""What a model stores of a sequence, as bytes that outlive it there."""
+"""What a model stores of a sequence, as bytes that outlive it there, and where such copies are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,3 +51,35 @@ class SavingModel(Model, Protocol):
         """Let an empty sequence hold what was saved: of this model, or of one with the same weights, library
         and options. Raises BackendError where that is impossible; the sequence is empty then."""
         ...
+
+
+class FoundState(Protocol):
+    """A copy that holds a beginning of a text."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the text that a sequence which gets it can go on from."""
+
+    @property
+    def length(self) -> int:
+        """All tokens that it holds."""
+
+
+class KvStore(Protocol):
+    """Where texts go whose KV leaves a model, and come back from. Each cache namespace (`Request.scope`)
+    finds its own alone. The engine's thread calls all of it."""
+
+    def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> None:
+        """Copy what a sequence stores: the first of these tokens. Nothing is done where that would not
+        pay, or cannot be."""
+
+    def find(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> FoundState | None:
+        """The copy of `max_length` tokens at most that spares most time to a request which has the KV of
+        `held` of these tokens already; None where evaluating them takes no longer."""
+
+    def restore(self, found: FoundState, sequence: int) -> bool:
+        """Let an empty sequence hold all that was found. False where it turns out to be of no use; the
+        sequence is empty then."""
+
+    def note_read(self, num_tokens: int, seconds: float) -> None:
+        """The model took so long to evaluate so many tokens of prompts."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from outrider.core.contracts import Model
 from outrider.core.data import Request
 from outrider.core.errors import RewindUnsupported
+from outrider.core.saved import FoundState, KvStore
 from outrider.core.sequences import common_prefix
 
 _MIN_KEPT_TOKENS = 2048
@@ -40,10 +41,13 @@ class Slots:
 
     What is kept makes every prompt slower to read, since attention runs over all cells: how much is kept
     follows how much of the prompts could be reused lately, from what is kept and from what was forgotten.
+
+    A `store`, if any, gets what has to go, and gives it back where that is faster than reading it again.
     """
 
-    def __init__(self, target: Model) -> None:
+    def __init__(self, target: Model, store: KvStore | None = None) -> None:
         self._target = target
+        self._store = store
         self._running: dict[int, _Held] = {}
         self._kept: OrderedDict[int, _Held] = OrderedDict()
         """least recently used first"""
@@ -62,19 +66,54 @@ class Slots:
         request's tokens will be appended to. One slot at least must be free."""
         prompt = request.prompt
         source, shared = self._closest(request)
-        slot = self._destination(source, shared)
-        if slot == source or not shared:
-            rewind(self._target, slot, shared)
+        found = self._find(request, shared)
+        if found is not None:
+            slot = self._restore(found)
+            if slot is None:  # it is not found again
+                return self.take(request, tokens)
         else:
-            self._target.truncate(slot, 0)
-            self._copy(source, slot, shared)
-        self._kept.pop(slot, None)
-        self._note_reusable(request, shared)
-        if source in self._kept:
-            self._kept.move_to_end(source)
+            slot = self._destination(source, shared)
+            lost = self._target.length(slot) - (shared if slot == source else 0)
+            if slot in self._kept and (slot != source or lost > shared):
+                self._put_away(slot, self._kept[slot])
+            if slot == source or not shared:
+                rewind(self._target, slot, shared)
+            else:
+                self._target.truncate(slot, 0)
+                self._copy(source, slot, shared)
+            self._kept.pop(slot, None)
+            if source in self._kept:
+                self._kept.move_to_end(source)
+        self._note_reusable(request, max(shared, self._target.length(slot)))
         self._running[slot] = _Held(tokens, request.scope)
         assert self._target.length(slot) < len(prompt)
         return slot
+
+    def _find(self, request: Request, shared: int) -> FoundState | None:
+        """More of a prompt than is stored here, where it pays to get it out of the store."""
+        if self._store is None:
+            return None
+        room = self._target.capacity_tokens - sum(map(self._target.length, self._running))
+        longest = min(room, self._target.context_length)
+        return self._store.find(request.scope, request.prompt[:-1], shared, longest)
+
+    def _restore(self, found: FoundState) -> int | None:
+        """A sequence that holds what was found; None where that turned out to be of no use."""
+        assert self._store is not None
+        slot = self._destination(-1, 0)
+        if slot in self._kept:
+            self._forget(slot)
+        self.make_room(found.length)
+        self._target.truncate(slot, 0)
+        if not self._store.restore(found, slot):
+            return None
+        rewind(self._target, slot, found.num_tokens)
+        return slot
+
+    def _put_away(self, slot: int, held: _Held) -> None:
+        """What a sequence stores is about to be forgotten."""
+        if self._store is not None:
+            self._store.keep(slot, held.scope, held.tokens)
 
     def _closest(self, request: Request) -> tuple[int, int]:
         """The sequence that stores most of a prompt, and how much; one that has ended before one that runs.
@@ -128,14 +167,17 @@ class Slots:
         while self._kept and self.used_tokens + num_tokens > self._target.capacity_tokens:
             self._forget(next(iter(self._kept)))
 
-    def clear(self) -> None:
-        """Forget what ended requests left."""
-        for slot in list(self._kept):
-            self._forget(slot)
+    def clear(self, *, put_away: bool = False) -> None:
+        """Forget what ended requests left, what was used last first; `put_away`: the store gets it."""
+        for slot in reversed(list(self._kept)):
+            self._forget(slot, put_away=put_away)
         self._forgotten.clear()
 
-    def _forget(self, slot: int) -> None:
-        self._forgotten.append(self._kept.pop(slot))
+    def _forget(self, slot: int, *, put_away: bool = True) -> None:
+        held = self._kept.pop(slot)
+        self._forgotten.append(held)
+        if put_away:
+            self._put_away(slot, held)
         self._target.truncate(slot, 0)
 
 

@@ -28,6 +28,7 @@ from outrider.core.data import (
     Update,
 )
 from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
+from outrider.core.saved import KvStore
 from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import Slots, rewind
 from outrider.engine.prefill import MAX_PAUSE_S, Pace, chunks
@@ -49,7 +50,7 @@ class Engine:
     verification rule from its settings and seed, `constrain` the constraint of a request's grammar.
     `preferred` is what was learned about the target's tokens for forced text. At most `max_running`
     requests run at once (None: as many as the target has sequences); the other sequences keep KV. Reading
-    a prompt holds them up for `max_pause_s` at a time.
+    a prompt holds them up for `max_pause_s` at a time. `kv_store` gets KV that has to leave the target.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         constrain: Callable[[Grammar], Constraint] | None = None,
         max_running: int | None = None,
         max_pause_s: float = MAX_PAUSE_S,
+        kv_store: KvStore | None = None,
     ) -> None:
         self.target = target
         self.max_running = min(max_running or target.max_sequences, target.max_sequences)
@@ -70,7 +72,8 @@ class Engine:
         self.notices: list[str] = []
         self._running: list[RunningRequest] = []
         self.equip(drafters, policy)
-        self._slots = Slots(target)
+        self._kv_store = kv_store
+        self._slots = Slots(target, kv_store)
         self._pace = Pace(max_pause_s)
         self._num_submitted = 0
         self._num_steps = 0
@@ -193,8 +196,8 @@ class Engine:
 
     def reset(self, *, texts: bool = True) -> None:
         """Forget the KV that finished requests left, so that the next one starts cold; with `texts` also what
-        lookups know of them."""
-        self._slots.clear()
+        lookups know of them. Without, the KV store gets it."""
+        self._slots.clear(put_away=not texts)
         drafters = [drafter for drafter in self.drafters if texts or not drafter.is_free]
         for drafter in drafters:
             drafter.reset()
@@ -269,6 +272,8 @@ class Engine:
             self._num_steps += 1
             if any(plan.draft is None for plan in plans):
                 self._pace.note(shared.batch_tokens, shared.verify_s)
+                if self._kv_store is not None:
+                    self._kv_store.note_read(shared.batch_tokens, shared.verify_s)
             # All verdicts before the first commit: bad logits leave every request as it was.
             verified = [verify(plan, row) for plan, row in zip(plans, rows, strict=True)]
             updates = [self._commit(p, v, shared) for p, v in zip(plans, verified, strict=True)]

@@ -200,6 +200,7 @@ class Worker:
             except Exception:
                 _log.exception("the engine's thread failed")
                 self._has_failed = True
+                self._session.kv_tiers = None  # nobody knows what the cache holds now
                 self._refuse_all()
 
     def _refuse_all(self) -> None:

@@ -23,6 +23,7 @@ from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.drafts import load_found, load_named, resolve_models
+from outrider.session.keeping import Keeping, open_tiers
 from outrider.session.learned import AutoSettings, Learned, Measuring
 from outrider.session.loading import Room, check_fit, load_weights, template_of
 from outrider.session.session import DEFAULT_CONTEXT_TOKENS, Message, Session, encode
@@ -118,24 +119,23 @@ class Pair:
         capacity_tokens: int = 0,
         max_pause_s: float = MAX_PAUSE_S,
         bitwise: bool | None = None,
+        keeping: Keeping | None = None,
     ) -> Session:
         """Give the models KV caches and the session its drafters.
 
         Without a policy, or with AutoSettings, drafting is automatic: what calls cost is looked up, or
-        measured once in a few seconds (`measuring` is called meanwhile).
-
-        Contexts are in tokens per sequence: 0 takes what the target was trained with, and for the draft the
-        target's. `lookup` is about the text so far and the session's earlier ones, `corpus` are files and
-        folders, which are indexed first (`progress` is called meanwhile). Up to `max_running` requests run
-        at once; the KV of `kept_sequences` more is kept for others that begin alike, and all together hold
-        `capacity_tokens` (0: enough for those that run). Reading a prompt delays the others by up to
-        `max_pause_s` at a time.
-
+        measured once in a few seconds (`measuring` is called meanwhile). Contexts are in tokens per
+        sequence: 0 takes what the target was trained with, and for the draft the target's. `lookup` is about
+        the text so far and the session's earlier ones, `corpus` are files and folders, which are indexed
+        first (`progress` is called meanwhile). Up to `max_running` requests run at once; the KV of
+        `kept_sequences` more is kept for others that begin alike, and all together hold `capacity_tokens`
+        (0: enough for those that run). Reading a prompt delays the others by up to `max_pause_s` at a time.
+        `keeping`: where KV goes that leaves the target, and is found again.
         `bitwise`: greedy and seed-stable texts are those of plain decoding under the same setting, bit for
-        bit, whatever is drafted and whatever else runs (`docs/batched_numerics.md`); None: where a single
-        request runs at once and it costs next to nothing. Each sequence then has a context of its own.
-        Raises OutOfMemory, and SettingError for a corpus that cannot be used, or where `bitwise` is asked
-        for and the native library cannot give equal bits.
+        bit, whatever is drafted and whatever else runs; None: where a single request runs at once and it
+        costs next to nothing. Each sequence then has a context of its own. Raises OutOfMemory, and
+        SettingError for a corpus that cannot be used, or where `bitwise` is asked for and the native library
+        cannot give equal bits.
         """
         notices = list(self.notices)
         context_length = self._context(context_length, notices)
@@ -154,11 +154,12 @@ class Pair:
                 [*drafters, *build_drafters(drafting, is_free=False)],
                 policy,
                 template=self.template,
-                notices=notices,
                 learned=learned,
                 max_running=max_running,
                 max_pause_s=max_pause_s,
                 bitwise_price=price,
+                kv_tiers=open_tiers(target, keeping, notices),
+                notices=notices,  # what is opened above adds to them
             )
         except BaseException:
             target.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from outrider.backends.bitwise import BitwiseModel, Price
@@ -20,8 +21,10 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import MAX_PAUSE_S, Engine
 from outrider.models.chat import ChatTemplate
+from outrider.session.keeping import SAVE_S, Keeping
 from outrider.session.learned import AutoSettings, Learned
 from outrider.session.schemas import Schema, parser_of, read_schema
+from outrider.tiers import KvTiers
 
 if TYPE_CHECKING:
     from outrider.constraints import Compiled, Compiler
@@ -133,8 +136,11 @@ class Session:
         max_running: int | None = None,
         max_pause_s: float = MAX_PAUSE_S,
         bitwise_price: Price | None = None,
+        kv_tiers: KvTiers | None = None,
     ) -> None:
         self.target = target
+        self.kv_tiers = kv_tiers
+        """where KV goes that leaves the target, and comes back from"""
         self.template = template
         self._drafters = tuple(drafters)
         self._learned = learned
@@ -146,6 +152,7 @@ class Session:
             constrain=lambda grammar: self.compile(grammar).start(),
             max_running=max_running,
             max_pause_s=max_pause_s,
+            kv_store=kv_tiers,
         )
         said = (*notices, *(learned.notices if learned else ()), *self.engine.notices)
         self.notices = list(dict.fromkeys(said))
@@ -170,10 +177,11 @@ class Session:
         policy: Policy | AutoSettings | None = None,
         corpus: Sequence[str | Path] = (),
         bitwise: bool | None = None,
+        keeping: Keeping | None = None,
     ) -> Session:
         """Load a target (None: the embedded default, with its own draft) and, if given, a draft model
         ("none": no draft at all); `corpus` are files and folders that drafts may be looked up in. Without a
-        policy drafting is automatic. `bitwise` as in `Pair.open`.
+        policy drafting is automatic. `bitwise` and `keeping` as in `Pair.open`.
 
         Paths, `hf:owner/repo[:quant]` and `hf:owner/repo/file.gguf` are understood. Raises the
         errors of `outrider.core.errors` that their names say.
@@ -183,7 +191,7 @@ class Session:
 
         pair = Pair.load(model, draft, options=options, room=Room(context_length))
         try:
-            return pair.open(context_length, policy=policy, corpus=corpus, bitwise=bitwise)
+            return pair.open(context_length, policy=policy, corpus=corpus, bitwise=bitwise, keeping=keeping)
         except BaseException:
             pair.close()
             raise
@@ -288,7 +296,13 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Keep what was learned, and free the models' memory, weights included. Closing twice is harmless."""
+        """Keep what was learned, and KV that is to outlive the session; free the models' memory, weights
+        included. Closing twice is harmless."""
+        if self.kv_tiers is not None:
+            self.kv_tiers.will_close(monotonic() + SAVE_S)
+            self.engine.reset(texts=False)
+            self.kv_tiers.close()
+            self.kv_tiers = None
         if self._learned is not None:
             self._learned.keep()
             self._learned = None
