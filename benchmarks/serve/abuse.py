@@ -34,7 +34,8 @@ REFUSED: tuple[tuple[str, bytes], ...] = (
 
 
 class Visitor:
-    """One client: each visit is a request of a kind, and a complaint where it did not end as it should."""
+    """One client: each visit is a request of a kind, and a complaint where it did not end as it should. Where
+    there are `models`, each request goes to one of them."""
 
     def __init__(
         self,
@@ -43,12 +44,14 @@ class Visitor:
         rng: random.Random,
         max_tokens: int,
         patience_s: float,
+        models: Sequence[str] = (),
     ) -> None:
         self._client = client
         self._questions = questions
         self._rng = rng
         self._max_tokens = max_tokens
         self._patience_s = patience_s
+        self._models = models or [None]
 
     async def visit(self, kind: str) -> str | None:
         """None where all went well."""
@@ -73,13 +76,17 @@ class Visitor:
         return self._rng.choice([q for q in self._questions if (q.schema is not None) == limited])
 
     async def _stream(self, question: Question) -> str | None:
-        row = await ask(self._client, question, self._max_tokens, self._patience_s)
+        model = self._rng.choice(self._models)
+        row = await ask(self._client, question, self._max_tokens, self._patience_s, model)
         return row.get("error")
 
     async def _whole(self, num_choices: int) -> str | None:
         """An answer in one piece, limited by a schema; a finished text has to be JSON."""
         question = self._question(limited=True)
-        body = body_of(question, self._max_tokens) | {"stream": False, "n": num_choices}
+        body = body_of(question, self._max_tokens, self._rng.choice(self._models)) | {
+            "stream": False,
+            "n": num_choices,
+        }
         del body["stream_options"]
         answer = await self._client.post(CHAT, json=body)
         if answer.status_code != 200:
@@ -92,7 +99,7 @@ class Visitor:
 
     async def _leave(self, after_events: int) -> str | None:
         """Close the connection after so many events, or before anything can have come."""
-        body = body_of(self._question(), self._max_tokens)
+        body = body_of(self._question(), self._max_tokens, self._rng.choice(self._models))
         if not after_events:
             try:
                 await asyncio.wait_for(self._client.post(CHAT, json=body), self._rng.uniform(0.001, 0.05))

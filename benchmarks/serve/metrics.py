@@ -14,7 +14,8 @@ def running_and_waiting(text: str) -> tuple[float | None, float | None]:
 
 
 def _first(text: str, names: tuple[str, ...]) -> float | None:
+    """The sum over the samples of the first of the metrics that is there: one for each model."""
     for name in names:
-        if found := re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE):
-            return float(found[1])
+        if found := re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE):
+            return sum(map(float, found))
     return None

@@ -11,8 +11,9 @@ wait, and it has to answer again. The summary is JSON; the exit status is 1 wher
 - memory that grew by more than 2 % after the warm-up,
 - requests that still run or wait when nobody asks.
 
-`--minutes 1` tries it out. `--server` is any server's command, `{port}`, `{model}`, `{threads}`, `{slots}`,
-`{context}` and `{total_context}` filled in. Made for Linux.
+With `--names` each request goes to one of several models. `--minutes 1` tries it out. `--server` is any
+server's command, `{port}`, `{model}`, `{threads}`, `{slots}`, `{context}` and `{total_context}` filled in. For
+Linux.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -49,7 +50,9 @@ def main() -> None:
     with Server("the server", command, values_of(arguments)) as server:
         found = asyncio.run(soak(server, arguments))
         found |= left_behind(server)
-    found |= {"growth": growth([sample["rss_bytes"] for sample in found["samples"]])}
+    # Of a server of several models the memory depends on which are loaded: its peaks are compared.
+    of = max if arguments.names else median
+    found |= {"growth": growth([sample["rss_bytes"] for sample in found["samples"]], of)}
     found |= {"problems": problems(found)}
     whole = describe(arguments.model) | {"kind": "soak", "minutes": arguments.minutes} | found
     arguments.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
@@ -66,6 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--server", metavar="COMMAND", help="another server than Outrider's")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--patience", type=float, default=120.0, help="seconds that a request may take")
+    parser.add_argument("--names", nargs="+", default=(), help="models of a server of several, asked in turn")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between samples")
     parser.set_defaults(llama_server=None, contestant=[], only=None)
     return parser.parse_args()
@@ -81,7 +85,7 @@ async def soak(server: Server, arguments: argparse.Namespace) -> Row:
     async def visit(number: int) -> None:
         async with client_of(server.address, arguments.patience) as client:
             rng = random.Random(arguments.seed * 1000 + number)
-            visitor = Visitor(client, questions, rng, arguments.tokens, arguments.patience)
+            visitor = Visitor(client, questions, rng, arguments.tokens, arguments.patience, arguments.names)
             while time.monotonic() < deadline and server.is_alive:
                 kind = rng.choice(KINDS)
                 complaint = await visitor.visit(kind)
@@ -136,12 +140,12 @@ def left_behind(server: Server) -> Row:
     }
 
 
-def growth(rss_bytes: Sequence[int]) -> float | None:
-    """How much the memory grew after the warm-up: the last fifth of what follows it over the first,
-    medians, less 1. None for too few samples."""
+def growth(rss_bytes: Sequence[int], of: Callable[[Sequence[int]], float] = median) -> float | None:
+    """How much the memory grew after the warm-up: the last fifth of what follows it over the first, the
+    medians or what else `of` makes of them, less 1. None for too few samples."""
     after = rss_bytes[int(len(rss_bytes) * WARM_UP_SHARE) :]
     part = len(after) // 5
-    return median(after[-part:]) / median(after[:part]) - 1 if part else None
+    return of(after[-part:]) / of(after[:part]) - 1 if part else None
 
 
 def problems(found: Row) -> list[str]:
