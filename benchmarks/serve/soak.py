@@ -12,8 +12,8 @@ wait, and it has to answer again. The summary is JSON; the exit status is 1 wher
 - requests that still run or wait when nobody asks.
 
 With `--names` each request goes to one of several models. `--minutes 1` tries it out. `--server` is any
-server's command, `{port}`, `{model}`, `{threads}`, `{slots}`, `{context}` and `{total_context}` filled in. For
-Linux.
+server's command, `{port}`, `{model}`, `{threads}`, `{slots}`, `{context}` and `{total_context}` filled
+in. Made for Linux.
 """
 
 from __future__ import annotations
