@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +14,7 @@ from outrider.backends.machine import available_bytes
 from outrider.cli.output import print_notes, readable
 from outrider.cli.plans import PairPlan, plan_pair
 from outrider.cli.run import load_pair, open_session, room_of
+from outrider.core.errors import ModelFileError, SettingError
 from outrider.policy import AutoPolicy
 from outrider.server.assembly import assemble, metrics_of, service_of
 from outrider.server.configuration import Configuration
@@ -55,7 +57,8 @@ def serve(configuration: Configuration) -> int:
                     models, overview = _one(settings, plans[""][1], loading, stack, errors)
                 said += models.services()[0].notices
             else:
-                models, overview = several
+                models, overview, notes = several
+                said += notes
             overview |= _overview(settings, ring, address)
 
             def ready() -> None:
@@ -112,17 +115,28 @@ _MEMORY_SHARE = 0.9
 
 def _several(
     settings: ServeSettings, plans: Mapping[str, tuple[ServeSettings, PairPlan]]
-) -> tuple[Models, dict[str, str]]:
-    """Models that are loaded when they are asked for; what is said of them. Raises what reading the headers
-    of their files does."""
+) -> tuple[Models, dict[str, str], list[str]]:
+    """Models that are loaded when they are asked for; what is said of them, and which files of a folder
+    cannot be served. Raises ModelFileError for another file that cannot be read."""
     turns = Turns()
     limit = settings.models_memory
     memory = int(_MEMORY_SHARE * available_bytes() if limit is None else limit * 2**30)
     counted: dict[str, Metrics] = {}
-    entries = [_entry(name, *plan, turns, counted) for name, plan in plans.items()]
-    for entry, (_, plan) in zip(entries, plans.values(), strict=True):
-        if plan.target is None or not plan.target.startswith("hf:"):
-            entry.memory_bytes()
+    entries, notices = [], []
+    for name, (own, plan) in plans.items():
+        entry = _entry(name, own, plan, turns, counted)
+        try:
+            if plan.target is None or not plan.target.startswith("hf:"):
+                entry.memory_bytes()
+        except ModelFileError as error:
+            if settings.models_dir is None or Path(error.what).parent != settings.models_dir:
+                raise  # the user named it
+            notices.append(f"{error.what} is not served: {error.why}")
+            counted.pop(name, None)
+            continue
+        entries.append(entry)
+    if not entries:
+        raise SettingError(f"models_dir {settings.models_dir}", notices[0], "Name another folder.")
     models = Models(
         entries,
         max_loaded=settings.models_max,
@@ -137,7 +151,7 @@ def _several(
         "loaded": f"when asked for, up to {settings.models_max} in {memory / 2**30:.1f} GiB",
         "unloaded": f"{idle}when another one needs the room",
     }
-    return models, overview
+    return models, overview, notices
 
 
 def _entry(
