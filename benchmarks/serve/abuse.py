@@ -51,7 +51,7 @@ class Visitor:
         self._rng = rng
         self._max_tokens = max_tokens
         self._patience_s = patience_s
-        self._models = models or [None]
+        self._models: Sequence[str | None] = models or [None]
 
     async def visit(self, kind: str) -> str | None:
         """None where all went well."""
