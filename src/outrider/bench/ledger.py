@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from outrider.bench.store import Store
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.predict import Prices
 from outrider.lab.prompts import Workload
@@ -28,15 +27,39 @@ MIN_TOKENS = 8
 """Shorter answers are left out: nothing can be saved on them, and a mean over cases would be theirs."""
 
 
-class Ledger:
-    """Reads the rows about one target, and adds to them."""
+class Rows(Protocol):
+    """Rows that can be added to: a store on disk, or what a piece of work elsewhere knows and finds out."""
 
-    def __init__(self, store: Store, target: LoadedTarget, workloads: Sequence[Workload]) -> None:
+    @property
+    def rows(self) -> Sequence[Row]: ...
+
+    def append(self, row: Row) -> None: ...
+
+
+class Ledger:
+    """Reads the rows about one target, and adds to them.
+
+    Of rows that hold for a kind of machine it knows those of `machine` alone (empty: the one of the head).
+    """
+
+    def __init__(
+        self, store: Rows, target: LoadedTarget, workloads: Sequence[Workload], machine: str = ""
+    ) -> None:
         self.target = target
         self.name = target.name
         self.workloads = workloads
-        self.rows: Sequence[Row] = store.rows
-        self.append = store.append
+        self.machine = machine
+        self._store = store
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """All there are, about other targets and machines too."""
+        return self._store.rows
+
+    def append(self, row: Row) -> None:
+        """Add a row; one that holds for a kind of machine does so for the ledger's."""
+        is_local = not self.machine or not hasattr(row, "machine")
+        self._store.append(row if is_local else row.model_copy(update={"machine": self.machine}))
 
     def of(self, kind: type[_R], **fields: object) -> list[_R]:
         """The rows of a kind about this target, or about no target, whose fields have these values."""
@@ -45,11 +68,13 @@ class Ledger:
             for row in self.rows
             if isinstance(row, kind)
             and getattr(row, "target", self.name) == self.name
+            and getattr(row, "machine", self.machine) == self.machine
             and all(getattr(row, name) == value for name, value in fields.items())
         ]
 
     def skip(self, what: str, why: str) -> None:
         """Say once that something takes no part."""
+        what += f" on {self.machine}" if self.machine else ""
         if not self.of(SkippedRow, what=what):
             self.append(SkippedRow(what=what, why=why))
 

@@ -70,6 +70,8 @@ class Stages:
     ledger: Ledger
     loader: Loader
     meter: Meter
+    measures: bool = True
+    """whether calls are timed here; else what drafts offer is found out, and nothing about costs"""
     drafts: dict[str, ModelFile] = field(default_factory=dict)
     """those that line up with the target"""
 
@@ -116,6 +118,8 @@ class Stages:
             return
         self.meter.say("measuring calls", self.name)
         answers = [row for _, row in self.ledger.all_cases()]
+        if self.ledger.machine:  # they were answered on another machine, or beside other work
+            answers = self._timed_again()
         curve = self.loader.costs(self.target, "target")
         if self.plan.costs is None:  # else it is another machine's, perhaps
             curve = target_costs(curve, answers)
@@ -131,13 +135,23 @@ class Stages:
             )
         )
 
+    def _timed_again(self) -> list[AnswerRow]:
+        """The first answers of each workload with the calls that they take here."""
+        found: list[AnswerRow] = []
+        for workload in self.ledger.workloads:
+            answered = self.ledger.answered(workload.name)
+            for case, row in self.ledger.cases(workload)[:PROBED_ANSWERS]:
+                found.append(record_case(self.target, case, answered, seed=row.seed, probe=len(found)))
+        return found
+
     def score(self, file: ModelFile) -> None:
         """Find out whether a draft lines up, what it would have offered along the answers, and its costs."""
         pair = self.ledger.pair(file.name)
         if pair is not None and not pair.usable:
             return
         missing = self._cases(file.name, offered=False)
-        if pair is None or missing or self.ledger.costs(file.name, "draft") is None:
+        costs = self.ledger.costs(file.name, "draft") if self.measures else True
+        if pair is None or missing or costs is None:
             self.meter.say("scoring", f"{file.name} for {self.name}")
             try:
                 loaded = self.loader.draft(file, self.target)
@@ -174,7 +188,7 @@ class Stages:
 
     def _measure_draft(self, draft: LoadedDraft) -> None:
         fitting = self._cases(draft.name, offered=True)
-        if not fitting or self.ledger.costs(draft.name, "draft") is not None:
+        if not fitting or not self.measures or self.ledger.costs(draft.name, "draft") is not None:
             return
         self.meter.say("measuring calls", draft.name)
         free = [(c, a) for c, a in fitting if c.prompt.grammar is None] or fitting

@@ -72,7 +72,12 @@ class Store:
 
     def append(self, row: Row) -> None:
         """Add a row. Raises SettingError, and leaves the file as it was, where it cannot be written."""
-        data = (json.dumps(_rounded(row.model_dump(mode="json")), separators=(",", ":")) + "\n").encode()
+        plain = row.model_dump(mode="json", exclude={"ran"})
+        if getattr(row, "machine", None) == "":
+            del plain["machine"]
+        if row.ran is not None:
+            plain["ran"] = row.ran.model_dump(mode="json")
+        data = (json.dumps(_rounded(plain), separators=(",", ":")) + "\n").encode()
         start = self._file.tell()
         try:
             written = 0

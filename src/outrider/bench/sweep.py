@@ -6,34 +6,32 @@ was; a block of real runs that was interrupted is run again.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
-from outrider.backends.gguf import physical_cores
-from outrider.bench.contestants import Contestant, ContestantError
-from outrider.bench.ledger import MIN_TOKENS, Ledger
+from outrider.bench.ledger import Ledger
 from outrider.bench.loader import LlamaCppLoader
 from outrider.bench.machine import head_row
 from outrider.bench.plan import SweepPlan
-from outrider.bench.quality import families, quality_of, save_reference
+from outrider.bench.quality import families
 from outrider.bench.results import Results
-from outrider.bench.rounds import Rival, Rounds
 from outrider.bench.stages import Loader, Stages
 from outrider.bench.store import Store
-from outrider.core.errors import BackendError, InputError, ModelFileError, OutriderError, SettingError
+from outrider.bench.work import TargetWork
+from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
 from outrider.lab.models import OWN_HEAD, ModelFile, own_head, under_backends, usable_backends
 from outrider.lab.progress import Meter, Progress
 from outrider.lab.prompts import Workload
 from outrider.lab.record import cases_of
-from outrider.lab.rows import AnswerRow, DoneRow, ModelRow, QualityRow, SkippedRow
+from outrider.lab.rows import DoneRow, ModelRow, SkippedRow
 from outrider.lab.workloads import load_workload
 from outrider.models.hub import HubOptions
 
-__all__ = ["Progress", "run_sweep"]
+__all__ = ["Executor", "Progress", "Sweep", "run_sweep"]
 
 _BYTES_PER_S = 8e9
 """of weights that a step reads, as long as nothing is measured"""
@@ -49,46 +47,70 @@ def run_sweep(
     hub: HubOptions | None = None,
     progress: Callable[[Progress], None] = lambda _progress: None,
     loader: Loader | None = None,
+    executor: Executor | None = None,
 ) -> Results:
     """Run `plan`, or go on with the run that is in `folder`; the rows that are there in the end.
 
-    A model that cannot be loaded is left out, and a row says so. Raises SettingError for a folder that holds
-    another run, and what is wrong with the models' files where no target is left.
+    The work on the targets is done here, one after the other, or by an `executor`. A model that cannot be
+    loaded is left out, and a row says so. Raises SettingError for a folder that holds another run, and what
+    is wrong with the models' files where no target is left.
     """
     workloads = [load_workload(spec) for spec in plan.workloads]
     loading = loader or LlamaCppLoader(plan, workloads, hub or HubOptions())
     targets = loading.find(plan.targets)
     drafts = loading.find([name for name in plan.drafts if name != OWN_HEAD], targets)
     with Store.open(folder, head_row(plan, workloads)) as store:
-        sweep = _Sweep(plan, store, loading, workloads, Meter(progress), perf_counter())
+        sweep = Sweep(plan, store, loading, workloads, Meter(progress), executor)
         sweep.run(targets, drafts)
         return Results.of(store.rows)
 
 
+class Executor(Protocol):
+    """Does the work of a sweep elsewhere."""
+
+    def check_backend(self, backend: str) -> None:
+        """Raises BackendError where no machine has a library of this backend."""
+        ...
+
+    def run(self, sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        """All that has no row yet. Rows are added to the sweep's store, in the calling thread alone."""
+        ...
+
+
 @dataclass
-class _Sweep:
+class Sweep:
+    """A sweep under way: what is asked for, and the rows that are there."""
+
     plan: SweepPlan
     store: Store
     loader: Loader
     workloads: Sequence[Workload]
     meter: Meter
-    started_s: float
+    executor: Executor | None = None
+    started_s: float = field(default_factory=lambda: perf_counter())
     relatives: dict[str, str] = field(default_factory=dict)
     """of each target the one that it is a quantization of, or itself"""
     failures: list[OutriderError] = field(default_factory=list)
     """of targets that could not be loaded"""
 
     def run(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        """Do what has no row yet. Raises what is wrong with the targets where none can be loaded."""
         ordered = self._under_backends(families(targets, self.plan.references))
         self._check_files([*ordered, *drafts])
-        done = {row.target for row in self.store.rows if isinstance(row, DoneRow)}
-        waiting = [file for file in ordered if file.name not in done]
-        for file in waiting:
-            self._expect(file, self._drafts(file, drafts))
-        for file in waiting:
-            self._target(file, self._drafts(file, drafts))
+        if self.executor is not None:
+            self.executor.run(self, ordered, drafts)
+        else:
+            self._run_here(ordered, drafts)
         if len(self.failures) == len(ordered):
             raise self.failures[0]
+
+    def _run_here(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+        done = {row.target for row in self.store.rows if isinstance(row, DoneRow)}
+        waiting = [file for file in targets if file.name not in done]
+        for file in waiting:
+            self._expect(file, self.drafts_of(file, drafts))
+        for file in waiting:
+            self._target(file, self.drafts_of(file, drafts))
 
     def _under_backends(self, groups: Sequence[Sequence[ModelFile]]) -> list[ModelFile]:
         """Every target under each backend that is here. Quality is compared under the first of them alone: it
@@ -107,12 +129,13 @@ class _Sweep:
         which says what is wrong with it. Raises BackendError where there is none."""
         if len(self.plan.backends) == 1:
             return self.plan.backends
-        usable, refused = usable_backends(self.plan.backends, self.loader.check_backend)
+        usable, refused = usable_backends(self.plan.backends, (self.executor or self.loader).check_backend)
         for backend, error in refused.items():
-            self._skip(f"backend {backend}", error.why)
+            self.skip(f"backend {backend}", error.why)
         return usable
 
-    def _skip(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
+        """Say once that something takes no part."""
         skipped = SkippedRow(what=what, why=why)
         if skipped not in self.store.rows:
             self.store.append(skipped)
@@ -126,7 +149,7 @@ class _Sweep:
                 why = f"it is not the {file.name} that this run began with"
                 raise SettingError(str(file.path), why, "Name another folder (-o), or put the file back.")
 
-    def _drafts(self, file: ModelFile, drafts: Sequence[ModelFile]) -> list[ModelFile]:
+    def drafts_of(self, file: ModelFile, drafts: Sequence[ModelFile]) -> list[ModelFile]:
         """The draft files, and the target's own head where the plan names it."""
         head = own_head(file) if OWN_HEAD in self.plan.drafts else None
         return [*drafts, *([head] if head is not None else [])]
@@ -148,47 +171,28 @@ class _Sweep:
             target, row = self.loader.target(file)
         except (ModelFileError, BackendError) as error:
             self.failures.append(error)
-            self._skip(file.name, f"it could not be loaded: {error.why}")
+            self.skip(file.name, f"it could not be loaded: {error.why}")
             self.meter.expect(f"later {file.name}", 0)
             return
         with closing(target):
             ledger = Ledger(self.store, target, self.workloads)
             ledger.note_model(row)
             stages = Stages(self.plan, ledger, self.loader, self.meter)
-            stages.record()
+            work = TargetWork(stages, file)
+            has_answers = work.record()
             self._expect_stages(stages, file, drafts)
-            if not stages.ledger.all_cases():
-                ledger.skip(file.name, f"it answered none of the prompts with {MIN_TOKENS} tokens or more")
+            if not has_answers:
                 self.store.append(DoneRow(target=file.name))
                 return
             stages.measure_target()
             if self.plan.quality:
-                self._quality(stages, target.name, self.relatives.get(file.name, file.name))
-            self._score(stages, file, drafts)
-            for name in [*([None] if self.plan.lookup_only or not stages.can_draft else []), *stages.drafts]:
-                stages.predict(name)
+                reference, is_compared = self.reference_of(file)
+                work.quality(self.references, reference, is_compared=is_compared)
+            work.score(drafts)
+            work.replay()
             for draft in drafts:
                 self.meter.expect(f"replay {draft.name}", 0)
-            with ExitStack() as stack:
-                rivals: list[Rival] = [*self._rivals(stack, stages, file, drafts)]
-                if Rounds(stages, rivals, self._is_over).run():
-                    self.store.append(DoneRow(target=file.name))
-
-    def _score(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
-        """Score the drafts that the target can have."""
-        if not stages.can_draft:
-            why = "it cannot take tokens back (recurrent or hybrid state): it decodes plainly"
-            stages.ledger.skip(f"drafts and lookup for {file.name}", why)
-        if OWN_HEAD in self.plan.drafts and file.card.own_head is None:
-            stages.ledger.skip(f"{OWN_HEAD} for {file.name}", "its file has no head of its own")
-        for draft in drafts:
-            if draft.fingerprint == file.fingerprint and not draft.is_head:
-                stages.ledger.skip(f"{draft.name} for {file.name}", "it is the target itself")
-            elif stages.can_draft:
-                stages.score(draft)
-            self.meter.expect(f"score {draft.name}", 0)
-        if stages.can_draft and not stages.drafts and not self.plan.lookup_only:
-            stages.ledger.skip(f"real runs of {file.name}", "no draft is left, and lookup_only is off")
+            work.run(drafts, self.is_over)
 
     def _expect_stages(self, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]) -> None:
         """Better guesses, now that the target's speed is known."""
@@ -203,55 +207,22 @@ class _Sweep:
         self.meter.expect("measure", recorded_s * 0.7 * self._runs(len(alike)))
         self.meter.expect(f"later {stages.name}", 0)
 
-    def _quality(self, stages: Stages, target: str, reference: str) -> None:
-        """Keep a reference's distributions, or compare with them: one pass over its texts."""
-        folder = self.store.folder / "references" / re.sub(r"[^\w.-]+", "_", reference)
-        answers = [row for row in self.store.rows if isinstance(row, AnswerRow) and row.target == reference]
-        self.meter.say("scoring", f"{target} as a quantization of {reference}")
-        try:
-            if target == reference:
-                if any(other != target for other, ref in self.relatives.items() if ref == reference):
-                    save_reference(stages.target.model, folder, answers, name=reference)
-                return
-            known = {(row.workload, row.case) for row in stages.ledger.of(QualityRow)}
-            missing = [row for row in answers if (row.workload, row.case) not in known]
-            for found in quality_of(stages.target.model, folder, missing, name=target):
-                self.store.append(found)
-        except (InputError, BackendError) as error:
-            stages.ledger.skip(f"quality of {target}", f"{error.what}: {error.why}")
+    @property
+    def references(self) -> Path:
+        """Where distributions of references are kept."""
+        return self.store.folder / "references"
 
-    def _is_over(self) -> bool:
+    def reference_of(self, file: ModelFile) -> tuple[str, bool]:
+        """The target whose texts this one is scored on, and whether another one is scored on them."""
+        reference = self.relatives.get(file.name, file.name)
+        return reference, any(
+            other != reference for other, best in self.relatives.items() if best == reference
+        )
+
+    def is_over(self) -> bool:
+        """Whether the time for real runs is."""
         minutes = self.plan.minutes
         return minutes is not None and perf_counter() - self.started_s > 60 * minutes
-
-    def _rivals(
-        self, stack: ExitStack, stages: Stages, file: ModelFile, drafts: Sequence[ModelFile]
-    ) -> Iterator[Contestant]:
-        """Other engines that start; one that needs a draft model is started with each."""
-        for spec in self.plan.contestants:
-            wanting = spec.command is not None and "{draft}" in spec.command
-            usable = [draft for draft in drafts if draft.name in stages.drafts and not draft.is_head]
-            if wanting and not usable:
-                what = f"{spec.name} with {file.name}"
-                stages.ledger.skip(what, "its command wants a draft model, and there is none for this target")
-            for draft in usable if wanting else [None]:
-                name = spec.name if draft is None or len(usable) == 1 else f"{spec.name} ({draft.name})"
-                self.meter.say("starting", name)
-                try:
-                    engine = Contestant.open(
-                        spec,
-                        file.path,
-                        None if draft is None else draft.path,
-                        context=stages.target.model.context_length,
-                        threads=self.plan.threads or physical_cores(),
-                    )
-                except ContestantError as error:
-                    lines = [line.strip() for line in error.way_out.splitlines() if line.strip()]
-                    last = lines[-1] if lines else "no more is known"
-                    stages.ledger.skip(f"{name} with {file.name}", f"{error.why} ({last})")
-                    continue
-                engine.name = name
-                yield stack.enter_context(engine)
 
 
 def _alike(target: ModelFile, drafts: Sequence[ModelFile]) -> list[ModelFile]:

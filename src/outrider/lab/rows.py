@@ -18,8 +18,35 @@ SCHEMA = "outrider.bench/1"
 Role = Literal["target", "draft"]
 
 
+class Ran(BaseModel):
+    """Where and when a row was made that another machine made; times are seconds since 1970."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machine: str
+    """the kind of machine, as in `MachineRow`"""
+    host: str
+    """names the physical host: nodes and containers on it have the same"""
+    node: str
+    job: str
+    """the piece of work that it belongs to"""
+    began_unix_s: float
+    """when the row before it in the same piece of work was there, or that work began"""
+    ended_unix_s: float
+
+
 class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ran: Ran | None = None
+    """None: in the sweep's own process"""
+
+
+class _MachineRow(_Row):
+    """A row that holds for one kind of machine."""
+
+    machine: str = ""
+    """the kind, as in `MachineRow`; empty: the machine of the head"""
 
 
 class HeadRow(_Row):
@@ -37,7 +64,7 @@ class HeadRow(_Row):
     """by workload a digest of its prompts"""
 
 
-class ModelRow(_Row):
+class ModelRow(_MachineRow):
     """A model file that takes part."""
 
     kind: Literal["model"] = "model"
@@ -103,7 +130,7 @@ class AnswerRow(_Row):
     seed: int
 
 
-class CostsRow(_Row):
+class CostsRow(_MachineRow):
     """What calls of one model cost, and the engine's own time beside them."""
 
     kind: Literal["costs"] = "costs"
@@ -173,7 +200,7 @@ class CaseOutcome(_Row):
     """of `seconds`, the target's calls"""
 
 
-class PredictionRow(_Row):
+class PredictionRow(_MachineRow):
     """What replay says of one setting under one workload. `bound_s` is the hindsight bound, once a pair and
     workload: on the rows of the setting "auto"."""
 
@@ -186,7 +213,7 @@ class PredictionRow(_Row):
     bound_s: tuple[float, ...] | None = None
 
 
-class ChoiceRow(_Row):
+class ChoiceRow(_MachineRow):
     """The settings of a cell that run for real, and why each does."""
 
     kind: Literal["choice"] = "choice"
@@ -197,7 +224,7 @@ class ChoiceRow(_Row):
     controls: tuple[str, ...]
 
 
-class RunRow(_Row):
+class RunRow(_MachineRow):
     """One request that ran for real: a setting of ours, or another engine (`contestant`).
 
     `decode_s` starts when the target has read the prompt and includes the draft model's own reading of it.
@@ -239,7 +266,7 @@ class RunRow(_Row):
     """since the block began"""
 
 
-class BlockRow(_Row):
+class BlockRow(_MachineRow):
     """A block of runs that is complete: all its settings, one repetition. Only then do its rows count."""
 
     kind: Literal["block"] = "block"
@@ -262,11 +289,21 @@ class SkippedRow(_Row):
     why: str
 
 
-class DoneRow(_Row):
+class DoneRow(_MachineRow):
     """Everything about a target is there."""
 
     kind: Literal["done"] = "done"
     target: str
+
+
+class MachineRow(_MachineRow):
+    """A kind of machine that took part in a sweep over several."""
+
+    kind: Literal["machine"] = "machine"
+    facts: dict[str, Any]
+    """as in the head"""
+    hosts: tuple[str, ...]
+    """the physical hosts of this kind, as in `Ran`"""
 
 
 Row = Annotated[
@@ -282,6 +319,7 @@ Row = Annotated[
     | RunRow
     | BlockRow
     | SkippedRow
-    | DoneRow,
+    | DoneRow
+    | MachineRow,
     Field(discriminator="kind"),
 ]
