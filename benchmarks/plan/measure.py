@@ -10,10 +10,13 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from harness import Row, append, argument_parser, describe, resume, run_program
 from outrider.models import embedded_default, read_card
+from outrider.planning.catalogue import catalogue
+from outrider.planning.shapes import find_shape
 
 BACKENDS = ("llama.cpp", "ik")
 
@@ -29,7 +32,7 @@ def measured(path: Path, backend: str, seconds: float) -> Row:
         "model": path.stem,
         "architecture": card.architecture,
         "quantization": card.quantization,
-        "file_bytes": card.file_bytes,
+        "shape": asdict(find_shape(str(path), catalogue())) | {"hub": ""},
         "backend": backend,
         "build": about["build"],
         "settings": about["settings"],

@@ -22,7 +22,7 @@ from outrider.backends.gguf.mainline import Dialect
 from outrider.cli.main import main
 from tiny_gguf import MERGES, write_tiny
 
-__all__ = ["bench", "check", "costs", "program", "runs", "tiny_models", "verify"]
+__all__ = ["bench", "check", "costs", "plan", "program", "runs", "tiny_models", "verify"]
 
 CURVE = Path(__file__).parents[2] / "benchmarks/policy/curves/epyc_q4.json"
 
@@ -122,6 +122,20 @@ def costs() -> Any:
         shown = program("costs", "--costs", "curve.json", "--json")
         measured = program("costs", *_TARGET, *_PAIR, *_MACHINE, "--seconds", "0.3", "--json")
     return {"shown": rounded(shown), "measured": shape(measured)}
+
+
+def plan() -> Any:
+    """`plan` of known models with all figures, of a head on a mixture of experts, and what it exports."""
+    pair = ("--target", "llama-3.1-70b", "--draft", "llama-3.2-1b", "--on", "h100x4", "--batch", "1,64")
+    mixture = ("--target", "deepseek-v3", "--draft", "mtp", "--on", "h200x8", "--acceptance", "0.8")
+    found = {
+        "pair": program("plan", *pair, "--json"),
+        "mixture": program("plan", *mixture, "--batch", "8", "--json"),
+        "measured": program("plan", "--costs", str(CURVE), "--workload", "edits", "--batch", "1", "--json"),
+    }
+    engines = ("vllm", "sglang", "llama-server")
+    exports = {engine: program("plan", *pair, "--export", engine, "--json") for engine in engines}
+    return {name: rounded(shown) for name, shown in (found | exports).items()}
 
 
 def check() -> Any:

@@ -50,6 +50,7 @@ GOLDENS: Mapping[str, Golden] = {
     "sweep": Golden(sweeps.sweeps, slow=True),
     "run": Golden(commands.runs, slow=True),
     "costs": Golden(commands.costs, slow=True),
+    "plan": Golden(commands.plan),
     "check": Golden(commands.check, slow=True),
     "verify": Golden(commands.verify, slow=True),
     "bench": Golden(commands.bench, slow=True),

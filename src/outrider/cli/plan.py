@@ -10,14 +10,16 @@ from pathlib import Path
 from rich.console import Console
 
 from outrider.cli.output import bars, print_notes, write, write_json
-from outrider.cli.plan_report import print_known, print_plan
+from outrider.cli.plan_report import print_known, print_observed, print_plan
 from outrider.cli.plan_settings import PlanSettings
 from outrider.core.errors import SettingError
-from outrider.core.files import check_writable
+from outrider.core.files import check_writable, write_whole
 from outrider.planning.acceptance import ALL, Acceptance, of_workload, read_acceptance, source
 from outrider.planning.calls import Machine, PlannedCurve, machine_of, memory_bytes
 from outrider.planning.catalogue import Catalogue, catalogue
+from outrider.planning.checked import model_error
 from outrider.planning.exports import ENGINES, export
+from outrider.planning.metrics import Observed, advice, read_metrics
 from outrider.planning.plan import Asked, Model, Plan, as_json, make_plan
 from outrider.planning.shapes import HEADS, ModelShape, find_shape, head_of
 
@@ -37,15 +39,42 @@ def plan(settings: PlanSettings) -> int:
         )
     if settings.html is not None:
         check_writable(settings.html, "page")
+    observed = None if settings.metrics is None else read_metrics(settings.metrics)
+    if observed is not None and settings.target is None and settings.costs is None:
+        way_out = "name --target, --draft and --on, and the plan says what it expected and what to change"
+        return _show_observed(settings, console, observed, [way_out])
     asked, about, notices = _asked(settings, known)
     with _recordings(settings, asked) as asked:
         made = replace(make_plan(asked), notices=notices)
-    _show(settings, console, made, about)
+        found = None if observed is None else (observed, advice(observed, asked))
+    _show(settings, console, made, about, found)
     return 0
 
 
-def _show(settings: PlanSettings, console: Console, made: Plan, about: str) -> None:
-    data = {**as_json(made), "acceptance": about, "notices": list(made.notices)}
+def _show_observed(
+    settings: PlanSettings, console: Console, observed: Observed, advised: Sequence[str]
+) -> int:
+    if settings.print_json:
+        write_json({"observed": {**observed.as_json(), "advice": list(advised)}})
+    else:
+        print_observed(console, observed, advised)
+    return 0
+
+
+def _show(
+    settings: PlanSettings,
+    console: Console,
+    made: Plan,
+    about: str,
+    found: tuple[Observed, Sequence[str]] | None,
+) -> None:
+    data = {**as_json(made), "acceptance": about, "model_error": model_error(), "notices": list(made.notices)}
+    if found is not None:
+        data["observed"] = {**found[0].as_json(), "advice": list(found[1])}
+    if settings.html is not None:
+        from outrider.planning.page import page  # loads slowly
+
+        write_whole(settings.html, page(made, about, data), "page")
     if settings.export is not None:
         started = export(made, settings.export)
         if settings.print_json:
@@ -57,6 +86,8 @@ def _show(settings: PlanSettings, console: Console, made: Plan, about: str) -> N
     else:
         print_notes(Console(stderr=True, highlight=False), made.notices)
         print_plan(console, made, about)
+        if found is not None:
+            print_observed(console, *found)
 
 
 def _asked(settings: PlanSettings, known: Catalogue) -> tuple[Asked, str, list[str]]:
@@ -134,7 +165,7 @@ def _target(settings: PlanSettings, name: str | None, known: Catalogue, machine:
     if name is None:
         return Model("target", _Unplanned())
     shape = find_shape(name, known)
-    curve = PlannedCurve(shape, (machine,)) if machine else _Unplanned()
+    curve = PlannedCurve(shape, (machine,), is_target=True) if machine else _Unplanned()
     return Model(shape.name, curve, shape)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -10,6 +10,8 @@ from rich.text import Text
 from outrider.cli.output import Cell, print_rows, print_table, readable
 from outrider.lab import numbers
 from outrider.planning.catalogue import Catalogue
+from outrider.planning.checked import error_line
+from outrider.planning.metrics import Observed
 from outrider.planning.plan import LENGTHS, BatchPlan, Plan, Way
 
 _SHADES = ((0.95, "red"), (1.02, "dim"), (1.3, "green"), (2.0, "bold green"))
@@ -120,6 +122,21 @@ def _ends(plan: Plan) -> Iterator[tuple[str, Cell]]:
         yield "pays", f"up to {plan.pays_to} sequences at once; above that plain decoding is faster"
     if plan.fits_to is not None:
         yield "fits", f"up to {plan.fits_to} sequences of {plan.asked.context} tokens"
+    yield "the model", error_line()
+
+
+def print_observed(console: Console, observed: Observed, advised: Sequence[str]) -> None:
+    """What a server's counters say, and what to change."""
+    shares = " ".join(f"{share:.0%}" for share in observed.as_json()["accepted_by_position"])
+    rows: list[tuple[str, Cell]] = [
+        ("server", f"{observed.program}, {observed.drafts:,.0f} drafts of {observed.length:.1f} tokens"),
+        (
+            "accepted",
+            f"{observed.accepted / max(observed.drafted, 1):.0%} of their tokens; by position {shares}",
+        ),
+        ("", f"{observed.tokens_per_call:.2f} tokens of each call that checks a draft"),
+    ]
+    print_rows(console, rows + [("to change" if i == 0 else "", line) for i, line in enumerate(advised)])
 
 
 def print_known(console: Console, known: Catalogue) -> None:

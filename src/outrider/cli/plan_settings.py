@@ -77,7 +77,7 @@ class PlanSettings(JsonOutput):
         None,
         metavar="URL",
         panel=OUTPUT,
-        help="A server's metrics: what acceptance they show, and what to change.",
+        help="A running server's metrics (or a file of them): what acceptance they show, what to change.",
     )
     html: Path | None = setting(None, panel=OUTPUT, help="Write the plan as a page there, too.")
     list_known: bool = setting(

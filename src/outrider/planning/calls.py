@@ -11,7 +11,7 @@ A call over n tokens for each of b sequences, with c tokens stored of each, on D
 (4) Devices that share each layer (tensor parallelism) take t/D and two all-reduces for each layer, of
     2(D-1)/D · n·b·width values each (Shoeybi et al., "Megatron-LM", 2019). Devices that have a part of the
     layers each take t, and D-1 hops.
-(5) Beside that every call takes a fixed time, and every layer.
+(5) Beside that every call takes a fixed time, every layer, and every token in every layer.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def call_time(
     each_s = 2 * (count - 1) / count * activation if is_shared else (count - 1) * activation
     wait_s = device.link_s * (1 if is_shared else count - 1)
     link_s = hops * (wait_s + each_s) if count > 1 else 0.0
-    return CallTime(memory_s, operations_s, device_s, link_s, device.call_s + shape.layers * device.layer_s)
+    layer_s = device.layer_s + num_tokens * batch * device.layer_token_s
+    return CallTime(memory_s, operations_s, device_s, link_s, device.call_s + shape.layers * layer_s)
 
 
 class Curve(Protocol):
@@ -130,15 +131,17 @@ class Curve(Protocol):
 @dataclass(frozen=True, slots=True)
 class PlannedCurve:
     """What the cost model says, on the best of `machines` for each call: a small draft may be faster on one
-    device than on all."""
+    device than on all. A target's calls also take what a step takes besides, once (`is_target`)."""
 
     shape: ModelShape
     machines: tuple[Machine, ...]
+    is_target: bool = False
 
     def call_s(self, num_tokens: int, *, batch: int = 1, context: int = 0) -> float:
         """As `Curve` says."""
         return min(
             call_time(self.shape, machine, num_tokens, batch=batch, context=context).total_s
+            + self.is_target * machine.device.step_s
             for machine in self.machines
         )
 

@@ -52,6 +52,8 @@ class Device(_Entry):
     overlap: Annotated[float, Field(ge=1, le=64)]
     call_s: Seconds
     layer_s: Seconds
+    layer_token_s: Seconds = 0.0
+    step_s: Seconds = 0.0
     link_s: Seconds
     parallel: Literal["tensor", "pipeline"]
 

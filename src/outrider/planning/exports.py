@@ -164,10 +164,7 @@ def _vllm(plan: Plan) -> Export:
             "Lengths by batch size are tried by vLLM with EAGLE heads and DFlash alone; leave out "
             "num_speculative_tokens_per_batch_size where its version refuses it."
         )
-    notes.append(
-        "With a speculative config vLLM refuses requests that set min_p or logit_bias, and custom logits "
-        "processors."
-    )
+    notes.append("With a speculative config vLLM refuses requests with min_p or logit_bias.")
     command += ["--speculative-config", json.dumps(config)]
     return Export("vllm", command, config, notes)
 

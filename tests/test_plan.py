@@ -1,0 +1,463 @@
+"""`outrider plan`: expected steps, plans, recordings, measured curves, a server's metrics, bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_helpers import ROOT, Outcome, call, environment
+from examples import examples
+from outrider.core.errors import InputError, SettingError
+from outrider.costs.break_even import expected_tokens
+from outrider.lab.predict import Prices, predict
+from outrider.lab.replay import read_recordings
+from outrider.lab.settings import Setting
+from outrider.planning.acceptance import (
+    LONGEST,
+    Acceptance,
+    Drafting,
+    Steps,
+    expected_steps,
+    of_workload,
+    read_acceptance,
+    workloads,
+)
+from outrider.planning.calls import PlannedCurve, machine_of
+from outrider.planning.catalogue import catalogue
+from outrider.planning.checked import model_error
+from outrider.planning.measured import MeasuredCurve
+from outrider.planning.metrics import read_metrics
+from outrider.planning.plan import LENGTHS, Asked, Model, make_plan, plan_batch
+from outrider.planning.recorded import Recorded
+from outrider.planning.shapes import find_shape
+from recordings import FLAT, SMALL, curve, recording
+
+KNOWN = catalogue()
+CURVE = ROOT / "benchmarks/policy/curves/epyc_q4.json"
+RECORDINGS = ROOT / "benchmarks/policy/heldout_q4.recordings.jsonl"
+PAIR = ("--target", "llama-3.1-70b", "--draft", "llama-3.2-1b", "--on", "h100x4")
+SHARES = st.floats(0, 1)
+
+
+def asked(on: str = "h100x4", **changes: Any) -> Asked:
+    machine = machine_of(on, KNOWN)
+    target, draft = (find_shape(name, KNOWN) for name in ("llama-3.1-70b", "llama-3.2-1b"))
+    fields: dict[str, Any] = {
+        "target": Model(target.name, PlannedCurve(target, (machine,)), target),
+        "drafts": [Model(draft.name, PlannedCurve(draft, (machine,)), draft, Acceptance.of(0.7))],
+        "batches": (1, 8, 64),
+        "context": 1024,
+        "machine": machine,
+        "lookup": Acceptance(tuple(0.6 * 0.8**i for i in range(LONGEST)), (1.0,) * LONGEST, offered=0.25),
+    }
+    return Asked(**{**fields, **changes})
+
+
+# Expected steps
+
+
+@settings(max_examples=examples(50))
+@given(SHARES, st.integers(1, LONGEST))
+def test_expected_tokens_are_those_of_the_equation(probability: float, length: int) -> None:
+    step = expected_steps("draft", length, {"draft": Acceptance.of(probability)})
+    assert step is not None
+    assert step.tokens == pytest.approx(expected_tokens(length, probability))
+    assert step.target_calls == {length + 1: 1.0}
+    assert sum(n * size for size, n in step.draft_calls.items()) == length + 1
+
+
+@settings(max_examples=examples(50))
+@given(SHARES, st.lists(SHARES, min_size=1, max_size=LONGEST), st.integers(1, LONGEST))
+def test_the_calls_of_a_step_are_one_of_the_target(offered: float, shares: list[float], length: int) -> None:
+    falling = sorted(shares, reverse=True) + [0.0] * LONGEST
+    drafted = (1.0, *falling[: LONGEST - 1])
+    lookup = Acceptance(tuple(0.5 * share for share in drafted), drafted, offered)
+    kinds: tuple[Drafting, ...] = ("lookup", "draft", "both")
+    for kind in kinds:
+        step = expected_steps(kind, length, {"lookup": lookup, "draft": Acceptance.of(0.5)})
+        assert step is not None
+        assert sum(step.target_calls.values()) == pytest.approx(1)
+        assert 1 <= step.tokens <= 1 + length
+        assert max(step.target_calls) <= length + 1
+
+
+def test_nothing_is_expected_of_a_drafter_that_nothing_is_known_of() -> None:
+    assert expected_steps("both", 3, {"draft": Acceptance.of(0.5)}) is None
+    assert expected_steps("draft", 3, {"lookup": Acceptance.of(0.5)}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "accepted"),
+    [
+        ("0.8", "", (0.8, 0.64, 0.512)),
+        ("0.8,0.6", "", (0.8, 0.6, 0.45)),
+        ("lookup=0.5", "lookup", (0.5, 0.25, 0.125)),
+        ("a=b=0.5,0", "a=b", (0.5, 0.0, 0.0)),
+        ("0", "", (0.0, 0.0, 0.0)),
+    ],
+)
+def test_acceptance_is_read_as_it_is_typed(text: str, name: str, accepted: tuple[float, ...]) -> None:
+    who, found = read_acceptance(text)
+    assert who == name and found.accepted[:3] == pytest.approx(accepted)
+    assert len(found.accepted) == LONGEST
+
+
+@pytest.mark.parametrize("text", ["often", "1.2", "-0.1", "0.5,0.6", "lookup=", "nan"])
+def test_acceptance_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="--acceptance"):
+        read_acceptance(text)
+
+
+def test_every_bundled_table_falls_and_lies_below_what_is_drafted() -> None:
+    assert {"all", "chat", "code", "edits", "json", "summaries", "reasoning"} <= set(workloads())
+    for name in workloads():
+        for table in of_workload(name).values():
+            assert len(table.accepted) == len(table.drafted) == LONGEST
+            assert list(table.accepted) == sorted(table.accepted, reverse=True)
+            assert all(a <= d for a, d in zip(table.accepted, table.drafted, strict=True))
+
+
+# The plan
+
+
+def test_a_speedup_is_tokens_over_seconds_against_plain_calls() -> None:
+    planned = asked()
+    [batch] = [b for b in make_plan(planned).batches if b.batch == 8]
+    target, draft = planned.target.curve, planned.drafts[0].curve
+    options = {"batch": 8, "context": 1024}
+    plain_s = target.call_s(1, **options)
+    step_s = target.call_s(4, **options) + draft.call_s(2, **options) + 2 * draft.call_s(1, **options)
+    way = next(w for w in batch.ways if (w.drafting, w.length) == ("draft", 3))
+    assert batch.plain_tokens_per_s == pytest.approx(8 / plain_s)
+    assert way.speedup.value == pytest.approx(expected_tokens(3, 0.7) * plain_s / step_s)
+    assert way.tokens_per_s == pytest.approx(8 * expected_tokens(3, 0.7) / step_s)
+    assert way.tokens_per_call == pytest.approx(expected_tokens(3, 0.7))
+
+
+def test_above_break_even_a_draft_pays_and_below_it_does_not() -> None:
+    found = plan_batch(asked(), 8).break_even["llama-3.2-1b"]
+    assert found is not None
+    for factor, pays in ((1.02, True), (0.98, False)):
+        drafts = [Model(m.name, m.curve, m.shape, Acceptance.of(found[0] * factor)) for m in asked().drafts]
+        best = plan_batch(asked(drafts=drafts, lookup=None), 8).best
+        assert (best is not None) == pays
+
+
+def test_drafting_ends_to_pay_where_it_says() -> None:
+    plan = make_plan(asked(on="h100x8", context=128, lookup=None))
+    assert plan.pays_to is not None and plan.fits_to is None
+    assert plan_batch(plan.asked, plan.pays_to).best is not None
+    assert plan_batch(plan.asked, plan.pays_to + 1).best is None
+
+
+def test_recordings_are_priced_as_a_replay_at_the_planned_curve_is() -> None:
+    recordings = [recording(seed=seed) for seed in range(3)]
+    target, draft = curve(FLAT, 0.05), curve(SMALL, 0.005)
+    recorded = Recorded(recordings, {"d": "draft"})
+    models = (Model("t", MeasuredCurve(target)), [Model("d", MeasuredCurve(draft))])
+    planned = Asked(*models, batches=(1,), context=0, counted=recorded.counted)
+    batch = plan_batch(planned, 1)
+    for way in (w for w in batch.ways if w.length in (2, 4)):
+        kind: Mapping[Drafting, Any] = {"lookup": "lookup", "draft": "model", "both": "both"}
+        setting = Setting(kind[way.drafting], way.length, 0.0 if way.drafting == "draft" else 0.5)
+        outcomes = predict(recordings, setting, Prices(target, draft))
+        calls = sum(outcome.target_calls for outcome in outcomes)
+        assert way.tokens_per_call == pytest.approx(sum(o.tokens for o in outcomes) / calls)
+        assert way.speedup.low <= way.speedup.value <= way.speedup.high
+    assert {way.drafting for way in batch.ways} == {"lookup", "draft", "both"}
+
+
+def test_an_interval_holds_the_recorded_texts_ratios_together() -> None:
+    texts = [Steps(10.0, {4: n}, {2: n, 1: 2 * n}) for n in (3.0, 4.0, 5.0)]
+    planned = asked(counted=lambda *_: texts, batches=(1,))
+    way = plan_batch(planned, 1).ways[0]
+    assert way.speedup.low < way.speedup.value < way.speedup.high
+    assert way.speedup.cases == 3 and way.tokens_per_call == pytest.approx(30 / 12)
+
+
+def test_recordings_without_the_drafts_offers_are_refused() -> None:
+    with pytest.raises(InputError, match="it has no offers of other"):
+        Recorded([recording()], {"d": "other"})
+
+
+def test_how_wrong_the_model_was_is_said_apart() -> None:
+    error = model_error()
+    assert error["calls"]["median"] <= 0.15 and error["speedups"]["median"] <= 0.15
+    assert error["speedups"]["rows"] >= 15
+
+
+# The command
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capture: Any, *words: str) -> Outcome:
+    return call(monkeypatch, capture, "plan", *words)
+
+
+Capture = pytest.CaptureFixture[bytes]
+
+
+def test_the_plan_is_shown(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
+    found = run(monkeypatch, capfdbinary, *PAIR, "--acceptance", "0.8")
+    assert found.status == 0
+    for part in ("70.6B", "4 x NVIDIA H100 SXM", "as given", "pays", "fits", "published speed-ups"):
+        assert part in " ".join(found.out.split())
+    assert all(len(line) <= 80 for line in found.out.splitlines())
+
+
+def test_json_has_every_batch_way_and_what_it_rests_on(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture
+) -> None:
+    plan = json.loads(run(monkeypatch, capfdbinary, *PAIR, "--batch", "8,1", "--json").out)
+    assert plan["schema"] == "outrider.plan/1" and plan["context_tokens"] == 4096
+    assert [batch["batch"] for batch in plan["batches"]] == [1, 8]
+    for batch in plan["batches"]:
+        assert len(batch["ways"]) == 3 * len(LENGTHS)
+        assert batch["best"] == max(batch["ways"], key=lambda way: way["speedup"])
+        memory = batch["memory"]
+        used = memory["weights_bytes"] + memory["kv_bytes"]
+        assert memory["fits"] and used < memory["usable_bytes"]
+    weights = [model["weights_bytes"] for model in (plan["target"], *plan["drafts"])]
+    assert plan["batches"][0]["memory"]["weights_bytes"] == sum(weights)
+    assert "Qwen2.5-Coder" in plan["acceptance"] and plan["model_error"] == model_error()
+
+
+def test_models_that_do_not_fit_are_planned_at_fewer_bits(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture
+) -> None:
+    words = ("--target", "llama-3.1-405b", "--draft", "llama-3.1-8b", "--on", "h100x8", "--json")
+    plan = json.loads(run(monkeypatch, capfdbinary, *words).out)
+    assert plan["target"]["weights_type"] == plan["drafts"][0]["weights_type"] == "fp8"
+    assert "do not fit on h100x8" in plan["notices"][0]
+
+
+def test_a_page_holds_the_map_of_every_drafter(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
+) -> None:
+    page = tmp_path / "plan.html"
+    found = run(monkeypatch, capfdbinary, *PAIR, "--html", str(page), "--json")
+    text = page.read_text(encoding="utf-8")
+    for name in ("lookup", "llama-3.2-1b", "lookup and llama-3.2-1b"):
+        assert f"<h2>{name}: speed-up" in text
+    data = text.split('id="plan">')[1].split("</script>")[0]
+    assert json.loads(data) == json.loads(found.out)
+
+
+def test_measured_curves_take_the_models_place(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
+) -> None:
+    words = ("--costs", str(CURVE), "--acceptance", "0.8", "--batch", "1", "--json")
+    plan = json.loads(run(monkeypatch, capfdbinary, *words).out)
+    measured = json.loads(CURVE.read_text())["target"]["calls"][0]["seconds"]
+    [batch] = plan["batches"]
+    assert batch["memory"] is None and plan["hardware"] is None
+    assert batch["plain_tokens_per_s"] == pytest.approx(1 / measured, rel=0.6)
+    printed = tmp_path / "printed.json"
+    printed.write_text(call(monkeypatch, capfdbinary, "costs", "--costs", str(CURVE), "--json").out)
+    again = run(monkeypatch, capfdbinary, "--costs", str(printed), *words[2:])
+    assert json.loads(again.out)["batches"] == plan["batches"]
+
+
+def test_recordings_give_an_interval(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
+    few = read_recordings(RECORDINGS)[:2]
+    monkeypatch.setattr("outrider.lab.replay.read_recordings", lambda _: few)
+    words = (*PAIR, "--recordings", str(RECORDINGS), "--batch", "1", "--json")
+    [batch] = json.loads(run(monkeypatch, capfdbinary, *words).out)["batches"]
+    assert any(way["low"] < way["speedup"] < way["high"] for way in batch["ways"])
+
+
+def test_what_is_known_is_listed(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
+    found = run(monkeypatch, capfdbinary, "--list").out
+    for name in (*KNOWN.tables["hardware"], *KNOWN.tables["models"]):
+        assert name in found
+
+
+TOO_LARGE = ("--target", "llama-3.1-405b:bf16", "--on", "h100x4")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "it needs hardware"),
+        (("--on", "h100"), "it needs a target"),
+        (("--target", "llama-3.1-8", "--on", "h100"), "Did you mean llama-3.1-8b"),
+        (("--target", "llama-3.1-8b:q5", "--on", "h100"), "no such type of weights is known"),
+        (("--target", "llama-3.1-8b", "--on", "h1"), "no such hardware is known. Did you mean h100"),
+        (("--target", "nowhere/config.json", "--on", "h100"), "no such file or directory"),
+        (("--target", "nowhere.gguf", "--on", "h100"), "there is no such file"),
+        (TOO_LARGE, "526 GB too little memory"),
+        ((*PAIR, "--draft", "llama-3.1-405b:int4"), "it is larger than its target"),
+        ((*PAIR, "--batch", "1,x"), "is no list of numbers"),
+        ((*PAIR, "--batch", "0"), "is out of range"),
+        ((*PAIR, "--context", "0"), "--context"),
+        ((*PAIR, "--acceptance", "2"), "a share is between 0 and 1"),
+        ((*PAIR, "--acceptance", "other=0.5"), "there is no such draft"),
+        ((*PAIR, "--workload", "codes"), "Did you mean code"),
+        ((*PAIR, "--recordings", "nowhere.jsonl"), "no such file or directory"),
+        ((*PAIR, "--recordings", str(RECORDINGS), "--workload", "code"), "acceptance is given too"),
+        ((*PAIR, "--costs", str(RECORDINGS)), "it holds no measured curves"),
+        ((*PAIR, "--hardware", "nowhere.toml"), "no such file or directory"),
+        ((*PAIR, "--html", "nowhere/plan.html"), "its folder does not exist"),
+        (("--draft", "mtp", "--costs", str(CURVE)), "whose shape is not known"),
+        (("--metrics", "http://127.0.0.1:9/"), "it does not answer"),
+        (("--metrics", str(CURVE)), "no metrics of vLLM, llama-server or Outrider"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, words: tuple[str, ...], said: str
+) -> None:
+    found = run(monkeypatch, capfdbinary, *words)
+    assert found.status == 2 and found.out == ""
+    assert said in found.said and "Traceback" not in found.err
+
+
+def test_too_large_a_model_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
+    said = run(monkeypatch, capfdbinary, *TOO_LARGE).said
+    needed = said.split("Take h100x")[1].split(",")[0]
+    words = ("--target", "llama-3.1-405b:bf16", "--batch", "1", "--on")
+    assert run(monkeypatch, capfdbinary, *words, f"h100x{needed}").status == 0
+    assert run(monkeypatch, capfdbinary, *words, f"h100x{int(needed) - 1}").status == 2
+
+
+@pytest.mark.slow
+def test_no_model_file_and_no_library_is_loaded() -> None:
+    code = (
+        "import sys; sys.argv = ['outrider', 'plan', *sys.argv[1:]]\n"
+        "from outrider.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "slow = {'xllamacpp', 'llama_cpp', 'matplotlib', 'outrider.engine', 'outrider.session'}\n"
+        "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
+    )
+    words = (sys.executable, "-c", code, "--target", "llama-3.1-405b", "--draft", "llama-3.1-8b")
+    ran = subprocess.run(
+        [*words, "--on", "h100x8"], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert ran.stderr.splitlines()[-1] == "[]"
+
+
+# A server's metrics
+
+VLLM = """\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 600.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 400.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 5000.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 1500.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 800.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 400.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 200.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="3"} 60.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="4"} 40.0
+vllm:num_requests_running{engine="0"} 40.0
+"""
+LLAMA = """\
+llamacpp:spec_decode_num_drafts_total 100
+llamacpp:spec_decode_num_draft_tokens_total 300
+llamacpp:spec_decode_num_accepted_tokens_total 131.25
+llamacpp:requests_processing 1
+"""
+
+
+@contextmanager
+def serving(text: str, status: int = 200) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/metrics"
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_counters_of_vllm_imply_acceptance_by_position() -> None:
+    with serving(VLLM) as address:
+        found = read_metrics(address)
+    assert (found.program, found.drafts, found.length, found.running) == ("vLLM", 1000, 5, 40)
+    assert found.tokens_per_call == 2.5
+    assert found.acceptance.accepted[:5] == pytest.approx((0.8, 0.4, 0.2, 0.06, 0.04))
+
+
+def test_counters_without_positions_imply_one_acceptance() -> None:
+    with serving(LLAMA) as address:
+        found = read_metrics(f"{address}/metrics")
+    assert found.program == "llama-server" and found.length == 3
+    assert found.acceptance.accepted[0] == pytest.approx(0.64, abs=0.001)
+    assert found.acceptance.expected(3) == pytest.approx(1.3125)
+
+
+def test_outriders_own_counters_are_those_of_its_server() -> None:
+    pytest.importorskip("prometheus_client")
+    from outrider.core.data import Draft, DraftWork, StepRecord, Update
+    from outrider.server.metrics import Metrics
+    from outrider.server.worker import WorkerState
+
+    metrics = Metrics(lambda: WorkerState(3, 0, 4, 0, 0, False), model={}, build={})
+    for length, accepted in ((3, 3), (3, 1), (1, 0)):
+        draft = Draft((5,) * length, None, (0.5,) * length, ("lookup",) * length)
+        record = StepRecord(
+            0, 0, "decode", 9, length + 1, draft, accepted, (5,) * (accepted + 1), DraftWork(),
+            0.0, 0.1, 0.0, 0.0, 0.0, batch_tokens=length + 1, batch_drafted=length,
+        )  # fmt: skip
+        metrics.observe_steps([Update(record, ())])
+    with serving(metrics.render()[0].decode()) as address:
+        found = read_metrics(address)
+    assert (found.program, found.drafts, found.drafted, found.accepted) == ("Outrider", 3, 7, 4)
+    assert found.acceptance.accepted[:3] == pytest.approx((2 / 3, 1 / 2, 1 / 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "why"),
+    [
+        ("node_load1 0.5\n", 200, "no metrics of vLLM"),
+        ("<html></html>", 200, "no metrics of vLLM"),
+        ("", 404, "it answers 404"),
+        ("vllm:num_requests_running 1\n", 200, "vLLM has drafted nothing yet"),
+    ],
+)
+def test_metrics_of_another_program_are_refused(text: str, status: int, why: str) -> None:
+    with serving(text, status) as address, pytest.raises(InputError) as error:
+        read_metrics(address)
+    assert why in str(error.value) and address in str(error.value)
+
+
+def test_the_plan_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture) -> None:
+    with serving(VLLM) as address:
+        bare = run(monkeypatch, capfdbinary, "--metrics", address)
+        full = run(monkeypatch, capfdbinary, *PAIR, "--metrics", address, "--json")
+    assert bare.status == 0 and "2.50 tokens of each call" in bare.out
+    observed = json.loads(full.out)["observed"]
+    assert observed["accepted_by_position"] == pytest.approx([0.8, 0.4, 0.2, 0.06, 0.04])
+    expected, change = observed["advice"]
+    assert expected.startswith("the plan expected ")
+    assert change.startswith("set num_speculative_tokens to 2 (now 5)") and "40 sequences" in change
+
+
+def test_a_server_that_should_not_draft_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: Capture, tmp_path: Path
+) -> None:
+    saved = tmp_path / "metrics.txt"
+    saved.write_text(LLAMA.replace("131.25", "1"))
+    found = run(monkeypatch, capfdbinary, *PAIR, "--metrics", str(saved), "--json")
+    assert json.loads(found.out)["observed"]["advice"][-1].startswith("stop drafting: at 1 sequence")
