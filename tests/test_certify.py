@@ -10,15 +10,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines import PROMPT, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle, plain, same_vocabulary
+from engines import (
+    PROMPT,
+    VOCABULARY,
+    ScriptedDrafter,
+    greedy_continuation,
+    oracle,
+    plain,
+    same_vocabulary,
+)
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.certify.certificate import SCHEMA, Certificate, as_json, reasons, write_certificate
 from outrider.certify.checks import certify
 from outrider.certify.exact_distribution import CachedModel, DisturbedLogits, LogitsCache, exact_distribution
-from outrider.certify.faults import CALL_FAULTS, FAULTS, MASK_FAULTS, check_fault, verifier_with
+from outrider.certify.faults import (
+    CALL_FAULTS,
+    FAULTS,
+    MASK_FAULTS,
+    break_calls,
+    check_fault,
+    check_shown,
+    verifier_with,
+)
 from outrider.certify.plan import CertifyPlan, Findings, Subject
-from outrider.certify.text_equality import compare_texts, repeat
-from outrider.core.contracts import Drafter
+from outrider.certify.text_equality import Compared, compare_texts, repeat
+from outrider.core.contracts import Drafter, RewindKind
 from outrider.core.data import Logits, Request, Span
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.params import SamplingParams, Verification
@@ -81,6 +97,26 @@ def test_every_fault_is_found(fault: str) -> None:
     findings = certify(subject_of([SuffixDrafter(min_match=1)]), PROMPTS, plan)
     assert not findings.holds
     assert any(test.rejected for test in findings.sampled) and "sampled" in " ".join(reasons(findings))
+
+
+@pytest.mark.parametrize("rewind", ["free", "snapshots", "checkpoints"])
+def test_a_rejected_token_that_stays_is_found(rewind: RewindKind) -> None:
+    def compared(fault: str | None) -> Compared:
+        model = FakeModel(VOCABULARY, LANGUAGE, rewind=rewind, max_draft=4)
+        target = break_calls(fault, model)
+        request = Request(PROMPT, SamplingParams(temperature=0), 40, ignore_end=True)
+        found = compare_texts(Engine(target, [ScriptedDrafter(oracle(LANGUAGE, 1))], EAGER), request)
+        check_shown(fault, target)
+        return found
+
+    assert compared(None).holds
+    assert not compared(check_fault("short-rewind")).holds
+
+
+def test_a_fault_of_rewinding_needs_a_draft_that_is_rejected() -> None:
+    right = subject_of([ScriptedDrafter(oracle(LANGUAGE, 1000))])
+    with pytest.raises(SettingError, match="no draft was checked"):
+        certify(right, PROMPTS[:1], replace(QUICK, num_tokens=1, num_seeded=1, fault="short-rewind"))
 
 
 def test_a_draft_model_of_ones_own_is_tested() -> None:

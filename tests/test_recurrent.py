@@ -27,6 +27,7 @@ from engines import (
     run,
 )
 from kinds import CHECKPOINTS, SNAPSHOTS
+from llama_cpp_models import resident_bytes
 from outrider.backends.gguf import LoadOptions
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.rewinding import Checkpoints, Rewinding
@@ -207,6 +208,23 @@ def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> Non
     )
     assert second.tokens == plain.tokens
     target.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@over("delta net", "delta net snapshots", "recurrent", names=MAINLINE)
+def test_a_long_answer_takes_no_more_memory(backend: Native, kind: str) -> None:
+    """2,000 tokens with drafts that are accepted and rejected: a copy of the state that was left at each step
+    would be a hundred megabytes."""
+    target = backend.open(kind, 2100)
+    drafter = ScriptedDrafter(random_guess(3, 256))
+    request = asked(range(97, 121), max_tokens=2000, sampling=GREEDY, ignore_end=True)
+    sizes: dict[int, int] = {}
+    for update in Engine(target, [drafter], FixedPolicy(draft_max=4, p_min=0.0)).stream(request):
+        sizes[update.record.position] = resident_bytes()
+    target.close()
+    began = next(size for position, size in sizes.items() if position > 500)
+    assert max(sizes.values()) - began < 8e6  # records of the steps
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ For each kind of model of the tests, in llama-cpp-python: 100 greedy answers of 
 four at once, drafted by lookup and, where the file has one, the model's own head. Drafts have up to 4 tokens
 of any confidence, so that many are rejected. A row has the answers that differ from plain decoding of
 the same library, and how many of them differ first at a near-tie: within `NEAR` of the spread of that place's
-logits.
+logits. With --schema the answers are JSON of a schema, so that forced text is drafted too.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Sequence
@@ -28,24 +29,43 @@ from engines import run as run_together
 from harness import Row, append, argument_parser, describe, read_rows, resume, run_program
 from kinds import KINDS, Kind
 from outrider.backends.gguf import LoadOptions, Weights
-from outrider.core.data import Completion, Request, Span
+from outrider.core.data import Completion, Grammar, Request, Span
 from outrider.core.params import SamplingParams
-from outrider.engine import Engine
 from outrider.policy import FixedPolicy
+from outrider.policy.forced import FORCED
+from outrider.session import Session
 from outrider.session.pair import Pair
 from tiny_gguf import write_tiny
 
 NEAR = 1e-3
 CONTEXT, PROMPT_TOKENS, ANSWER_TOKENS = 160, 40, 100
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "river": {"type": "string", "maxLength": 12, "pattern": "^[a-z ]*$"},
+        "the road": {"enum": ["there and back", "there and on"]},
+        "numbers": {"type": "array", "items": {"enum": [1, 12, 123]}, "minItems": 2, "maxItems": 4},
+    },
+    "required": ["colour", "river", "the road", "numbers"],
+    "additionalProperties": False,
+}
+
 
 def main() -> None:
     parser = argument_parser(__doc__, answers=100, seed=1)
+    parser.add_argument("--schema", action="store_true", help="answers of a schema")
     arguments = parser.parse_args()
     resume(arguments.out, describe(), [])
-    done = {(row["model"], row["sequences"]) for row in read_rows(arguments.out) if row["kind"] == "equality"}
+    done = {
+        (row["model"], row["sequences"])
+        for row in read_rows(arguments.out)
+        if row["kind"] == "equality" and row.get("schema", False) == arguments.schema
+    }
     rng = random.Random(arguments.seed)
-    requests = [_request(rng) for _ in range(arguments.answers)]
+    grammar = Grammar("json_schema", json.dumps(SCHEMA)) if arguments.schema else None
+    requests = [_request(rng, grammar) for _ in range(arguments.answers)]
     with TemporaryDirectory() as folder:
         for name, kind in KINDS.items():
             for sequences in (1, 4):
@@ -72,7 +92,7 @@ def compare(file: Path, name: str, kind: Kind, requests: Sequence[Request], sequ
             found += run_together(session.engine, *requests[start : start + sequences])
             session.engine.reset()
     weights = Weights(file, replace(options, heads=False, snapshots=0))
-    plain = [Engine(weights.open(CONTEXT)).generate(request) for request in requests]
+    plain = [Session(weights.open(CONTEXT)).engine.generate(request) for request in requests]
     differing = [
         (request, one.tokens, other.tokens)
         for request, one, other in zip(requests, found, plain, strict=True)
@@ -92,20 +112,23 @@ def compare(file: Path, name: str, kind: Kind, requests: Sequence[Request], sequ
         "near_ties": near,
         "drafts": len(drafted),
         "rejected": sum(record.num_accepted < len(record.draft) for record in drafted),
+        "schema": requests[0].grammar is not None,
+        "forced": sum(record.draft.sources.count(FORCED) for record in drafted),
         "by_head": sum(record.draft.sources.count("draft") for record in drafted),
         "accepted": sum(record.num_accepted for record in drafted),
         "drafted": sum(len(record.draft) for record in drafted),
     }
 
 
-def _request(rng: random.Random) -> Request:
+def _request(rng: random.Random, grammar: Grammar | None) -> Request:
     prompt = tuple(rng.randrange(97, 123) for _ in range(PROMPT_TOKENS))
-    return Request(prompt, SamplingParams(temperature=0), max_tokens=ANSWER_TOKENS, ignore_end=True)
+    greedy = SamplingParams(temperature=0)
+    return Request(prompt, greedy, max_tokens=ANSWER_TOKENS, ignore_end=grammar is None, grammar=grammar)
 
 
 def _is_near_tie(weights: Weights, request: Request, one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether the first two tokens that differ are as good as equally likely, in a call of its own."""
-    at = next(i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    at = next(i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
     model = weights.open(CONTEXT)
     text = (*request.prompt, *one[:at])
     row = model.decode([Span(0, text, 0, 1)])[0][0]

@@ -2,7 +2,7 @@
 
 `FAULTS` lists them all but `acceptance=FACTOR`, an acceptance ratio that is wrong by a factor. Another broken
 rule is token-wise rejection sampling with a mistake that real implementations have made; a broken mask or
-call gets past the grammar, or past the calls of equal bits.
+call gets past the grammar, or past the calls of equal bits, or leaves a rejected token in what is stored.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from outrider.certify.runs import Wrapped
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Distribution, Draft, Grammar, Logits, Mask, Request, Span, Verdict
 from outrider.core.errors import SettingError
+from outrider.core.sequences import common_prefix
 from outrider.sampling import LazyDistributions, draw, point_mass
 from outrider.verify import VerificationRule, Verifier, accept_probability, residual, verify_tokens
 
@@ -239,10 +240,11 @@ def break_masks(fault: Fault | None, constrain: Constrain | None) -> Constrain |
     return lambda grammar: cast(Constraint, broken(make(grammar)))
 
 
-# Calls of equal bits
+# Calls, and what is stored after them
 
-CALL_FAULTS = ("unequal-calls",)
-"""unequal-calls: drafts are checked in calls of sizes that do not give equal bits."""
+CALL_FAULTS = ("unequal-calls", "short-rewind")
+"""unequal-calls: drafts are checked in calls of sizes that do not give equal bits; short-rewind: a model that
+goes back leaves one rejected token where it was."""
 
 
 def unequal_sizes(model: BitwiseModel) -> tuple[int, ...]:
@@ -256,6 +258,8 @@ def break_calls(fault: Fault | None, target: Model) -> Model:
 
     Raises SettingError where the fault could not show.
     """
+    if fault == "short-rewind":
+        return cast(Model, _ShortRewind(target))
     if fault not in CALL_FAULTS:
         return target
     if not isinstance(target, BitwiseModel):
@@ -272,7 +276,7 @@ def check_shown(fault: Fault | None, target: Model) -> None:
     """Refuse a verdict on texts in which nothing was checked that this fault breaks; `target` is what
     `break_calls` gave. Raises SettingError."""
     broken: object = target
-    if isinstance(broken, _UnequalCalls) and not broken.num_broken:
+    if isinstance(broken, _UnequalCalls | _ShortRewind) and not broken.num_broken:
         why = "no draft was checked in these texts, so it could not show"
         raise SettingError(f"--inject {fault}", why, "Give a draft (-md), more tokens (-n) or other prompts.")
 
@@ -299,6 +303,40 @@ class _UnequalCalls(Wrapped):
     def _fits(self, span: Span) -> bool:
         taken, size = self._unequal.parts(len(span.tokens))[-1]
         return bool(span.start + len(span.tokens) - taken + size <= self.context_length)
+
+
+class _ShortRewind(Wrapped):
+    """A model that goes back one token too few: the first rejected token stays, whatever is to stand there.
+    `num_broken` counts these."""
+
+    def __init__(self, sound: Model) -> None:
+        super().__init__(sound)
+        self._stored: dict[int, list[int]] = {}
+        self._taken_back: dict[int, list[int]] = {}
+        """of each sequence, tokens that have not been replaced yet"""
+        self.num_broken = 0
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        left = [self._with_rejected(span) for span in spans]
+        rows = cast(list[Logits], self.inner.decode(left))
+        for span in left:
+            self._stored.setdefault(span.sequence, [])[span.start :] = span.tokens
+        return rows
+
+    def _with_rejected(self, span: Span) -> Span:
+        taken_back = self._taken_back.pop(span.sequence, [])
+        same = common_prefix(taken_back, span.tokens)
+        if same < min(len(taken_back), len(span.tokens)):
+            self.num_broken += 1
+            return replace(span, tokens=(*span.tokens[:same], taken_back[same], *span.tokens[same + 1 :]))
+        self._taken_back[span.sequence] = taken_back[same:]
+        return span
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self.inner.truncate(sequence, length)
+        stored = self._stored.get(sequence, [])
+        self._taken_back[sequence] = stored[length:] if length else []
+        del stored[length:]
 
 
 FAULTS: tuple[Fault, ...] = (*RULE_FAULTS, *MASK_FAULTS, *CALL_FAULTS)
