@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sampling", "models"),
     ("verify", "costs", "tiers"),
     ("policy", "drafters", "constraints", "backends"),
-    ("engine", "formats"),
+    ("engine", "formats", "fleet"),
     ("session",),
     ("lab",),
     ("server", "bench", "check", "certify", "distill", "trim", "planning"),

